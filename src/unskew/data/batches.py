@@ -1,0 +1,78 @@
+"""A visit's batches, made before any training: which examples in which order, and what augmentation does to them.
+
+Every engine sees the same plan, since it is drawn from the visit's key alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unskew.data import augment
+from unskew.key import Key
+from unskew.types import Local
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``index`` [steps, batch] holds example ids, −1 past the end of a short batch; draws as in augment, or None."""
+
+    index: Tensor  # int64 [steps, batch]
+    counts: tuple[int, ...]  # examples in each step
+    shift: Tensor | None = None  # uint8 [steps, batch, 2]
+    flip: Tensor | None = None  # bool [steps, batch]
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """Images in memory and how they are normalised: (x/255 − mean) / std."""
+
+    images: Tensor  # uint8 [N, ch, H, W]
+    labels: Tensor  # int64 [N]
+    scale: Tensor  # [1, ch, 1, 1]
+    offset: Tensor  # [1, ch, 1, 1]
+
+    @staticmethod
+    def of(images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> "Pixels":
+        """Fold the constants into one multiplication and one addition."""
+        mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
+        return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype))
+
+    def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The examples' normalised images [B, ch, H, W] and labels [B]."""
+        images = self.images.index_select(0, index)
+        if shift is not None and flip is not None:
+            images = augment.crop_and_flip(images, shift, flip)
+        normal = images.to(self.scale.dtype).mul_(self.scale).add_(self.offset)
+        return normal, self.labels.index_select(0, index)
+
+
+def steps_for(examples: int, local: Local) -> int:
+    """How many steps a visit with so many examples takes."""
+    return local.epochs * -(-examples // local.batch)
+
+
+def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:
+    """Each epoch a new permutation cut into batches, the last one short; ``take`` first draws that many examples.
+
+    A client that holds fewer than ``take`` draws with replacement, any other without.
+    """
+    generator = key.fold("plan").numpy()
+    if take is not None:
+        examples = generator.choice(examples, take, replace=take > len(examples))
+    size, held = local.batch, len(examples)
+    per_epoch = -(-held // size)
+    index = np.full((local.epochs, per_epoch * size), -1, np.int64)
+    for epoch in range(local.epochs):
+        index[epoch, :held] = generator.permutation(examples)
+    last = held - (per_epoch - 1) * size
+    counts = ((size,) * (per_epoch - 1) + (last,)) * local.epochs if held else ()
+    table = torch.from_numpy(index.reshape(-1, size))
+    if not local.augment or not held:
+        return Plan(table, counts)
+    shift, flip = augment.draw(key.fold("augment").numpy(), table.numel())
+    return Plan(
+        table, counts, torch.from_numpy(shift).view(-1, size, 2), torch.from_numpy(flip).view(-1, size)
+    )

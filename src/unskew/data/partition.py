@@ -1,0 +1,288 @@
+"""Labels to clients: the schemes by which training examples are dealt out.
+
+Shapes: N examples, K clients, C classes. A scheme is a frozen record whose fields are the knobs of its text;
+``deal`` gives [N] clients and the number of draws thrown away. All draws come from the key: same seed, same
+partition.
+"""
+
+from bisect import bisect_right
+from dataclasses import MISSING, dataclass, fields, replace
+from math import isfinite
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.data.partition_files import number_users, read_partition
+from unskew.data.population import Ints, Partition
+from unskew.errors import UserError, nearest
+from unskew.key import Key
+from unskew.text import Call, apply, complain, parse
+
+REDRAWS = 1000  # draws of dirichlet before it gives up …
+SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
+BLOCK = 1 << 20  # shares drawn at once: bounds the memory
+
+
+class Scheme(Protocol):
+    """Deals N examples to K clients."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws were thrown away."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Uniformly at random; sizes differ by at most one."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        client = np.empty(len(labels), np.int64)
+        client[key.numpy().permutation(len(labels))] = np.arange(len(labels)) % clients
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Sorted by label, cut into K·per_client shards, per_client to each client (McMahan et al. 2017)."""
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"shards: per_client counts shards, give at least 1, not {self.per_client}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws. Shards differ by at most one example."""
+        shards = clients * self.per_client
+        if shards > len(labels):
+            raise UserError(
+                f"shards: {clients} clients with {self.per_client} shards each need {shards} examples, "
+                f"there are {len(labels)}; give fewer clients or a smaller per_client"
+            )
+        owner = key.fold("shards").numpy().permutation(shards) // self.per_client
+        client = np.empty(len(labels), np.int64)
+        client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is shared out by its own draw: p_c ~ Dir_K(alpha), client k gets the share p_ck of it.
+
+    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋ with u_c uniform in [0, 1): public codes lack u_c, whereby the
+    first client loses and the last one gains half an example a class, much where classes are many and small.
+    The whole is drawn again until every client holds ``min_size`` examples. ``cap`` is the variant of MOON's
+    public code: classes come in order, and a client that already holds N/K examples or more gets no share of
+    the next.
+    """
+
+    alpha: float = 0.1
+    min_size: int = 10
+    cap: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"dirichlet: alpha must be finite and greater than 0, not {self.alpha}")
+        if self.min_size < 0:
+            raise ValueError(f"dirichlet: min_size counts examples, give 0 or more, not {self.min_size}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws left a client too small."""
+        if clients * self.min_size > len(labels):
+            raise UserError(
+                f"dirichlet: {clients} clients with at least {self.min_size} examples each (min_size) "
+                f"need {clients * self.min_size}, there are {len(labels)}; give fewer clients or a smaller "
+                f"min_size, or take dirichlet-client"
+            )
+        frequency = np.bincount(labels)
+        frequency = frequency[frequency > 0]
+        rng = key.fold("shares").numpy()
+        cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap goes class by class
+        draws = max(3, min(REDRAWS, SHARES // cost))
+        best = -1
+        for redraws in range(draws):
+            counts = self._counts(frequency, clients, rng)  # [C, K]
+            smallest = int(counts.sum(axis=0).min())
+            if smallest >= self.min_size:
+                client = np.empty(len(labels), np.int64)
+                owner = np.tile(np.arange(clients), len(frequency))
+                client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
+                return client, redraws
+            best = max(best, smallest)
+        raise UserError(
+            f"dirichlet: none of {draws} draws gave all {clients} clients {self.min_size} examples; in the "
+            f"best the smallest client had {best}. Give fewer clients, a larger alpha, a smaller min_size, "
+            f"or take dirichlet-client, whose clients are of equal size"
+        )
+
+    def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """[C, K] examples of each class for each client: one draw."""
+        counts = np.zeros((len(frequency), clients), np.int32)
+        step = 1 if self.cap else max(1, BLOCK // clients)
+        sizes, full = np.zeros(clients, np.int64), frequency.sum() / clients
+        for at in range(0, len(frequency), step):
+            block = frequency[at : at + step, None]
+            shares = log_gamma(rng, self.alpha, (len(block), clients))
+            if self.cap:
+                shares[:, sizes >= full] = -np.inf  # never all: fewer than N examples are dealt out so far
+            shares = np.exp(shares - shares.max(axis=1, keepdims=True)).cumsum(axis=1)
+            cuts = np.floor(shares / shares[:, -1:] * block + rng.random((len(block), 1)))
+            cuts = np.minimum(cuts, block).astype(np.int32)  # n + u may round up to n + 1
+            counts[at : at + step] = np.diff(cuts, axis=1, prepend=np.int32(0))
+            sizes += counts[at : at + step].sum(axis=0)
+        return counts
+
+
+@dataclass(frozen=True)
+class DirichletClient:
+    """Each client has a label distribution of its own, q_k ~ Dir(alpha·p), and all have the same size (± 1).
+
+    Examples are drawn without replacement; an exhausted class drops out and q_k is renormalised (Hsu, Qi and
+    Brown 2020, eq. 5). p is the distribution of the labels. alpha = 0: one class a client, until it runs out.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"dirichlet-client: alpha must be finite and 0 or greater, not {self.alpha}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        total = len(labels)
+        owner = np.arange(total) * clients // total  # the client of each draw: 0 0 0 1 1 1 …
+        drawn = polya(np.bincount(labels), np.bincount(owner, minlength=clients), self.alpha, key.fold("urn"))
+        client = np.empty(total, np.int64)
+        client[_by_class(labels, key)] = owner[np.argsort(drawn, kind="stable")]
+        return client, 0
+
+
+def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
+    """[N] classes in the order drawn, the first client's first, until nothing remains.
+
+    Drawing q ~ Dir(alpha·p) and then examples from q is Pólya's urn: with q integrated out, the next example
+    is of class y with chance ∝ alpha·p(y) + (those of y this client has). Renormalising q over the classes S
+    that remain leaves a Dirichlet over S, so eq. 5 means leaving the rest out of both terms. That is exact
+    for every alpha, 0 included, has no gamma variate to underflow and no quotient 0/0, and costs the same for
+    ten classes or thousands.
+    """
+    rng = key.numpy()
+    again, fresh = rng.random(int(sizes.sum())).tolist(), rng.random(int(sizes.sum())).tolist()
+    total, left = int(frequency.sum()), frequency.tolist()
+    live = [c for c, count in enumerate(left) if count > 0]
+    bounds = np.cumsum(frequency[live]).tolist()
+    drawn: list[int] = []
+    for size in sizes.tolist():
+        own: list[int] = []  # what this client has drawn of the classes that remain
+        for at in range(len(drawn), len(drawn) + size):
+            place = again[at] * (alpha * (bounds[-1] / total) + len(own))
+            if place < len(own):
+                label = own[int(place)]
+            else:
+                label = live[min(bisect_right(bounds, fresh[at] * bounds[-1]), len(live) - 1)]
+            drawn.append(label)
+            own.append(label)
+            left[label] -= 1
+            if left[label] == 0 and len(live) > 1:
+                live.remove(label)
+                bounds = np.cumsum(frequency[live]).tolist()
+                own = [c for c in own if c != label]
+    return np.array(drawn, np.int64)
+
+
+def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) variates.
+
+    Below alpha = 0.01 most variates are smaller than the smallest float, and a Dirichlet draw of zeros alone
+    is 0/0. Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha), of which the logarithm never underflows.
+    """
+    alpha = min(max(alpha, 1e-300), 1e300)  # beyond, something overflows, and no draw looks different
+    return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
+
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-client": DirichletClient,
+    "shards": Shards,
+}
+
+
+def partition(
+    text: str,
+    labels: Ints,
+    *,
+    clients: int | None,
+    key: Key,
+    users: npt.NDArray[np.str_] | None = None,
+    classes: int,
+) -> Partition:
+    """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``.
+
+    ``users`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
+    file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
+    """
+    if len(labels) == 0:
+        raise UserError("there are no training examples to deal out")
+    if clients is not None and clients < 1:
+        raise UserError(f"{clients} clients: give at least 1")
+    if text.strip().startswith("file:"):
+        found = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
+        return _agree(replace(found, scheme=text.strip()), clients)
+    call = _single(text)
+    if call.name == "users":
+        apply(call, lambda: None, "partition")
+        if users is None:
+            raise UserError("partition users: this data set names no users; take dirichlet, iid or file:FILE")
+        if len(users) != len(labels):
+            raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
+        client, names = number_users(users)
+        return _agree(Partition(client, len(names), "users", key.seed, names), clients)
+    if call.name not in SCHEMES:
+        if call.name == "geo":
+            raise UserError("partition geo comes with a later version; take users, dirichlet-client or file:FILE")
+        hint = nearest(call.name, [*SCHEMES, "users", "file:FILE"])
+        raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
+    scheme = apply(call, SCHEMES[call.name], "partition")
+    if clients is None:
+        raise UserError(f"partition {call.name}: say how many clients there are (--clients 10)")
+    if clients > len(labels):
+        raise UserError(f"{clients} clients share {len(labels)} training examples: give at most {len(labels)}")
+    client, redraws = scheme.deal(labels, clients, key.fold("partition", call.name))
+    client = client.astype(np.int32)
+    client.flags.writeable = False
+    return Partition(client, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
+
+
+def _single(text: str) -> Call:
+    """The one call of the text."""
+    calls = parse(text, "partition")
+    if len(calls) > 1:
+        raise complain(text, calls[1].start, "partition takes one scheme; schemes cannot be added")
+    return calls[0]
+
+
+def _canonical(name: str, scheme: Scheme) -> str:
+    """The scheme's text: its first knob always, the others where they are not the default."""
+    knobs = {
+        field.name: getattr(scheme, field.name)
+        for at, field in enumerate(fields(scheme))  # type: ignore[arg-type]
+        if at == 0 or field.default is MISSING or getattr(scheme, field.name) != field.default
+    }
+    return str(Call(name, (), knobs, 0, ""))
+
+
+def _agree(found: Partition, clients: int | None) -> Partition:
+    """The partition, if it has as many clients as were asked for."""
+    if clients is not None and clients != found.clients:
+        given = f"{clients} were asked for; leave --clients out"
+        raise UserError(f"partition {found.scheme} has {found.clients} clients, {given}")
+    return found
+
+
+def _by_class(labels: Ints, key: Key) -> Ints:
+    """[N] example ids, class after class, shuffled within each."""
+    order = key.fold("shuffle").numpy().permutation(len(labels))
+    return order[np.argsort(labels[order], kind="stable")]

@@ -1,0 +1,271 @@
+"""The named image sets: where their files are looked for and how they become arrays; never over a network.
+
+A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
+"""
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from unskew.data import binary, folders, pickles
+from unskew.data.binary import Images, Labels
+from unskew.data.catalogue import SOURCES as SOURCES
+from unskew.data.catalogue import Layout, Source
+from unskew.errors import UserError, nearest
+from unskew.types import ImageSet, Split
+
+AS_PUBLISHED = "as published"
+OTHER = "reads whole, but is not the published file"
+NO_CHECKSUM = "no published checksum"
+DAMAGED = "does not read whole"
+LATER = ("cinic10", "inaturalist", "landmarks")
+OWN = {
+    "folder:": ("folder:DIR", "your own pictures, one folder a class", folders.load_folder),
+    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", folders.load_arrays),
+}
+_OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A set's files, all there."""
+
+    layout: Layout
+    folder: Path
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A row of ``unskew data list``; ``found`` is None where nothing was found in ``looked``."""
+
+    name: str
+    what: str
+    origin: str
+    classes: int | None
+    shape: tuple[int, int, int] | None
+    sizes: tuple[int, int] | None
+    mean: tuple[float, ...] | None  # None: measured from the training images
+    std: tuple[float, ...] | None
+    found: str | None
+    looked: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A row of ``unskew data check``: what a file is and what is in it, or what is wrong with it."""
+
+    path: str
+    size: int  # bytes
+    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED
+    detail: str
+
+    @property
+    def whole(self) -> bool:
+        """Whether it reads from its beginning to its end."""
+        return self.status != DAMAGED
+
+
+def load(name: str, data_dir: Path | None) -> ImageSet:
+    """The image set of that name; ``data_dir`` is where published sets lie, None where the user named none."""
+    for prefix, (_, _, read) in OWN.items():
+        if name.startswith(prefix):
+            return read(name.removeprefix(prefix))
+    source = find(name)
+    if source.name == "digits":
+        return _digits(source)
+    found = locate(source, data_dir)
+    train, strange = _read(source, found.layout, found.train)
+    test, also_strange = _read(source, found.layout, found.test)
+    notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, found)]
+    if (len(train), len(test)) != source.sizes:
+        published = f"the published set has {source.sizes[0]:,} and {source.sizes[1]:,}"
+        notes.append(f"{found.folder} holds {len(train):,} training and {len(test):,} test images; {published}")
+    return ImageSet(name, source.classes, train, test, source.mean, source.std, source.augment, notes=tuple(notes))
+
+
+def find(name: str) -> Source:
+    """The published facts of a named set."""
+    if name in LATER or name.startswith("table:"):
+        raise UserError(
+            f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
+        )
+    if name not in SOURCES:
+        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values())]
+        raise UserError(f"there is no data set {name!r}; {nearest(name.lower(), known)}")
+    return SOURCES[name]
+
+
+def survey(data_dir: Path | None) -> list[Listing]:
+    """All sets that can be named, and where each was found."""
+    rows = []
+    for s in SOURCES.values():
+        found = _try_locate(s, data_dir) if s.layouts else "inside scikit-learn"
+        looked = tuple(dict.fromkeys(folder for _, folder in _places(s, data_dir))) if data_dir else ()
+        size = (len(s.classes), s.shape, s.sizes)
+        rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, found, looked))
+    own = [
+        Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
+    ]
+    return [*rows, *own]
+
+
+def check(name: str, data_dir: Path | None) -> list[Finding]:
+    """Read every file of a set and compare it with what was published."""
+    if not name.startswith(tuple(OWN)) and (source := find(name)).layouts:
+        found = locate(source, data_dir)
+        findings = [_examine(source, found.layout, path) for path in (*found.train, *found.test)]
+        if not all(finding.whole for finding in findings):
+            return findings
+        where = found.folder
+    else:
+        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0])
+    try:
+        loaded = load(name, data_dir)
+    except UserError as error:
+        return [*findings, Finding(str(where), 0, DAMAGED, str(error))]
+    detail = f"{len(loaded.train):,} training and {len(loaded.test):,} test images"
+    size = where.stat().st_size if where.is_file() else loaded.train.images.nbytes + loaded.test.images.nbytes
+    return findings or [Finding(name if name == "digits" else str(where), size, NO_CHECKSUM, detail)]
+
+
+def locate(source: Source, data_dir: Path | None) -> Found:
+    """The first place where all files of one layout lie."""
+    fetch = f"unskew data fetch {source.name} --data-dir DIR"
+    if data_dir is None:
+        raise UserError(
+            f"{source.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
+            f"holds {source.layouts[0].folders[0]}/, or download it: {fetch}"
+        )
+    if not data_dir.is_dir():
+        raise UserError(f"{source.name}: the data folder {data_dir} is not there; give another, or {fetch}")
+    partly = ""
+    for layout, folder in _places(source, data_dir):
+        files = {name: _present(folder, name, layout) for name in (*layout.train, *layout.test)}
+        train, test = ([path for n in part if (path := files[n])] for part in (layout.train, layout.test))
+        missing = [name for name, path in files.items() if path is None]
+        if not missing:
+            return Found(layout, folder, tuple(train), tuple(test))
+        if len(missing) < len(files):
+            partly = partly or f"{folder} lacks {', '.join(missing)}"
+    if partly:
+        raise UserError(f"{source.name}: {partly}; put the whole set there, or {fetch}")
+    looked = ", ".join(dict.fromkeys(str(folder) for _, folder in _places(source, data_dir)))
+    raise UserError(
+        f"{source.name} was not found; looked in {looked}; pass the folder that holds it as --data-dir, or {fetch}"
+    )
+
+
+def _try_locate(source: Source, data_dir: Path | None) -> str | None:
+    try:
+        return str(locate(source, data_dir).folder)
+    except UserError:
+        return None
+
+
+def _places(source: Source, data_dir: Path) -> list[tuple[Layout, Path]]:
+    """Where to look: each layout's own folders, then the data folder itself unless its name is another set's."""
+    below = [(layout, data_dir / folder) for layout in source.layouts for folder in layout.folders]
+    itself = [] if any(_named(t, data_dir) for t in _twins(source)) else [(x, data_dir) for x in source.layouts]
+    return below + itself
+
+
+def _twins(source: Source) -> list[Source]:
+    """Other sets with files of the same names: MNIST and Fashion-MNIST."""
+    files = {layout.train for layout in source.layouts}
+    return [s for s in SOURCES.values() if s is not source and files & {x.train for x in s.layouts}]
+
+
+def _named(source: Source, folder: Path) -> bool:
+    return any(folder.match(name) for layout in source.layouts for name in layout.folders)
+
+
+def _present(folder: Path, name: str, layout: Layout) -> Path | None:
+    """The file under its name or, for idx, gzipped or with the dot that some copies have."""
+    dotted = name.replace("-idx", ".idx")
+    names = (name, f"{name}.gz", dotted, f"{dotted}.gz") if layout.kind == "idx" else (name,)
+    return next((folder / n for n in names if (folder / n).is_file()), None)
+
+
+def _checksum(source: Source, path: Path, raw: bytes) -> str:
+    if path.name not in source.md5:
+        return NO_CHECKSUM
+    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
+    if _OWNER.get(md5, source.name) != source.name:
+        raise UserError(
+            f"{path} is the published file of {_OWNER[md5]}, not of {source.name}; give --data {_OWNER[md5]}"
+        )
+    return AS_PUBLISHED if md5 == source.md5[path.name] else OTHER
+
+
+def _odd_files(strange: list[Path]) -> list[str]:
+    more = f", nor are {len(strange) - 1} beside it" if len(strange) > 1 else ""
+    return [f"{strange[0]} is not the published file{more} (by checksum); read as it is"] if strange else []
+
+
+def _odd_place(source: Source, found: Found) -> list[str]:
+    twins = [t.name for t in _twins(source)]
+    if not twins or _named(source, found.folder):
+        return []
+    return [f"{found.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
+
+
+def _read(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
+    """One part of a set, and those of its files that are not the published ones."""
+    with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
+        raws = list(pool.map(binary.read_file, paths))
+        status = list(pool.map(partial(_checksum, source), paths, raws))
+    strange = [path for path, found in zip(paths, status, strict=True) if found == OTHER]
+    images: Images
+    if layout.kind == "idx":
+        pixels, numbers = (_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
+        images, labels = binary.join(
+            pixels, numbers, (paths[0], paths[1]),
+            classes=len(source.classes), first=source.first, transposed=source.transposed,
+        )  # fmt: skip
+        images = np.array(images, order="C")
+    else:
+        parts = [_batch(source, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
+        images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
+    if images.shape[1:] != source.shape:
+        given, wanted = list(images.shape[1:]), list(source.shape)
+        raise UserError(f"{paths[0]} holds images of {given}, {source.name} has {wanted}; give it as arrays:FILE.npz")
+    return Split(images, labels), strange
+
+
+def _idx(path: Path, raw: bytes) -> Images:
+    return binary.idx(raw, path, dimensions=3 if "images" in path.name else 1)
+
+
+def _batch(source: Source, layout: Layout, path: Path, raw: bytes) -> tuple[Images, Labels]:
+    classes = len(source.classes)
+    if layout.kind == "binary":
+        return binary.cifar(raw, path, label_bytes=source.label_bytes, classes=classes)
+    key = "labels" if source.label_bytes == 1 else "fine_labels"
+    return binary.cifar_python(pickles.read(raw, path), path, key=key, classes=classes)
+
+
+def _examine(source: Source, layout: Layout, path: Path) -> Finding:
+    size = path.stat().st_size
+    try:
+        raw = binary.read_file(path)
+        status = _checksum(source, path, raw)
+        held = _idx(path, raw) if layout.kind == "idx" else _batch(source, layout, path, raw)[0]
+    except UserError as error:
+        return Finding(str(path), size, DAMAGED, str(error))
+    return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")
+
+
+def _digits(source: Source) -> ImageSet:
+    from sklearn.datasets import load_digits  # slow to import, and only needed here
+
+    held = load_digits()
+    images = np.rint(held.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
+    labels, out = held.target.astype(np.int64), folders.fifth(len(images))
+    train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
+    return ImageSet("digits", source.classes, train, test, source.mean, source.std, notes=source.notes)

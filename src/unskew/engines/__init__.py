@@ -1,0 +1,71 @@
+"""Which engine does the work: by name, or the one that will be done first."""
+
+import os
+import time
+
+import torch
+
+from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.loop import Loop, one_thread
+from unskew.engines.pool import Pool
+from unskew.engines.shared import SharedFile
+from unskew.errors import UserError, nearest
+from unskew.round.client import Bench, sgd
+from unskew.types import Tensors
+
+ENGINES = ("auto", "loop", "pool")
+LATER = ("stacked", "torchrun", "flower")
+
+START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def check_name(name: str) -> None:
+    """Refuse an engine that is not there."""
+    if name in LATER:
+        raise UserError(f"engine {name!r} belongs to a later version; there are: {', '.join(ENGINES)}")
+    if name not in ENGINES:
+        raise UserError(f"no engine is called {name!r}; {nearest(name, ENGINES)}")
+
+
+def choose(name: str, workers: int, work: float, visits: int) -> str:
+    """``auto`` resolved: the pool where its start costs less than it saves of ``work`` seconds on one core."""
+    check_name(name)
+    if name != "auto":
+        return name
+    useful = min(workers, visits)
+    return "pool" if useful > 1 and work * (1 - 1 / useful) > START_SECONDS else "loop"
+
+
+def open_engine(name: str, blueprint: Blueprint, data: Tensors, workers: int) -> Loop | Pool:
+    """The engine, ready to work; ``data`` is copied into shared memory for the pool."""
+    if name == "loop":
+        return Loop(build(blueprint, data))
+    shared = SharedFile()
+    return Pool(blueprint, shared, shared.write(data), workers)
+
+
+def seconds_per_step(bench: Bench, batch: int) -> float:
+    """What one step of training takes on one thread: measured, on images of the set, weights left as they were."""
+    network = bench.network
+    index = torch.arange(min(batch, len(bench.train.labels)))
+    values = [value.detach().clone().requires_grad_() for value in network.parameters()]
+    names = [name for name, _ in network.named_parameters()]
+    with torch.no_grad():
+        for value in values:
+            value.fill_(0.01)
+    update = sgd(values, bench.algorithm.local)
+    times = []
+    with one_thread():
+        for _ in range(4):
+            began = time.perf_counter()
+            images, labels = bench.train.batch(index)
+            weights = dict(zip(names, values, strict=True))
+            logits = torch.func.functional_call(network, weights, (images,))
+            update(torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), values))
+            times.append(time.perf_counter() - began)
+    return min(times[1:])

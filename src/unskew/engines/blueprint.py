@@ -1,0 +1,64 @@
+"""What a worker must be told to do any client's work: text and numbers only, and tensors that lie in shared memory."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from unskew import methods, models
+from unskew.data.batches import Pixels
+from unskew.data.population import Population
+from unskew.round.client import Bench
+from unskew.types import ImageSet, Local, Tensors
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """The algorithm by its text, the network by its name, the local settings; JSON can carry it."""
+
+    method: str
+    model: str
+    shape: tuple[int, int, int]
+    classes: int
+    local: Local
+    dtype: str = "float32"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers and strings."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> "Blueprint":
+        """What ``to_json`` gave, as it was."""
+        return Blueprint(**{**fields, "shape": tuple(fields["shape"]), "local": Local(**fields["local"])})
+
+
+def dataset(images: ImageSet, population: Population) -> Tensors:
+    """All that the clients hold, as tensors by name: what goes into shared memory."""
+    return {
+        "train/images": torch.from_numpy(np.ascontiguousarray(images.train.images)),
+        "train/labels": torch.from_numpy(images.train.labels),
+        "test/images": torch.from_numpy(np.ascontiguousarray(images.test.images)),
+        "test/labels": torch.from_numpy(images.test.labels),
+        "population/order": torch.tensor(population.order),
+        "population/offsets": torch.tensor(population.offsets),
+        "mean": torch.tensor(images.mean, dtype=torch.float64),
+        "std": torch.tensor(images.std, dtype=torch.float64),
+    }
+
+
+def build(blueprint: Blueprint, data: Tensors) -> Bench:
+    """The same bench in every process that has the same blueprint and data."""
+    dtype = getattr(torch, blueprint.dtype)
+    parts = {
+        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype)
+        for part in ("train", "test")
+    }
+    return Bench(
+        algorithm=methods.parse(blueprint.method, blueprint.local),
+        network=models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype),
+        train=parts["train"],
+        test=parts["test"],
+        population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
+    )

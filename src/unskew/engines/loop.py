@@ -1,0 +1,48 @@
+"""One client after another in this process: the definition of what an engine does."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from unskew import tensors
+from unskew.key import Key
+from unskew.round.client import Bench, attempt, jobs
+from unskew.types import Failure, Outcome, Sums, Tensors, Visit
+
+
+class Loop:
+    """Client work on one thread, so that its result does not depend on the machine's number of cores."""
+
+    name = "loop"
+
+    def __init__(self, bench: Bench) -> None:
+        self.population = bench.population
+        self._jobs = jobs(bench)
+
+    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
+        """Do the job for each visit and add up what comes out."""
+        total: Sums | None = None
+        failures = []
+        with one_thread():
+            for visit in visits:
+                result = attempt(self._jobs[job], shared, visit, key)
+                if isinstance(result, Failure):
+                    failures.append(result)
+                else:
+                    total = tensors.add(total, result)
+        return Outcome(total or {}, tuple(failures))
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread inside, as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,58 @@
+"""A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they lie.
+
+Started as ``python -m unskew.engines.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS`` with inherited descriptors.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+
+import torch
+
+from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.shared import Layout, Line, SharedFile
+from unskew.key import Key
+from unskew.round.client import attempt, jobs
+from unskew.types import Failure, Visit
+
+
+def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
+    """Serve until the line closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
+    torch.set_num_threads(1)
+    parent = Line(socket.socket(fileno=line))
+    if (hello := parent.receive()) is None:
+        return
+    sys.path[:] = hello["path"]
+    table = jobs(build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"])))
+    inbox, slots = SharedFile(weights), [SharedFile(each) for each in results]
+    told: list[Layout | None] = [None for _ in slots]
+    parent.send({"ready": True})
+    while (message := parent.receive()) is not None:
+        if "begin" in message:
+            job, key = table[message["begin"]], Key(message["seed"], tuple(message["key"]))
+            shared = inbox.read(message["weights"])
+            continue
+        slot = message["slot"]
+        result = attempt(job, shared, Visit(**message["visit"]), key)
+        answer = {"place": message["place"], "slot": slot}
+        if isinstance(result, Failure):
+            parent.send(answer | {"failure": result.reason})
+            continue
+        layout = slots[slot].write(result)
+        # a layout is long and nearly always the last one again
+        parent.send(answer if layout == told[slot] else answer | {"layout": layout})
+        told[slot] = layout
+
+
+def _end_with_parent(life: int) -> None:
+    """The parent holds the other end of this pipe: it closes when the parent dies, however it dies."""
+    os.read(life, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

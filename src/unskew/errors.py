@@ -1,0 +1,34 @@
+"""What goes wrong by a user's hand, said in one line, and what goes wrong inside a client."""
+
+import importlib
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Any
+
+
+class UserError(Exception):
+    """A mistake that its user can mend: the message says what was given, what was wanted, what to do."""
+
+
+class ClientFailure(Exception):
+    """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A closing remark for an unknown name: the nearest known one, or all of them."""
+    known = list(names)
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+
+
+def imported(name: str, what: str) -> Callable[..., Any]:
+    """``package.module:function``, for methods and networks that live outside this package."""
+    module, _, function = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{what} {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise UserError(f"{what} {name!r} is not a function")
+    result: Callable[..., Any] = found
+    return result

@@ -1,0 +1,67 @@
+"""The table of methods, and the way from a text such as ``"fedavgm(0.9) + fedprox(0.01)"`` to an Algorithm."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from unskew import text
+from unskew.algorithm import Algorithm, Method, Named, compose
+from unskew.errors import imported, nearest
+from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
+from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.methods.fedprox import fedprox
+from unskew.types import Local
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fedavgm": fedavgm,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+    "fedadagrad": fedadagrad,
+}
+
+
+@dataclass(frozen=True)
+class Description:
+    """A method as ``unskew methods`` shows it."""
+
+    name: str
+    changes: str
+    knobs: str
+    reference: str
+
+
+def parse(source: str, local: Local | None = None) -> Algorithm:
+    """The algorithm that a method's text stands for, on top of FedAvg with these local settings.
+
+    Methods of other packages are written ``package.module:function(…)``.
+    """
+    methods = []
+    seen = set()
+    for call in text.parse(source, "method"):
+        if call.name in seen:
+            raise text.complain(source, call.start, f"method {call.name} stands here twice; once is enough")
+        seen.add(call.name)
+        build = imported(call.name, "method") if ":" in call.name else METHODS.get(call.name)
+        if build is None:
+            hint = nearest(call.name, METHODS)
+            raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
+        methods.append(Named(str(call), text.apply(call, build, "method")))
+    return compose(methods, Algorithm(local=local or Local()))
+
+
+def canonical(source: str) -> str:
+    """The text in its plainest spelling."""
+    return " + ".join(map(str, text.parse(source, "method")))
+
+
+def describe() -> list[Description]:
+    """Every method: what it changes, its knobs with defaults, its reference."""
+    rows = []
+    for name, build in METHODS.items():
+        doc = inspect.getdoc(build) or ""
+        knobs = [f"{p.name}={text.spell(p.default)}" for p in inspect.signature(build).parameters.values()]
+        reference = " ".join(doc.partition("Reference:")[2].split())
+        rows.append(Description(name, doc.splitlines()[0], ", ".join(knobs), reference))
+    return rows

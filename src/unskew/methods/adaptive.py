@@ -1,0 +1,55 @@
+"""FedAdam, FedYogi, FedAdagrad: the server's step is scaled coordinate by coordinate.
+
+All three: m ← β₁·m + (1 − β₁)·ḡ; θ ← θ − γ·m/(√v + τ), v from τ², and they differ in how v follows ḡ². The rates are
+the paper's best for CIFAR-10 rounded to a power of ten; they were tuned there for each task, so tune them for yours.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch import Tensor
+
+from unskew.algorithm import Method
+from unskew.round.server import adaptive
+
+
+def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 0.001) -> Method:
+    """Gives the server Adam's step.
+
+    v ← β₂·v + (1 − β₂)·ḡ².
+
+    Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+    """
+    return _method("fedadam", lambda v, g2: beta2 * v + (1 - beta2) * g2, lr, beta1, beta2, tau)
+
+
+def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 0.001) -> Method:
+    """Gives the server Yogi's step.
+
+    v ← v − (1 − β₂)·ḡ²·sign(v − ḡ²).
+
+    Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+    """
+    return _method("fedyogi", lambda v, g2: v - (1 - beta2) * g2 * (v - g2).sign(), lr, beta1, beta2, tau)
+
+
+def fedadagrad(lr: float = 0.1, beta1: float = 0.0, tau: float = 0.001) -> Method:
+    """Gives the server Adagrad's step.
+
+    v ← v + ḡ².
+
+    Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
+    """
+    return _method("fedadagrad", lambda v, g2: v + g2, lr, beta1, 0.0, tau)
+
+
+def _method(
+    name: str, second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, beta2: float, tau: float
+) -> Method:
+    for knob, value in {"beta1": beta1, "beta2": beta2}.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"{name}({knob}={value}): {knob} is a momentum, give 0 or more and less than 1")
+    for knob, value in {"lr": lr, "tau": tau}.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}({knob}={value}): give a number above 0")
+    return lambda algorithm: replace(algorithm, server=adaptive(second, lr, beta1, tau))

@@ -1,0 +1,38 @@
+"""FedAvg and FedAvgM: the server takes the clients' mean, or moves with momentum."""
+
+from dataclasses import replace
+
+from unskew.algorithm import Method
+from unskew.round.server import momentum, sgd
+
+
+def fedavg(lr: float = 1.0) -> Method:
+    """Changes nothing: the base of all others; ``lr`` is the server's rate γ.
+
+    θ ← θ − γ·ḡ with ḡ = Σ n_k/n·(θ − θ_k).
+
+    Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    AISTATS 2017.
+    """
+    _rate("fedavg", lr)
+    return lambda algorithm: algorithm if lr == 1 else replace(algorithm, server=sgd(lr))
+
+
+def fedavgm(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> Method:
+    """Gives the server momentum.
+
+    v ← β·v + ḡ; θ ← θ − γ·v. Undamped, without Nesterov; buffers are averaged without momentum.
+    ``damped`` weighs ḡ by 1 − β, a form that public code has and that is much slower.
+
+    Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
+    section 5.1.
+    """
+    _rate("fedavgm", lr)
+    if not 0 <= beta < 1:
+        raise ValueError(f"fedavgm(beta={beta}): beta is a momentum, give 0 or more and less than 1")
+    return lambda algorithm: replace(algorithm, server=momentum(beta, lr, damped=damped))
+
+
+def _rate(name: str, lr: float) -> None:
+    if not 0 < lr < float("inf"):
+        raise ValueError(f"{name}(lr={lr}): lr is the server's rate, give a number above 0")

@@ -1,0 +1,65 @@
+"""Several runs side by side, as a table for people or for programs."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from unskew.results import Result, to_json
+
+FORMATS = ("table", "markdown", "csv", "json")
+
+_PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
+
+
+def rows(results: Sequence[Result]) -> list[dict[str, str]]:
+    """One row a run: what it was, what came out; a column for each calibration that any run has."""
+    names = list(dict.fromkeys(name for result in results for name in result.calibrations))
+    table = []
+    for result in results:
+        row = {"run": str(result.path)} | {key: str(getattr(result, key)) for key in _PLAIN}
+        row["emd"] = f"{result.emd:.2f}"
+        row["accuracy"] = f"{100 * result.accuracy:.2f}"
+        for name in names:
+            found = result.calibrations.get(name)
+            row[f"after {name}"] = f"{100 * found.accuracy:.2f}" if found else ""
+        row["loss"] = f"{result.loss:.4f}"
+        row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
+        row["MB down"] = f"{result.bytes_down / 1e6:.1f}"
+        row["seconds"] = f"{result.seconds:.1f}"
+        table.append(row)
+    return table
+
+
+def as_table(results: Sequence[Result]) -> Table:
+    """For the terminal; what is the same in every run stands once, in the caption."""
+    found = rows(results)
+    same = [key for key in found[0] if len(found) > 1 and key in _PLAIN and len({row[key] for row in found}) == 1]
+    table = Table(caption="; ".join(f"{key} {found[0][key]}" for key in same) or None)
+    shown = [key for key in found[0] if key not in same]
+    for key in shown:
+        right = key not in ("run", "method", "data", "partition")
+        table.add_column(key, justify="right" if right else "left", overflow="fold")
+    for row in found:
+        table.add_row(*(row[key] for key in shown))
+    return table
+
+
+def as_text(results: Sequence[Result], form: str) -> str:
+    """The same as Markdown, CSV or JSON; JSON holds the whole results."""
+    if form == "json":
+        values: list[dict[str, Any]] = [{"run": str(result.path)} | to_json(result) for result in results]
+        return json.dumps(values, indent=2)
+    found = rows(results)
+    keys = list(found[0])
+    if form == "csv":
+        out = io.StringIO()
+        writer = csv.DictWriter(out, keys, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+        return out.getvalue().rstrip("\n")
+    lines = [keys, ["---"] * len(keys), *([row[key].replace("|", "\\|") for key in keys] for row in found)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

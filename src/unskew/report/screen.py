@@ -1,0 +1,144 @@
+"""What a run shows in the terminal: what it will be, how it goes, what came out. Plain lines where output is piped."""
+
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from unskew.experiment import Overview
+from unskew.results import Result
+from unskew.round.driver import Metrics
+
+
+class Screen:
+    """An observer of a run that shows it on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress: Progress | None = None
+        self._rounds = 0
+        self._began = 0.0
+        self._first = 0
+
+    def __call__(self, event: Overview | Metrics) -> None:
+        """Show the event."""
+        if isinstance(event, Overview):
+            self._overview(event)
+        else:
+            self._round(event)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _overview(self, seen: Overview) -> None:
+        config, images, sizes = seen.config, seen.images, seen.population.sizes
+        rows = Table.grid(padding=(0, 2))
+        channels, height, width = images.shape
+        kind = "grey" if channels == 1 else "colour"
+        rows.add_row(
+            "data",
+            f"{images.name}: {len(images.train):,} train, {len(images.test):,} test, {len(images.classes)} classes, "
+            f"{width}x{height} {kind}",
+        )
+        rows.add_row("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}")
+        for note in (*images.notes, *seen.partition.notes):
+            rows.add_row("", f"note: {note}")
+        rows.add_row(
+            "partition",
+            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples "
+            f"(median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+        )
+        rows.add_row("model", f"{config.model}: {seen.parameters:,} parameters")
+        rows.add_row(
+            "method",
+            f"{config.method}; {config.per_round:,} clients a round, {config.epochs} epochs of batch {config.batch}, "
+            f"lr {config.lr:g}, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
+        )
+        where = f"{seen.workers} workers" if seen.workers else "this process"
+        rows.add_row("engine", f"{seen.engine} ({where}), seed {config.seed}")
+        rows.add_row(
+            "needs",
+            f"about {size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}), {size(seen.disk_bytes)} on disk",
+        )
+        rows.add_row("run", str(seen.path))
+        self._console.print(rows)
+        self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
+        if seen.first_round > 1:
+            self._console.print(f"resuming after round {seen.first_round - 1}")
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._progress.add_task("rounds", total=config.rounds, completed=seen.first_round - 1, figures="")
+            self._progress.start()
+
+    def _round(self, row: Metrics) -> None:
+        for failure in row.failures:
+            self._console.print(f"round {row.round}: went on without client {failure.client}: {failure.reason}")
+        figures = f"loss {row.train_loss:.3f}"
+        if row.accuracy is not None:
+            figures += f"  accuracy {row.accuracy:.2%}"
+        figures += f"  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+        if self._progress is not None:
+            task = self._progress.task_ids[0]
+            self._progress.update(task, completed=row.round, figures=figures)
+        else:
+            done = row.round - self._first + 1
+            left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
+            self._console.print(f"round {row.round}/{self._rounds}  {figures}  {duration(left)} left")
+
+
+def summary(result: Result) -> Table:
+    """The last table: what came out and where it lies."""
+    table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_row("accuracy", f"[bold]{result.accuracy:.2%}[/bold] on the test set, loss {result.loss:.4f}")
+    for name, found in result.calibrations.items():
+        table.add_row(f"after {name}", f"[bold]{found.accuracy:.2%}[/bold], loss {found.loss:.4f}")
+    table.add_row(
+        "trained", f"{result.rounds} rounds, {result.examples:,} examples, {result.examples_per_second:,.0f} a second"
+    )
+    table.add_row("time", duration(result.seconds))
+    table.add_row("sent", f"{size(result.bytes_up)} up, {size(result.bytes_down)} down")
+    if result.failures:
+        table.add_row("failed", f"{result.failures} visits; metrics.jsonl says which")
+    table.add_row("weights", f"sha256 {result.weights_sha256}")
+    table.add_row("run", str(result.path))
+    return table
+
+
+def size(count: float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)
+
+
+def _augmented(on: bool | None) -> str:
+    return "crops and flips on" if on else "no augmentation"

@@ -1,0 +1,60 @@
+"""5. How the server moves: θ ← θ − step(ḡ), ḡ the pseudo-gradient old − new.
+
+All of it is done in float64 and rounded once, to the parameters' own type.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unskew import tensors
+from unskew.types import ServerOptimizer, Tensors
+
+
+def sgd(lr: float = 1.0) -> ServerOptimizer:
+    """θ ← θ − γ·ḡ. With γ = 1 this is the clients' weighted mean."""
+
+    def update(params: Tensors, gradient: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        return moved(params, gradient, lr), memory
+
+    return ServerOptimizer(init=lambda params: {}, update=update)
+
+
+def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOptimizer:
+    """v ← β·v + ḡ; θ ← θ − γ·v. ``damped`` weighs ḡ by 1 − β, as some public code does."""
+    share = 1 - beta if damped else 1.0
+
+    def update(params: Tensors, gradient: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        velocity = {name: beta * memory[f"velocity/{name}"] + share * g for name, g in gradient.items()}
+        return moved(params, velocity, lr), tensors.prefixed(velocity, "velocity/")
+
+    return ServerOptimizer(init=lambda params: _filled(params, "velocity/", 0.0), update=update)
+
+
+def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> ServerOptimizer:
+    """m ← β₁·m + (1 − β₁)·ḡ; v ← second(v, ḡ²); θ ← θ − γ·m / (√v + τ), from v = τ²; no bias correction."""
+
+    def update(params: Tensors, gradient: Tensors, memory: Tensors) -> tuple[Tensors, Tensors]:
+        first = {name: beta1 * memory[f"first/{name}"] + (1 - beta1) * g for name, g in gradient.items()}
+        squares = {name: second(memory[f"second/{name}"], g * g) for name, g in gradient.items()}
+        step = {name: first[name] / (squares[name].sqrt() + tau) for name in gradient}
+        return moved(params, step, lr), tensors.prefixed(first, "first/") | tensors.prefixed(squares, "second/")
+
+    def init(params: Tensors) -> Tensors:
+        return _filled(params, "first/", 0.0) | _filled(params, "second/", tau * tau)
+
+    return ServerOptimizer(init=init, update=update)
+
+
+def moved(params: Tensors, step: Tensors, lr: float) -> Tensors:
+    """θ − γ·step, back in θ's own type; whole-number tensors (BatchNorm's batch count) are rounded."""
+    return {name: _cast(value.double() - lr * step[name], value.dtype) for name, value in params.items()}
+
+
+def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+    return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
+
+
+def _filled(params: Tensors, prefix: str, value: float) -> Tensors:
+    return {prefix + name: torch.full_like(p, value, dtype=torch.float64) for name, p in params.items()}

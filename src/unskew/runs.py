@@ -1,0 +1,173 @@
+"""The run folder: configuration, partition, metrics, checkpoint, result. The only writer of files.
+
+Whatever is replaced is written beside, synced and renamed, so that a crash at any moment leaves a whole file.
+"""
+
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from unskew.errors import UserError
+from unskew.round.driver import Metrics
+from unskew.types import ServerState, Tensors
+
+CHECKPOINT = Path("checkpoint") / "state.safetensors"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint knows beside the state: how much of metrics.jsonl belongs to it, what it stands on."""
+
+    metrics_bytes: int
+    seconds: float
+    data_sha256: str
+    partition_hash: str
+
+
+def create(path: Path) -> None:
+    """A new, empty run folder; one that holds something is refused."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UserError(f"{path} exists and is not empty; choose another --out, or go on with: unskew resume {path}")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the run folder {path} cannot be made: {error.strerror}") from error
+
+
+def unused(parent: Path, name: str) -> Path:
+    """``parent/name``, or the first of ``name-2``, ``name-3``, … that does not exist."""
+    number, path = 1, parent / name
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}"
+    return path
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the run folder for this process alone; the lock goes with the process, however it ends."""
+    with open(path / ".lock", "w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{path} is in use by another process; wait for it or stop it") from None
+        yield
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file at once: it is the old one or the new one, never half of either."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    with open(beside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """An .npz file, whole; numpy adds no time stamps, so that the same arrays give the same bytes."""
+    content = io.BytesIO()
+    odd = [name for name, value in arrays.items() if value.dtype.hasobject]
+    if odd:
+        raise TypeError(f"object arrays would have to be pickled: {', '.join(odd)}")
+    np.savez_compressed(content, **dict[str, Any](arrays))
+    write_whole(path, content.getvalue())
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """A JSON file, whole."""
+    write_whole(path, (json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of ours."""
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return values
+
+
+def write_model(path: Path, model: Tensors) -> None:
+    """Weights as safetensors, under the network's own names."""
+    plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in model.items()}
+    write_whole(path, save({name: value.contiguous() for name, value in plain.items()}))
+
+
+class MetricsFile:
+    """metrics.jsonl: a line a round, written as it comes."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        """Open for appending after the first ``keep`` bytes; what a crash left behind them is cut off."""
+        self._file = open(path, "ab")  # noqa: SIM115  closed by close
+        self._file.truncate(keep)
+        self._file.seek(keep)
+
+    def append(self, metrics: Metrics) -> None:
+        """One line, without what was not measured."""
+        row = {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
+        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+
+    def sync(self) -> int:
+        """Make the lines durable; how many bytes there are."""
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Nothing is lost: every line was flushed."""
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The rounds of a run, without a last line that a crash cut short."""
+    try:
+        lines = (path / "metrics.jsonl").read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:
+    """All that resuming needs, in one file that is replaced at once."""
+    entries = {f"model/{name}": value for name, value in state.tensors.items()}
+    entries |= {f"memory/{name}": value for name, value in state.memory.items()}
+    about = {"unskew": json.dumps({"round": state.round, **asdict(progress)})}
+    content = save({name: value.contiguous() for name, value in entries.items()}, metadata=about)
+    write_whole(path / CHECKPOINT, content)
+
+
+def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
+    """The last checkpoint, or None where the run was stopped before its first."""
+    file = path / CHECKPOINT
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, framework="pt") as content:
+            about = json.loads(content.metadata()["unskew"])
+            entries = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"the checkpoint {file} is damaged ({error}); delete it to start the run anew") from error
+    state = ServerState(
+        about.pop("round"),
+        {name.removeprefix("model/"): value for name, value in entries.items() if name.startswith("model/")},
+        {name.removeprefix("memory/"): value for name, value in entries.items() if name.startswith("memory/")},
+    )
+    return state, Progress(**about)

@@ -1,0 +1,85 @@
+"""Arithmetic over flat dicts of tensors: the state of a network, its differences, its sums."""
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from unskew.types import Sums, Tensors
+
+
+def of_module(module: nn.Module) -> Tensors:
+    """A network's own tensors under "params/…" and "buffers/…": not copies."""
+    params = {f"params/{name}": value.detach() for name, value in module.named_parameters()}
+    buffers = {f"buffers/{name}": value for name, value in module.named_buffers()}
+    return params | buffers
+
+
+def copy(tensors: Tensors) -> Tensors:
+    """The same values in memory of their own."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def under(tensors: Tensors, prefix: str) -> Tensors:
+    """The part of a namespace, its names without the prefix."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """The same tensors one namespace deeper."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def add(left: Sums | None, right: Sums) -> Sums:
+    """``left + right``, name by name; None is the empty sum."""
+    if left is None:
+        return right
+    names = list(left)
+    if names != list(right):
+        odd = sorted(set(left) ^ set(right))
+        raise ValueError(f"sums with other entries cannot be added: {', '.join(odd) or 'their order differs'}")
+    total = torch._foreach_add(list(left.values()), [right[name] for name in names])
+    return dict(zip(names, total, strict=True))
+
+
+def finite(tensors: Tensors) -> bool:
+    """Whether no entry holds NaN or infinity. A sum over all of them is either, if one is."""
+    return all(bool(torch.isfinite(value.sum())) or bool(value.isfinite().all()) for value in tensors.values())
+
+
+def count_bytes(tensors: Tensors) -> int:
+    """What the tensors weigh on a wire."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def sha256(tensors: Tensors) -> str:
+    """Over the tensors in the order of their names, name and raw bytes each; namespaces are left off."""
+    plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in tensors.items()}
+    digest = hashlib.sha256()
+    for name in sorted(plain):
+        digest.update(name.encode())
+        digest.update(plain[name].detach().contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _HalfSquaredDistance(torch.autograd.Function):
+    """½·Σ‖x − r‖² over many tensors in a handful of calls; its gradient is x − r."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, reference: list[Tensor], *values: Tensor) -> Tensor:
+        difference = torch._foreach_sub([v.detach() for v in values], reference)
+        ctx.difference = difference  # type: ignore[attr-defined]
+        norms = torch._foreach_norm(difference)
+        return torch.stack(norms).square_().sum().mul_(0.5)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = torch._foreach_mul(ctx.difference, gradients[0])  # type: ignore[attr-defined]
+        return None, *scaled
+
+
+def half_squared_distance(values: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:
+    """½·Σ‖values − reference‖², differentiable in ``values``."""
+    result: Tensor = _HalfSquaredDistance.apply(list(reference), *values)  # type: ignore[no-untyped-call]
+    return result

@@ -1,0 +1,168 @@
+"""The records and protocols that cross a module border.
+
+Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, H, W] one image.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from unskew.data.population import Population
+    from unskew.key import Key
+
+Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
+Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "metric/…"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and their labels, as they lie in the files: bytes, not yet normalised."""
+
+    images: npt.NDArray[np.uint8]  # [N, ch, H, W]
+    labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set in memory: what is train, what is test, how its pixels are normalised.
+
+    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
+    leave a picture's class alone (a mirrored digit is no digit). ``users`` names the owner of each training example.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+    users: npt.NDArray[np.str_] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[ch, H, W] of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client's turn in a round.
+
+    ``weight`` is its share in the sum (FedAvg: its number of examples), ``take`` how many examples it draws from
+    its own (None: all of them, once an epoch), ``repeat`` tells two visits to one client in one round apart.
+    """
+
+    client: int
+    weight: float
+    take: int | None = None
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does with its objective: SGD, its momentum starting from zero at every visit."""
+
+    epochs: int = 5
+    batch: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mini-batch's loss in parts, so that terms can change one and leave the others: value = Σ w·e / Σ w + penalty."""
+
+    example: Tensor  # [B]
+    weight: Tensor | None = None  # [B]; None: all one
+    penalty: Tensor | None = None  # []; None: zero
+
+    def value(self) -> Tensor:
+        """The number that is minimised."""
+        if self.weight is None:
+            mean = self.example.mean()
+        else:
+            mean = (self.weight * self.example).sum() / self.weight.sum()
+        return mean if self.penalty is None else mean + self.penalty
+
+    def plus(self, penalty: Tensor) -> "Loss":
+        """This loss with one more penalty."""
+        total = penalty if self.penalty is None else self.penalty + penalty
+        return Loss(self.example, self.weight, total)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a term may look at in one step of a client's training."""
+
+    features: Tensor  # [B, d], what enters the classifier
+    logits: Tensor  # [B, C]
+    labels: Tensor  # [B]
+    params: Tensors  # the client's own, with gradient; names as in ``shared``: "params/…"
+    shared: Tensors  # what the server sent this round
+
+
+Term = Callable[[Loss, Step], Loss]
+Sampler = Callable[["Key", "Population", int], list[Visit]]
+Aggregate = Callable[[Sums], Tensors]
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A pair of pure functions: ``init(params) -> memory``, ``update(params, gradient, memory) -> (params, memory)``.
+
+    The gradient is the pseudo-gradient old − new, in float64; memory is float64 too. Parameters only: buffers such as
+    BatchNorm's running variance are averaged plainly, since momentum could push a variance below zero.
+    """
+
+    init: Callable[[Tensors], Tensors]
+    update: Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the next round needs: the round's number, the model, the server optimiser's memory."""
+
+    round: int
+    tensors: Tensors
+    memory: Tensors
+
+
+class Engine(Protocol):
+    """Where the work happens. Results are added in the order of the visits, whatever the order of arrival."""
+
+    population: "Population"
+
+    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key") -> "Outcome":
+        """Do the job for each visit and add up what comes out."""
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One visit that came to nothing, and why."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The sums over the visits that succeeded, and those that did not."""
+
+    sums: Sums
+    failures: tuple[Failure, ...] = ()

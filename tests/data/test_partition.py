@@ -1,0 +1,354 @@
+"""Schemes at their edges, against their definitions, and pinned for every machine."""
+
+import time
+from collections import Counter
+from itertools import product
+
+import numpy as np
+import pytest
+
+from unskew.data.partition import log_gamma, partition, polya
+from unskew.data.population import Population, counts_table, emd
+from unskew.errors import UserError
+from unskew.key import Key
+
+LABELS = np.arange(5000) * 7919 % 5000 // 500  # ten classes of 500, well mixed
+
+
+def deal(text, clients=10, labels=LABELS, seed=0, users=None, classes=10):
+    return partition(text, labels, clients=clients, key=Key(seed), users=users, classes=classes)
+
+
+def sizes_of(found):
+    return Population.from_partition(found).sizes
+
+
+def table_of(found, labels=LABELS, classes=10):
+    return counts_table(Population.from_partition(found), labels, classes)
+
+
+GOLDEN = {
+    "iid": "e89cb5b331884418",
+    "shards": "56ff38649ba3cae9",
+    "dirichlet": "29aad5cd8b0b7755",
+    "dirichlet(0.1, cap=true)": "41835b540a309411",
+    "dirichlet(0.001, min_size=0)": "7f94596b3922b9d6",
+    "dirichlet-client(0)": "bf54c3171b62bc72",
+    "dirichlet-client(0.5)": "6c623352516afdc3",
+}
+
+
+@pytest.mark.parametrize(("text", "start"), GOLDEN.items())
+def test_a_seed_gives_the_same_partition_on_any_machine(text, start):
+    # Derivation: deal(text).hash as first drawn. Whoever changes one breaks every published seed.
+    assert deal(text).hash[:16] == start
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("iid", "iid"),
+        ("dirichlet", "dirichlet(alpha=0.1)"),
+        (" dirichlet( 1 ) ", "dirichlet(alpha=1.0)"),
+        ("dirichlet(min_size=5, alpha=0.5)", "dirichlet(alpha=0.5, min_size=5)"),
+        ("dirichlet(0.5, cap=true, min_size=10)", "dirichlet(alpha=0.5, cap=true)"),
+        ("dirichlet-client(0)", "dirichlet-client(alpha=0.0)"),
+        ("shards", "shards(per_client=2)"),
+    ],
+)
+def test_the_scheme_is_written_in_one_way_and_means_the_same_again(text, canonical):
+    found = deal(text)
+    assert found.scheme == canonical
+    assert deal(canonical).hash == found.hash
+
+
+def test_a_partition_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        deal("iid").client[0] = 3
+
+
+# What is refused, and what the message says
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "partition is empty"),
+        ("iid + shards", "takes one scheme"),
+        ("dirichlet-clients(1)", "did you mean 'dirichlet-client'"),
+        ("diriclet(1)", "did you mean 'dirichlet'"),
+        ("random", "there are: iid, dirichlet, dirichlet-client, shards, users, file:FILE"),
+        ("geo(max=1000)", "later version"),
+        ("iid(3)", "takes none"),
+        ("users(3)", "takes none"),
+        ("users", "names no users"),
+        ("dirichlet(0)", "finite and greater than 0"),
+        ("dirichlet(-1)", "finite and greater than 0"),
+        ("dirichlet(1e999)", "finite and greater than 0"),
+        ("dirichlet(nan)", "alpha must be a number"),
+        ("dirichlet(0.1, min_size=-1)", "0 or more"),
+        ("dirichlet(0.1, min_size=2.5)", "whole number"),
+        ("dirichlet(0.1, 10, cap=1)", "true or false"),
+        ("dirichlet(beta=1)", "no knob 'beta'"),
+        ("dirichlet-client", "needs alpha"),
+        ("dirichlet-client(-0.1)", "0 or greater"),
+        ("dirichlet-client(inf)", "alpha must be a number"),
+        ("shards(0)", "at least 1"),
+        ("shards(1000)", "10000 examples, there are 5000"),
+        ("file:", "cannot read"),
+    ],
+)
+def test_a_wrong_text_is_refused_with_what_to_do(text, says):
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        deal(text)
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet(min_size=0)", "dirichlet-client(1)", "shards(1)"])
+def test_more_clients_than_examples_are_refused(text):
+    with pytest.raises(UserError, match="11 clients share 10 training examples: give at most 10"):
+        deal(text, 11, np.arange(10))
+
+
+@pytest.mark.parametrize("clients", [0, -3])
+def test_fewer_than_one_client_is_refused(clients):
+    with pytest.raises(UserError, match="at least 1"):
+        deal("iid", clients)
+
+
+def test_a_drawn_partition_needs_the_number_of_clients():
+    with pytest.raises(UserError, match="--clients"):
+        deal("iid", None)
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(UserError, match="no training examples"):
+        deal("iid", 1, np.array([], np.int64))
+
+
+# iid and shards
+
+
+def test_iid_clients_differ_in_size_by_one_at_most():
+    assert sorted(set(sizes_of(deal("iid", 7)).tolist())) == [714, 715]
+
+
+def test_shards_are_two_a_client_so_a_client_has_few_classes():
+    table = table_of(deal("shards", 10))
+    assert set(table.sum(axis=1)) == {500}
+    assert ((table > 0).sum(axis=1) <= 2).all()  # 250 a shard: no shard spans two classes
+
+
+def test_shards_of_uneven_length_lose_no_example():
+    sizes = sizes_of(deal("shards(3)", 7))
+    assert sizes.sum() == 5000
+    assert sizes.max() - sizes.min() <= 3
+
+
+# dirichlet
+
+
+def plain_dirichlet(labels, clients, alpha, rng, cap):
+    """One draw as the papers' codes write it, class by class; [K, C] counts."""
+    held = [[] for _ in range(clients)]
+    for c in np.unique(labels):
+        p = rng.dirichlet([alpha] * clients)
+        if cap:
+            p = np.array([q * (len(own) < len(labels) / clients) for q, own in zip(p, held, strict=True)])
+            p = p / p.sum()
+        cuts = (np.cumsum(p) * (labels == c).sum()).astype(int)[:-1]
+        for own, part in zip(held, np.split(np.flatnonzero(labels == c), cuts), strict=True):
+            own.extend(part)
+    return np.array([np.bincount(labels[own], minlength=10) for own in held])
+
+
+@pytest.mark.parametrize("cap", [False, True])
+def test_dirichlet_agrees_with_its_plain_twin_in_distribution(cap):
+    rng = np.random.default_rng(0)
+    text = f"dirichlet(0.5, min_size=0, cap={str(cap).lower()})"
+    ours = [np.sort(sizes_of(deal(text, 5, seed=seed))) for seed in range(400)]
+    twin = [np.sort(plain_dirichlet(LABELS, 5, 0.5, rng, cap).sum(axis=1)) for _ in range(400)]
+    error = np.sqrt((np.var(ours, axis=0) + np.var(twin, axis=0)) / 400)
+    assert (np.abs(np.mean(ours, axis=0) - np.mean(twin, axis=0)) < 4 * error).all()
+
+
+def test_dirichlet_favours_neither_the_first_client_nor_the_last():
+    # 300 classes of 4 for 8 clients: plain floors would take 150 examples from the first and give them to the last.
+    labels = np.repeat(np.arange(300), 4)
+    sizes = sizes_of(deal("dirichlet(1)", 8, labels, classes=300))
+    assert (np.abs(sizes - 150) < 45).all()
+
+
+def test_cap_stops_a_client_that_has_its_share():
+    labels = np.repeat(np.arange(10), 500)
+    found = deal("dirichlet(0.05, min_size=0, cap=true)", 10, labels)
+    table = table_of(found, labels)
+    before = np.cumsum(table, axis=1) - table  # what a client held before each class
+    assert (table[before >= 500] == 0).all()
+    assert (table.sum(axis=1) < 1000).all()
+    free = table_of(deal("dirichlet(0.05, min_size=0)", 10, labels), labels)
+    assert (free.sum(axis=1) >= 1000).any()
+
+
+def test_dirichlet_draws_again_until_every_client_has_enough():
+    found = deal("dirichlet(0.1, min_size=100)")
+    assert sizes_of(found).min() >= 100
+    assert found.redraws > 0
+
+
+def test_dirichlet_gives_up_after_a_counted_number_of_draws_and_says_what_to_change():
+    start = time.perf_counter()
+    with pytest.raises(UserError) as error:
+        deal("dirichlet(0.001)", 100)
+    assert time.perf_counter() - start < 10  # 0.1 s on a quiet machine
+    message = str(error.value)
+    remedies = ("fewer clients", "larger alpha", "smaller min_size", "dirichlet-client")
+    for part in ("1000 draws", "smallest client had 0", *remedies):
+        assert part in message
+
+
+def test_an_impossible_least_size_is_refused_at_once():
+    with pytest.raises(UserError, match="need 6000, there are 5000"):
+        deal("dirichlet(0.1, min_size=60)", 100)
+
+
+@pytest.mark.parametrize("alpha", ["1e-3", "1e-9", "1e-320"])
+def test_a_tiny_alpha_gives_each_class_to_one_client_and_no_nan(alpha):
+    table = table_of(deal(f"dirichlet({alpha}, min_size=0)"))
+    assert table.sum() == 5000
+    assert (table.max(axis=0) >= 495).sum() >= 9
+
+
+@pytest.mark.parametrize("alpha", ["1e6", "1e300", "1e308"])
+@pytest.mark.parametrize("scheme", ["dirichlet", "dirichlet-client"])
+def test_a_huge_alpha_makes_clients_alike(scheme, alpha):
+    found = deal(f"{scheme}({alpha})")
+    assert emd(found.client, LABELS, 10) < 0.2  # 500 draws a client leave 0.1 by chance
+
+
+def test_log_gamma_has_the_moments_of_gamma_and_never_underflows():
+    rng = np.random.default_rng(0)
+    for alpha in (0.1, 1.0, 30.0):
+        draws = np.exp(log_gamma(rng, alpha, (200, 500)))
+        assert draws.mean() == pytest.approx(alpha, rel=0.05)
+        assert draws.var() == pytest.approx(alpha, rel=0.1)
+    assert np.isfinite(log_gamma(rng, 1e-320, (10, 10))).all()
+
+
+# dirichlet-client
+
+
+def plain_dirichlet_client(frequency, sequence, alpha, rng):
+    """The chance that a client draws this sequence of classes, by Hsu's words: with q ~ Dir(alpha·p) the next is
+    of class y with chance q(y) / q(those that remain); the mean over many q.
+    """
+    q = rng.dirichlet(alpha * frequency / frequency.sum(), 40_000)
+    left, chance = frequency.copy(), np.ones(len(q))
+    for label in sequence:
+        if left[label] == 0:
+            return 0.0
+        chance *= q[:, label] / q[:, left > 0].sum(axis=1)
+        left[label] -= 1
+    return chance.mean()
+
+
+@pytest.mark.parametrize("alpha", [0.7, 4.0])
+def test_polyas_urn_is_hsus_procedure_in_distribution(alpha):
+    # Every sequence of five draws from classes of 3, 2 and 2: all but the first few meet an exhausted class.
+    frequency, draws = np.array([3, 2, 2]), 12_000
+    sequences = list(product(range(3), repeat=5))
+    expected = draws * np.array(
+        [plain_dirichlet_client(frequency, s, alpha, np.random.default_rng(0)) for s in sequences]
+    )
+    drawn = Counter(tuple(polya(frequency, np.array([5]), alpha, Key(s)).tolist()) for s in range(draws))
+    assert expected.sum() == pytest.approx(draws)
+    assert sum(drawn[s] for s, e in zip(sequences, expected, strict=True) if e == 0) == 0
+    common = expected > 5
+    freedom = common.sum() - 1
+    observed = np.array([drawn[s] for s in sequences])
+    chi_square = ((observed - expected) ** 2 / np.where(common, expected, 1))[common].sum()
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom)
+
+
+def test_each_client_of_the_urn_starts_anew():
+    # Client 1 draws its first class by p alone, whatever client 0 held: P(same class) = Σ p² = 1/2, not 1.
+    firsts = [polya(np.array([500, 500]), np.array([9, 1]), 1e-9, Key(seed)) for seed in range(2000)]
+    assert np.mean([row[9] == row[0] for row in firsts]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_dirichlet_client_gives_equal_sizes_to_the_last_client_too():
+    for alpha in ("0", "1e-300", "0.001", "0.5", "100"):
+        assert set(sizes_of(deal(f"dirichlet-client({alpha})", 100))) == {50}
+        assert set(sizes_of(deal(f"dirichlet-client({alpha})", 7))) == {714, 715}
+
+
+def test_dirichlet_client_with_alpha_zero_gives_one_class_a_client():
+    table = table_of(deal("dirichlet-client(0)", 100))
+    assert ((table > 0).sum(axis=1) == 1).all()
+
+
+def test_dirichlet_client_with_alpha_zero_goes_on_when_a_class_runs_out():
+    labels = np.repeat([0, 1, 3], [7, 8, 5])  # class 2 has no example
+    found = deal("dirichlet-client(0)", 4, labels, classes=4)
+    assert sizes_of(found).tolist() == [5, 5, 5, 5]
+
+
+def test_dirichlet_client_is_less_skewed_the_larger_alpha_is():
+    skews = [emd(deal(f"dirichlet-client({a})", 50).client, LABELS, 10) for a in (0, 0.05, 0.2, 1, 10, 100)]
+    assert skews == sorted(skews, reverse=True)
+    assert skews[0] == pytest.approx(1.8)
+
+
+def test_ten_thousand_clients_of_1203_classes_take_less_than_a_second():
+    rng = np.random.default_rng(0)
+    labels = rng.choice(1203, 120_000, p=rng.dirichlet(np.ones(1203)))
+    seconds = []
+    for seed in range(3):
+        start = time.perf_counter()
+        found = deal("dirichlet-client(0.5)", 10_000, labels, seed, classes=1203)
+        seconds.append(time.perf_counter() - start)
+    assert set(sizes_of(found)) == {12}
+    assert sorted(seconds)[1] < 1  # 0.13 s on a quiet machine
+
+
+# Edges that every scheme meets
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet(min_size=1)", "dirichlet-client(0.5)", "shards(2)"])
+def test_one_client_gets_everything(text):
+    assert sizes_of(deal(text, 1)).tolist() == [5000]
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet-client(0.5)", "dirichlet-client(0)", "shards(1)"])
+def test_as_many_clients_as_examples_hold_one_each(text):
+    assert set(sizes_of(deal(text, 5000))) == {1}
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet(0.5, min_size=0)", "dirichlet-client(0.5)", "shards"])
+def test_one_class_alone_and_classes_without_examples_are_legal(text):
+    labels = np.full(40, 3)
+    found = deal(text, 4, labels, classes=6)
+    assert sizes_of(found).sum() == 40
+    assert emd(found.client, labels, 6) == 0.0
+
+
+# users
+
+
+def test_users_are_clients_with_names():
+    users = np.array(["zoe", "abe", "zoe", "mia"])
+    found = deal("users", None, np.array([0, 1, 1, 0]), users=users)
+    assert found.names == ("abe", "mia", "zoe")
+    assert found.client.tolist() == [2, 0, 2, 1]
+    assert (found.clients, found.scheme) == (3, "users")
+
+
+def test_users_refuse_another_number_of_clients():
+    users = np.array(["a", "b"])
+    assert deal("users", 2, np.array([0, 1]), users=users).clients == 2
+    with pytest.raises(UserError, match="has 2 clients, 3 were asked for; leave --clients out"):
+        deal("users", 3, np.array([0, 1]), users=users)
+
+
+def test_users_must_be_as_many_as_examples():
+    with pytest.raises(UserError, match="2 user ids for 3"):
+        deal("users", None, np.array([0, 1, 1]), users=np.array(["a", "b"]))

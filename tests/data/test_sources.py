@@ -1,0 +1,277 @@
+import gzip
+import hashlib
+import pickle
+
+import numpy as np
+import pytest
+
+from unskew.data import catalogue, folders, sources
+from unskew.errors import UserError
+
+NAMES = [
+    "digits", "cifar10", "cifar100", "mnist", "fashion-mnist",
+    "emnist", "emnist-byclass", "emnist-bymerge", "emnist-digits", "emnist-letters", "emnist-mnist",
+]  # fmt: skip
+
+
+def refused(name, data_dir=None):
+    with pytest.raises(UserError) as caught:
+        sources.load(name, data_dir)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def write_python(folder, images, labels, key, names):
+    folder.mkdir(parents=True)
+    for name, part in names.items():
+        batch = {b"data": images[part].reshape(-1, 3072), key.encode(): labels[part].tolist()}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+
+
+def test_every_promised_name_is_in_the_table():
+    assert list(sources.SOURCES) == NAMES
+
+
+@pytest.mark.parametrize("source", sources.SOURCES.values(), ids=lambda s: s.name)
+def test_the_facts_of_a_set_fit_together(source):
+    assert len(source.mean) == len(source.std) == source.shape[0]
+    assert len(set(source.classes)) == len(source.classes)
+    assert all(0 < value < 1 for value in (*source.mean, *source.std))
+    assert all(len(md5) == 32 for md5 in source.md5.values())
+    assert source.augment == source.name.startswith("cifar")
+
+
+def test_the_numbers_of_classes_are_the_published_ones():
+    counts = {name: len(source.classes) for name, source in sources.SOURCES.items()}
+    assert counts["cifar100"] == 100
+    assert counts["emnist"] == counts["emnist-bymerge"] == 47
+    assert counts["emnist-byclass"] == 62
+    assert counts["emnist-letters"] == 26
+
+
+def test_digits_come_inside_scikit_learn_with_every_fifth_as_test():
+    from sklearn.datasets import load_digits
+
+    held = load_digits()
+    digits = sources.load("digits", None)
+    assert (len(digits.train), len(digits.test)) == digits_sizes() == (1438, 359)
+    assert digits.shape == (1, 8, 8)
+    np.testing.assert_array_equal(digits.test.labels, held.target[4::5])
+    # 16 levels are spread over 0..255: 1 -> 15.9, 8 -> 127.5 (to even), 16 -> 255
+    wanted = {0: 0, 1: 16, 8: 128, 15: 239, 16: 255}
+    for level, byte in wanted.items():
+        assert set(digits.test.images[:, 0][held.images[4::5] == level]) == {byte}
+    assert digits.test.images.dtype == np.uint8
+    assert any("every fifth" in note for note in digits.notes)
+
+
+def digits_sizes():
+    return sources.SOURCES["digits"].sizes
+
+
+def test_the_constants_of_digits_are_those_of_its_training_images():
+    digits = sources.load("digits", None)
+    mean, std = folders.measure(digits.train.images)
+    assert digits.mean == pytest.approx(mean, abs=1e-12)
+    assert digits.std == pytest.approx(std, abs=1e-12)
+    assert digits.mean[0] == pytest.approx((digits.train.images / 255).mean(), abs=1e-12)
+
+
+@pytest.mark.parametrize("below", ["cifar-10-batches-bin", "."])
+def test_cifar10_is_read_from_its_folder_or_from_where_its_files_lie(tmp_path, write_cifar10, below):
+    images, labels = write_cifar10(tmp_path / below)
+    read = sources.load("cifar10", tmp_path)
+    np.testing.assert_array_equal(read.train.images, images[:15])
+    np.testing.assert_array_equal(read.test.labels, labels[15:])
+    assert read.name == "cifar10"
+    assert read.augment
+    assert read.train.images.flags.c_contiguous
+    assert read.train.images.flags.writeable
+    assert any("15 training and 3 test images; the published set has 50,000 and 10,000" in n for n in read.notes)
+
+
+def test_both_layouts_of_cifar10_give_the_same_set(tmp_path, write_cifar10):
+    images, labels = write_cifar10(tmp_path / "a" / "cifar-10-batches-bin")
+    names = {f"data_batch_{i + 1}": slice(3 * i, 3 * i + 3) for i in range(5)} | {"test_batch": slice(15, 18)}
+    write_python(tmp_path / "b" / "cifar-10-batches-py", images, labels, "labels", names)
+    binary, python = sources.load("cifar10", tmp_path / "a"), sources.load("cifar10", tmp_path / "b")
+    np.testing.assert_array_equal(binary.train.images, python.train.images)
+    np.testing.assert_array_equal(binary.test.labels, python.test.labels)
+
+
+def test_both_layouts_of_cifar100_take_the_fine_label(tmp_path, draw):
+    images = draw.integers(0, 256, (6, 3, 32, 32), dtype=np.uint8)
+    labels = np.array([0, 99, 50, 1, 2, 3])
+    coarse = np.full(6, 19, np.uint8)
+    records = np.concatenate([coarse[:, None], labels.astype(np.uint8)[:, None], images.reshape(6, -1)], axis=1)
+    binary = tmp_path / "a" / "cifar-100-binary"
+    binary.mkdir(parents=True)
+    (binary / "train.bin").write_bytes(records[:4].tobytes())
+    (binary / "test.bin").write_bytes(records[4:].tobytes())
+    names = {"train": slice(0, 4), "test": slice(4, 6)}
+    write_python(tmp_path / "b" / "cifar-100-python", images, labels, "fine_labels", names)
+    for folder in ("a", "b"):
+        read = sources.load("cifar100", tmp_path / folder)
+        assert read.train.labels.tolist() == [0, 99, 50, 1]
+        np.testing.assert_array_equal(read.test.images, images[4:])
+
+
+def test_a_missing_batch_file_is_named(tmp_path, write_cifar10):
+    write_cifar10(tmp_path)
+    (tmp_path / "data_batch_4.bin").unlink()
+    assert f"{tmp_path} lacks data_batch_4.bin" in refused("cifar10", tmp_path)
+
+
+def test_a_truncated_batch_file_is_named(tmp_path, write_cifar10):
+    write_cifar10(tmp_path)
+    path = tmp_path / "data_batch_2.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    message = refused("cifar10", tmp_path)
+    assert f"{path} is truncated: 9,218 bytes" in message
+    assert "9,219" in message
+
+
+@pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_is_read_from_each_folder_gzipped_or_not(tmp_path, write_idx, folder, packed):
+    (images, labels), _ = write_idx(tmp_path / folder, packed=packed)
+    read = sources.load("mnist", tmp_path)
+    np.testing.assert_array_equal(read.train.images[:, 0], images)
+    np.testing.assert_array_equal(read.train.labels, labels)
+    assert read.train.images.flags.writeable
+    assert not read.augment
+
+
+@pytest.mark.parametrize(("split", "first"), [("balanced", 0), ("letters", 1), ("mnist", 0)])
+def test_emnist_is_put_upright_and_counted_from_zero(tmp_path, write_idx, split, first):
+    _, (images, labels) = write_idx(tmp_path / "EMNIST/raw", f"emnist-{split}-", "test", first=first)
+    read = sources.load("emnist" if split == "balanced" else f"emnist-{split}", tmp_path)
+    np.testing.assert_array_equal(read.test.images[:, 0], images.transpose(0, 2, 1))
+    np.testing.assert_array_equal(read.test.labels, labels - first)
+    assert read.test.images.flags.c_contiguous
+    assert any("constants of EMNIST balanced" in note for note in read.notes) == (split != "balanced")
+
+
+def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
+    write_idx(tmp_path / "mnist", packed=False)
+    labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
+    labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\1\2")
+    assert "t10k-images-idx3-ubyte holds 3 images" in refused("mnist", tmp_path)
+    assert [f.status for f in sources.check("mnist", tmp_path)][-1] == sources.DAMAGED
+
+
+def test_images_of_another_size_are_refused(tmp_path, write_idx):
+    write_idx(tmp_path, packed=False)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x07\0\0\0\x02\0\0\0\x02" + bytes(28))
+    assert "holds images of [1, 2, 2], mnist has [1, 28, 28]" in refused("mnist", tmp_path)
+
+
+def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
+    write_idx(tmp_path / "fashion-mnist")
+    notes = sources.load("fashion-mnist", tmp_path).notes
+    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 beside it" in n for n in notes)
+
+
+def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
+    write_idx(tmp_path / "mnist")
+    md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in (tmp_path / "mnist").iterdir()}
+    known = catalogue.Source(**(vars(sources.SOURCES["mnist"]) | {"md5": md5, "sizes": (7, 3)}))
+    monkeypatch.setitem(sources.SOURCES, "mnist", known)
+    assert sources.load("mnist", tmp_path).notes == ()
+    assert {f.status for f in sources.check("mnist", tmp_path)} == {sources.AS_PUBLISHED}
+
+
+def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
+    write_idx(tmp_path / "fashion-mnist")
+    assert "mnist was not found" in refused("mnist", tmp_path / "fashion-mnist")
+    write_idx(tmp_path / "plain")
+    assert any("taken for mnist" in note for note in sources.load("mnist", tmp_path / "plain").notes)
+    md5 = hashlib.md5((tmp_path / "plain" / "train-images-idx3-ubyte.gz").read_bytes()).hexdigest()
+    monkeypatch.setitem(sources._OWNER, md5, "fashion-mnist")
+    assert "is the published file of fashion-mnist, not of mnist" in refused("mnist", tmp_path / "plain")
+
+
+@pytest.mark.parametrize("name", ["cinic10", "inaturalist", "landmarks", "table:some.csv"])
+def test_names_of_later_versions_say_so(name):
+    message = refused(name)
+    assert "this version does not read it yet" in message
+    assert "folder:DIR or arrays:FILE.npz" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("CIFAR10", "cifar10"), ("cifar-100", "cifar100"), ("digit", "digits"), ("fashion", None)]
+)
+def test_an_unknown_name_brings_the_nearest(given, meant):
+    message = refused(given)
+    assert repr(given) in message
+    assert (f"did you mean {meant!r}?" if meant else "fashion-mnist") in message
+
+
+def test_without_a_data_folder_the_error_says_what_to_pass():
+    message = refused("cifar10", None)
+    for part in ("--data-dir", "UNSKEW_DATA", "cifar-10-batches-bin", "unskew data fetch cifar10"):
+        assert part in message
+
+
+def test_a_set_not_found_lists_where_it_was_looked_for(tmp_path):
+    message = refused("cifar10", tmp_path)
+    for part in ("cifar-10-batches-bin", "cifar-10-batches-py", "unskew data fetch cifar10 --data-dir"):
+        assert part in message
+    assert str(tmp_path) in message
+    assert "is not there" in refused("cifar10", tmp_path / "absent")
+
+
+def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
+    write_cifar10(tmp_path / "cifar-10-batches-bin")
+    rows = {row.name: row for row in sources.survey(tmp_path)}
+    assert list(rows) == [*NAMES, "folder:DIR", "arrays:FILE.npz"]
+    assert rows["digits"].found == "inside scikit-learn"
+    assert rows["cifar10"].found == str(tmp_path / "cifar-10-batches-bin")
+    assert rows["mnist"].found is None
+    assert rows["mnist"].looked == (tmp_path / "mnist", tmp_path / "MNIST/raw", tmp_path)
+    assert all(row.looked == () for row in sources.survey(None))
+
+
+def test_checking_tells_whole_files_from_damaged_ones(tmp_path, write_cifar10):
+    write_cifar10(tmp_path)
+    assert {f.status for f in sources.check("cifar10", tmp_path)} == {sources.OTHER}
+    (tmp_path / "data_batch_3.bin").write_bytes(b"")
+    findings = sources.check("cifar10", tmp_path)
+    assert [f.whole for f in findings] == [True, True, False, True, True, True]
+    assert "is empty" in findings[2].detail
+    assert findings[0].size == 3 * 3073
+    assert findings[0].detail == "3 images"
+
+
+def test_checking_a_damaged_gzip_file_names_it(tmp_path, write_idx):
+    write_idx(tmp_path / "mnist")
+    path = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
+    path.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x07" + bytes(7))[:-3])
+    (bad,) = [f for f in sources.check("mnist", tmp_path) if not f.whole]
+    assert bad.path == str(path)
+    assert "gzip" in bad.detail
+
+
+def test_checking_digits_and_own_files_reads_them(tmp_path):
+    assert sources.check("digits", None)[0].detail == "1,438 training and 359 test images"
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
+    (finding,) = sources.check(f"arrays:{tmp_path / 'a.npz'}", None)
+    assert finding.whole
+    assert finding.size == (tmp_path / "a.npz").stat().st_size
+    (finding,) = sources.check(f"folder:{tmp_path}", None)
+    assert not finding.whole
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])
+def test_the_real_sets_read_whole(real_data, name):
+    if next(row.found for row in sources.survey(real_data) if row.name == name) is None:
+        pytest.skip(f"UNSKEW_TEST_DATA has no {name}")
+    read, facts = sources.load(name, real_data), sources.SOURCES[name]
+    assert (len(read.train), len(read.test)) == facts.sizes
+    assert read.shape == facts.shape
+    counts = np.bincount(read.train.labels)
+    assert set(counts) == {facts.sizes[0] // len(facts.classes)}
+    mean, std = folders.measure(read.train.images)
+    assert mean == pytest.approx(read.mean, abs=1e-3)
+    assert std == pytest.approx(read.std, abs=2e-2)

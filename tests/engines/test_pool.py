@@ -1,0 +1,130 @@
+"""What the pool promises beyond the loop: workers die, parents die, clients fail, and the sum is still the sum."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from federation import federation, same
+
+from unskew import engines, tensors
+from unskew.errors import ClientFailure
+from unskew.key import Key
+from unskew.types import Visit
+
+HERE = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+@pytest.mark.parametrize(("method", "reason"), [("raises", "the camera fell into the sea"), ("nan", "NaN or infinity")])
+def test_a_failing_client_stops_the_run_by_name_with_its_seed(engine, method, reason):
+    with pytest.raises(ClientFailure, match=f"client 2, round 1, job train: .*{reason}.*seed 5 replays it"):
+        federation(f"outside_methods:{method}(1)", seed=5).run(1, engine)
+
+
+@pytest.mark.parametrize("engine", ["loop", "pool"])
+@pytest.mark.parametrize("method", ["raises", "nan"])
+def test_a_failing_client_can_be_left_out(engine, method):
+    left_out = federation(f"outside_methods:{method}(1)").run(2, engine, skip_failures=True)
+    never_there = federation(sizes=(40, 30, 0, 20, 9, 1)).run(0)  # only for its names
+    assert left_out.tensors.keys() == never_there.tensors.keys()
+    assert tensors.finite(left_out.tensors)
+    assert same(left_out, federation(f"outside_methods:{method}(1)").run(2, "loop", skip_failures=True))
+
+
+def test_when_every_client_fails_there_is_nothing_to_go_on_with():
+    with pytest.raises(ClientFailure, match="client 0"):
+        federation("outside_methods:raises(4)", sizes=(4, 4)).run(1, skip_failures=True)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_visits_are_done_again(tmp_path):
+    mark = tmp_path / "died"
+    dying = federation(f'outside_methods:dies(1, once="{mark}")')
+    got = dying.run(2, "pool", 2)
+    assert mark.exists()
+    assert same(got, federation().run(2))
+
+
+def test_a_client_that_kills_every_worker_is_a_failed_client():
+    with pytest.raises(ClientFailure, match=r"client 2.*died 3 times \(signal 9"):
+        federation("outside_methods:dies(1)").run(1, "pool", 2)
+
+
+def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
+    code = (
+        "from federation import federation\n"
+        "from unskew import engines\n"
+        "from unskew.key import Key\n"
+        "from unskew.types import Visit\n"
+        "f = federation('outside_methods:sleeps(60)')\n"
+        "pool = engines.open_engine('pool', f.blueprint, f.data, 2)\n"
+        "print(*(w.process.pid for w in pool._workers), flush=True)\n"
+        "pool.map_sum('train', f.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdout=subprocess.PIPE, text=True)
+    workers = [int(pid) for pid in parent.stdout.readline().split()]
+    time.sleep(4)  # long enough to be asleep inside the visit
+    assert all(map(alive, workers))
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(50):
+        if not any(map(alive, workers)):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"workers {workers} outlive their parent")
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_results_are_added_in_the_order_of_the_visits():
+    """Float addition is not associative: another order would show in the last bits."""
+    small = federation(dtype="float32", sizes=(60, 5, 33, 2, 17))
+    visits = [Visit(client, weight) for client, weight in enumerate((1e9, 1e-9, 1.0, 1e5, 1e-3))]
+    outcomes = []
+    for engine, workers in (("loop", 1), ("pool", 3)):
+        opened = engines.open_engine(engine, small.blueprint, small.data, workers)
+        outcomes.append(opened.map_sum("train", small.state().tensors, visits, Key(0)).sums)
+        opened.close()
+    assert list(outcomes[0]) == list(outcomes[1])
+    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
+
+
+def test_a_pool_gives_back_all_it_took():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        small = federation()
+        pool = engines.open_engine("pool", small.blueprint, small.data, 2)
+        processes = [worker.process for worker in pool._workers]
+        pool.map_sum("train", small.state().tensors, [Visit(0, 1.0)], Key(0))
+        pool.close()
+        assert all(process.poll() is not None for process in processes)
+        del pool
+        gc.collect()  # a mapping keeps a descriptor for as long as a tensor lies in it
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_worker_that_cannot_start_says_why():
+    broken = federation()
+    broken.blueprint.local.__dict__["batch"] = "many"
+    pool = engines.open_engine("pool", broken.with_method("nowhere:method").blueprint, broken.data, 1)
+    with pytest.raises(RuntimeError, match="cannot start.*nowhere"):
+        pool.map_sum("train", {}, [Visit(0, 1.0)], Key(0))
+    pool.close()
+
+
+def test_auto_takes_the_loop_when_processes_would_cost_more_than_they_save():
+    assert engines.choose("auto", workers=2, work=1.0, visits=10) == "loop"
+    assert engines.choose("auto", workers=2, work=100.0, visits=10) == "pool"
+    assert engines.choose("auto", workers=1, work=100.0, visits=10) == "loop"
+    assert engines.choose("auto", workers=8, work=100.0, visits=1) == "loop"

@@ -1,0 +1,58 @@
+"""Methods that live outside the package, for tests of what a client may do wrong."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from unskew.types import Loss, Step
+
+
+def _term(term):
+    return lambda algorithm: replace(algorithm, terms=(*algorithm.terms, term))
+
+
+def raises(on: int = 1):
+    """The client whose batch holds ``on`` examples raises."""
+
+    def term(loss: Loss, step: Step) -> Loss:
+        if len(step.labels) == on:
+            raise RuntimeError("the camera fell into the sea")
+        return loss
+
+    return _term(term)
+
+
+def nan(on: int = 1):
+    """The client whose batch holds ``on`` examples has a loss that is not a number."""
+
+    def term(loss: Loss, step: Step) -> Loss:
+        return loss.plus(torch.tensor(float("nan"))) if len(step.labels) == on else loss
+
+    return _term(term)
+
+
+def dies(on: int = 1, once: str = ""):
+    """The process that trains the client with ``on`` examples is killed; with ``once``, only the first time."""
+
+    def term(loss: Loss, step: Step) -> Loss:
+        if len(step.labels) == on and not (once and Path(once).exists()):
+            if once:
+                Path(once).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+
+    return _term(term)
+
+
+def sleeps(seconds: float = 60.0):
+    """Every step takes long."""
+    import time
+
+    def term(loss: Loss, step: Step) -> Loss:
+        time.sleep(seconds)
+        return loss
+
+    return _term(term)
