@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.data import binary
@@ -19,6 +19,7 @@ def idx_bytes(shape=(2, 3, 4), magic=0x803, body=None):
     return struct.pack(f">I{len(shape)}I", magic, *shape) + body
 
 
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.sampled_from([(1, 10), (2, 100)]), st.randoms(use_true_random=False))
 def test_cifar_records_come_back_as_written(count, kind, chance):
     label_bytes, classes = kind

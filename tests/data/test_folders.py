@@ -256,7 +256,7 @@ def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
         ({"x_train": X.astype(int), "y_train": Y}, "is int64; give uint8, or floats"),
         ({"x_train": X * 1.0, "y_train": Y}, "outside 0..1 or NaN"),
         ({"x_train": np.where(X > 5, np.nan, 0.5), "y_train": Y}, "outside 0..1 or NaN"),
-        ({"x_train": -X / 255, "y_train": Y}, "outside 0..1 or NaN"),
+        ({"x_train": X / -255, "y_train": Y}, "outside 0..1 or NaN"),
         ({"x_train": X[0], "y_train": Y[:4]}, "has shape [4, 5]"),
         ({"x_train": X[:0], "y_train": Y[:0]}, "N > 0"),
         ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
@@ -288,4 +288,4 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
     np.save(tmp_path / "one.npy", X)
     assert "no .npz" in refused(folders.load_arrays, tmp_path / "one.npy")
     assert "is not there" in refused(folders.load_arrays, tmp_path / "absent.npz")
-    assert "cannot be read" in refused(folders.load_arrays, tmp_path) or True
+    assert "no .npz" in refused(folders.load_arrays, tmp_path)

@@ -188,11 +188,21 @@ def test_a_string_encoded_again_and_again_does_not_fill_the_memory():
     assert "builds more bytes than it has" in refused(raw)
 
 
-@pytest.mark.parametrize("nest", [b"]" * 90_000 + b"a" * 89_999, b")" + b"\x85" * 90_000, b"]" * 200_000])
+@pytest.mark.parametrize("nest", [b"]" * 50_000 + b"a" * 49_999, b")" + b"\x85" * 50_000])
 def test_deep_nesting_is_refused_without_recursion(nest):
     refused(nest + b".")
     refused(b"}K\x01" + nest + b"s.")
     refused(b"}" + nest + b"K\x01s.")
+
+
+def test_more_lists_than_any_batch_has_are_refused(monkeypatch):
+    monkeypatch.setattr(pickles, "_MOST", 1000)
+    assert "more than 1,000 lists" in refused(b"]" * 1001 + b".")
+
+
+def test_many_file_names_written_by_python_3_read():
+    names = [b"%d.png" % i for i in range(20_000)]
+    assert pickles.read(pickle.dumps({"filenames": names}, protocol=2), HERE)["filenames"] == names
 
 
 def test_a_list_that_holds_itself_is_refused():

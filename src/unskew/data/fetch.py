@@ -193,7 +193,7 @@ def _members(archive: Path, name: str) -> Iterator[tuple[str, IO[bytes]]]:
                 with held.open(info) as stream:
                     yield info.filename, stream
         return
-    with tarfile.open(archive) as tar:
+    with tarfile.open(archive, "r:gz") as tar:
         for entry in tar:
             content = tar.extractfile(entry) if entry.isfile() else None
             if content is not None:

@@ -232,7 +232,7 @@ def load_arrays(text: str) -> ImageSet:
 
 def _load_npz(path: Path) -> dict[str, Array]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {k: archive[k] for k in archive.files if k in _KNOWN}
     except FileNotFoundError as error:
         raise UserError(f"{path} is not there; give the path of an .npz file") from error

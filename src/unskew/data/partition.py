@@ -71,11 +71,12 @@ class Shards:
 class Dirichlet:
     """Each class is shared out by its own draw: p_c ~ Dir_K(alpha), client k gets the share p_ck of it.
 
-    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋ with u_c uniform in [0, 1): public codes lack u_c, whereby the
-    first client loses and the last one gains half an example a class, much where classes are many and small.
-    The whole is drawn again until every client holds ``min_size`` examples. ``cap`` is the variant of MOON's
-    public code: classes come in order, and a client that already holds N/K examples or more gets no share of
-    the next.
+    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋. The whole is drawn again until every client holds ``min_size``
+    examples. ``cap`` is the variant of MOON's public code: classes come in order, and a client that already
+    holds N/K examples or more gets no share of the next.
+
+    Departs from the public codes: they have no u_c, uniform in [0, 1). Without it the first client loses half
+    an example a class and the last one gains it, which is much where classes are many and small.
     """
 
     alpha: float = 0.1

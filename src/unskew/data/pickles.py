@@ -30,7 +30,7 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\'\"nrt]))|(\\)")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _SCALARS = (type(None), bool, int, str, bytes)
 _LINE = 200  # of a name or a number, in bytes; strings may be longer
-_MOST = 100_000  # tuples, lists and dicts in a file; CIFAR's hold a few dozen
+_MOST = 1_000_000  # tuples, lists and dicts in a file; Python 3 writes a tuple for each file name at protocol 2
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class _Machine:
                 self.refuse(f"is unsafe or damaged: opcode {opcode!r} is none that a batch of images needs")
             self.containers += opcode in _CONTAINERS
             if self.containers > _MOST:
-                self.refuse(f"is unsafe: it nests more than {_MOST:,} lists")
+                self.refuse(f"is unsafe: it holds more than {_MOST:,} lists")
             action(self)
         top = self.pop()
         if self.stack or self.at != len(self.raw):

@@ -1,0 +1,41 @@
+"""Timing side by side: variants take turns, so that a busy moment hits all of them; medians and ratios come out."""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: what was measured, what it should be at least or at most, whether it is."""
+
+    name: str
+    value: float
+    unit: str
+    wanted: str = ""
+    holds: bool | None = None
+    remark: str = ""
+
+    def cells(self):
+        verdict = {None: "", True: "yes", False: "**no**"}[self.holds]
+        return [self.name, f"{self.value:,.3g} {self.unit}".strip(), self.wanted, verdict, self.remark]
+
+
+def medians(variants, repeats):
+    """Call every variant ``repeats`` times in turn, after one call that does not count; median seconds by name."""
+    times = {name: [] for name in variants}
+    for turn in range(repeats + 1):
+        for name, work in variants.items():
+            began = time.perf_counter()
+            work()
+            if turn:
+                times[name].append(time.perf_counter() - began)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def at_least(name, value, unit, bound, remark=""):
+    return Row(name, value, unit, f"≥ {bound:g}", value >= bound, remark)
+
+
+def at_most(name, value, unit, bound, remark=""):
+    return Row(name, value, unit, f"≤ {bound:g}", value <= bound, remark)

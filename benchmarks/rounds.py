@@ -1,0 +1,172 @@
+"""The speed of a round: against the plain loop on large and on small clients, with idle clients, with 100,000 clients."""
+
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+import torch
+from measure import Row, at_least, at_most, medians
+from plain import SimpleCNN, federated_round
+
+from unskew import engines, models, tensors
+from unskew.data.partition import partition
+from unskew.data.population import Partition, Population
+from unskew.engines.blueprint import Blueprint, build, dataset
+from unskew.key import Key
+from unskew.round import driver
+from unskew.types import ImageSet, Local, Split
+
+
+class Federation:
+    """An engine and the state of its server."""
+
+    def __init__(self, images, population, local, engine, workers=2, per_round=None):
+        self.blueprint = Blueprint("fedavg", models.suited(images.shape), images.shape, len(images.classes), local)
+        data = dataset(images, population)
+        bench = build(self.blueprint, data)
+        models.initialise(bench.network, Key(0))
+        self.algorithm, self.per_round = bench.algorithm, per_round or population.clients
+        self.state = driver.start(bench.algorithm, tensors.of_module(bench.network))
+        self.engine = engines.open_engine(engine, self.blueprint, data, workers)
+
+    def round(self):
+        self.state, metrics = driver.run_round(
+            self.algorithm, self.engine, self.state, Key(0), per_round=self.per_round
+        )
+        return metrics
+
+
+def random_images(train, test=500, side=32, channels=3, classes=10) -> ImageSet:
+    draw = Key(0).fold("images").numpy()
+    parts = [
+        Split(draw.integers(0, 256, (count, channels, side, side), dtype=np.uint8), draw.integers(0, classes, count))
+        for count in (train, test)
+    ]
+    names = tuple(map(str, range(classes)))
+    return ImageSet("random", names, *parts, (0.5,) * channels, (0.25,) * channels, augment=True)
+
+
+def against_plain(images, population, repeats, augment, label):
+    """Examples a second of the plain loop on 1 and 2 threads, the loop and the pool, over the same clients."""
+    local = Local(epochs=1, augment=augment)
+    float_images = torch.from_numpy(images.train.images).float().div_(255)
+    float_images -= torch.tensor(images.mean).view(1, -1, 1, 1)
+    float_images /= torch.tensor(images.std).view(1, -1, 1, 1)
+    labels = torch.from_numpy(images.train.labels)
+    clients = [torch.tensor(population.examples(k)).long() for k in population.inhabited]
+    ours = {name: Federation(images, population, local, name) for name in ("loop", "pool")}
+    server = SimpleCNN(len(images.classes))
+
+    def plain(threads):
+        torch.set_num_threads(threads)
+        federated_round(server, float_images, labels, clients, augment=augment)
+
+    variants = {
+        "plain, 1 thread": lambda: plain(1),
+        "plain, 2 threads": lambda: plain(2),
+        "loop": ours["loop"].round,
+        "pool": ours["pool"].round,
+    }
+    seconds = medians(variants, repeats)
+    ours["pool"].engine.close()
+    examples = len(population.order)
+    speed = {name: examples / value for name, value in seconds.items()}
+    best = max(speed["plain, 1 thread"], speed["plain, 2 threads"])
+    rows = [Row(f"{label}: {name}", value, "examples/s") for name, value in speed.items()]
+    return rows, speed, best
+
+
+def large_clients(images, repeats):
+    found = partition("dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes))
+    rows, speed, best = against_plain(images, Population.from_partition(found), repeats, True, "10 large clients")
+    remark = "batch 64, one epoch, crops and flips"
+    return [
+        *rows,
+        at_least("10 large clients: pool / better plain", speed["pool"] / best, "", 1.6, remark),
+        at_least("10 large clients: loop / plain, 1 thread", speed["loop"] / speed["plain, 1 thread"], "", 1.0, remark),
+    ]
+
+
+def small_clients(images, repeats):
+    client = np.full(len(images.train), -1, np.int32)
+    client[:1300] = np.arange(1300) // 13
+    population = Population.from_partition(Partition(client, 100, "blocks", 0))
+    rows, speed, best = against_plain(images, population, repeats, True, "100 clients of 13")
+    return [
+        *rows,
+        at_least("100 clients of 13: pool / better plain", speed["pool"] / best, "", 0.9),
+        at_least("100 clients of 13: loop / plain, 1 thread", speed["loop"] / speed["plain, 1 thread"], "", 1.0),
+    ]
+
+
+def idle_clients(repeats):
+    images = random_images(1000)
+    population = Population.from_partition(Partition((np.arange(1000) % 10).astype(np.int32), 10, "blocks", 0))
+    rows = []
+    for name, bound in (("loop", 20), ("pool", 50)):
+        idle = Federation(images, population, Local(epochs=0), name)
+        seconds = medians({name: idle.round}, 5 * repeats)[name]
+        rows.append(at_most(f"10 clients that do nothing: {name}", 1000 * seconds, "ms a round", bound))
+        idle.engine.close()
+    return rows
+
+
+def crowd(clients):
+    """A population of so many clients of 1 to 30 examples."""
+    sizes = Key(0).fold("sizes").numpy().integers(1, 31, clients)
+    return np.repeat(np.arange(clients, dtype=np.int32), sizes)
+
+
+def large_population(repeats):
+    """100 clients a round out of 1,000 and out of 100,000; the same visits cost the same, if nothing grows."""
+    variants, loops, rows = {}, {}, []
+    for clients in (1_000, 100_000):
+        owner = crowd(clients)
+        images = random_images(len(owner), side=8, channels=1)
+        began = time.perf_counter()
+        population = Population.from_partition(Partition(owner, clients, "crowd", 0))
+        loops[clients] = Federation(images, population, Local(epochs=1), "loop", per_round=100)
+        start = time.perf_counter() - began
+        variants[clients] = loops[clients].round
+        if clients == 100_000:
+            rows.append(at_most("100,000 clients: start-up in the process", start, "s", 5))
+            own = population.order.nbytes + population.offsets.nbytes + population.inhabited.nbytes
+            rows.append(at_most("100,000 clients: memory beyond the data", own / clients, "bytes a client", 200))
+    per_example = {clients: [] for clients in variants}
+    for _ in range(10 * repeats):
+        for clients, work in variants.items():
+            began = time.perf_counter()
+            work()
+            per_example[clients].append(time.perf_counter() - began)
+    ratio = statistics.median(per_example[100_000]) / statistics.median(per_example[1_000])
+    rows.append(at_most("100,000 clients: a round's cost against 1,000", ratio, "", 1.1, "100 clients a round"))
+    rows.append(at_most("100,000 clients: whole start-up from the command line", _command_line_start(), "s", 5))
+    return rows
+
+
+def _command_line_start():
+    """From the shell to the first round: `python -c` that builds the same and trains one round, less that round."""
+    code = (
+        "import sys, time; began = time.perf_counter()\n"
+        "from rounds import Federation, Local, Partition, Population, crowd, random_images\n"
+        "owner = crowd(100_000); images = random_images(len(owner), side=8, channels=1)\n"
+        "population = Population.from_partition(Partition(owner, 100_000, 'crowd', 0))\n"
+        "Federation(images, population, Local(epochs=1), 'loop', per_round=100)\n"
+        "print(time.perf_counter() - began)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=sys.path[0], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def partitions(repeats):
+    labels = Key(0).numpy().integers(0, 1203, 120_000)
+    rows = []
+    for scheme in ("dirichlet(alpha=0.5, min_size=0)", "dirichlet-client(alpha=0.5)", "iid", "shards"):
+        work = {scheme: lambda scheme=scheme: partition(scheme, labels, clients=10_000, key=Key(0), classes=1203)}
+        name = f"120,000 examples on 10,000 clients: {scheme}"
+        rows.append(at_most(name, medians(work, repeats)[scheme], "s", 1))
+    return rows
+
+

@@ -1,0 +1,61 @@
+"""`make bench`: every speed claim of the README as a row, measured side by side in one run.
+
+CIFAR-10 is taken from UNSKEW_DATA; without it random images of the same size stand in, since speed does not look at them.
+"""
+
+import argparse
+import os
+import platform
+import sys
+from pathlib import Path
+
+import rounds
+import torch
+
+from unskew.data.sources import load
+from unskew.errors import UserError
+
+
+def cifar10():
+    folder = os.environ.get("UNSKEW_DATA")
+    try:
+        return load("cifar10", Path(folder) if folder else None)
+    except UserError:
+        return rounds.random_images(50_000)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
+    parser.add_argument("only", nargs="*", help="large small idle crowd partitions")
+    options = parser.parse_args()
+    images = cifar10()
+    suites = {
+        "large": lambda: rounds.large_clients(images, options.repeats),
+        "small": lambda: rounds.small_clients(images, 3 * options.repeats),
+        "idle": lambda: rounds.idle_clients(options.repeats),
+        "crowd": lambda: rounds.large_population(options.repeats),
+        "partitions": lambda: rounds.partitions(options.repeats),
+    }
+    lines = [
+        f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "
+        f"medians of {options.repeats} or more turns.",
+        "",
+        "| what | measured | wanted | holds | remark |",
+        "| --- | ---: | ---: | --- | --- |",
+    ]
+    print("\n".join(lines), flush=True)
+    missed = 0
+    for name in options.only or suites:
+        for row in suites[name]():
+            lines.append("| " + " | ".join(row.cells()) + " |")
+            print(lines[-1], flush=True)
+            missed += row.holds is False
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
