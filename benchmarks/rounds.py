@@ -3,13 +3,13 @@
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
-import torch
-from measure import Row, at_least, at_most, medians
-from plain import SimpleCNN, federated_round
 
+from measure import Row, at_least, at_most, medians
 from unskew import engines, models, tensors
 from unskew.data.partition import partition
 from unskew.data.population import Partition, Population
@@ -48,39 +48,58 @@ def random_images(train, test=500, side=32, channels=3, classes=10) -> ImageSet:
     return ImageSet("random", names, *parts, (0.5,) * channels, (0.25,) * channels, augment=True)
 
 
-def against_plain(images, population, repeats, augment, label):
-    """Examples a second of the plain loop on 1 and 2 threads, the loop and the pool, over the same clients."""
-    local = Local(epochs=1, augment=augment)
-    float_images = torch.from_numpy(images.train.images).float().div_(255)
-    float_images -= torch.tensor(images.mean).view(1, -1, 1, 1)
-    float_images /= torch.tensor(images.std).view(1, -1, 1, 1)
-    labels = torch.from_numpy(images.train.labels)
-    clients = [torch.tensor(population.examples(k)).long() for k in population.inhabited]
+def against_plain(images, population, repeats, label):
+    """Examples a second of the plain loop on 1 and 2 threads, the loop and the pool, over the same clients.
+
+    The plain loop has a process of its own: our engines set how PyTorch allocates, and it should not profit from that.
+    """
+    local = Local(epochs=1, augment=True)
     ours = {name: Federation(images, population, local, name) for name in ("loop", "pool")}
-    server = SimpleCNN(len(images.classes))
-
-    def plain(threads):
-        torch.set_num_threads(threads)
-        federated_round(server, float_images, labels, clients, augment=augment)
-
-    variants = {
-        "plain, 1 thread": lambda: plain(1),
-        "plain, 2 threads": lambda: plain(2),
-        "loop": ours["loop"].round,
-        "pool": ours["pool"].round,
-    }
-    seconds = medians(variants, repeats)
+    with PlainProcess(images, population) as plain:
+        variants = {
+            "plain, 1 thread": lambda: plain.round(threads=1),
+            "plain, 2 threads": lambda: plain.round(threads=2),
+            "loop": ours["loop"].round,
+            "pool": ours["pool"].round,
+        }
+        seconds = medians(variants, repeats)
     ours["pool"].engine.close()
-    examples = len(population.order)
-    speed = {name: examples / value for name, value in seconds.items()}
+    speed = {name: len(population.order) / value for name, value in seconds.items()}
     best = max(speed["plain, 1 thread"], speed["plain, 2 threads"])
     rows = [Row(f"{label}: {name}", value, "examples/s") for name, value in speed.items()]
     return rows, speed, best
 
 
+class PlainProcess:
+    """plain.py in a process that does a round whenever it is told to."""
+
+    def __init__(self, images, population):
+        self.folder = tempfile.TemporaryDirectory()
+        client = np.full(len(images.train), -1, np.int32)
+        client[population.order] = np.repeat(np.arange(population.clients), population.sizes)
+        arrays = {"images": images.train.images, "labels": images.train.labels, "client": client}
+        np.savez(f"{self.folder.name}/data.npz", mean=images.mean, std=images.std, **arrays)
+
+    def __enter__(self):
+        command = [sys.executable, str(Path(__file__).with_name("plain.py")), f"{self.folder.name}/data.npz"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process.stdout.readline()
+        return self
+
+    def round(self, threads):
+        self.process.stdin.write(f"{threads}\n")
+        self.process.stdin.flush()
+        self.process.stdout.readline()
+
+    def __exit__(self, *_):
+        self.process.stdin.close()
+        self.process.wait()
+        self.folder.cleanup()
+
+
 def large_clients(images, repeats):
     found = partition("dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes))
-    rows, speed, best = against_plain(images, Population.from_partition(found), repeats, True, "10 large clients")
+    rows, speed, best = against_plain(images, Population.from_partition(found), repeats, "10 large clients")
     remark = "batch 64, one epoch, crops and flips"
     return [
         *rows,
@@ -93,7 +112,7 @@ def small_clients(images, repeats):
     client = np.full(len(images.train), -1, np.int32)
     client[:1300] = np.arange(1300) // 13
     population = Population.from_partition(Partition(client, 100, "blocks", 0))
-    rows, speed, best = against_plain(images, population, repeats, True, "100 clients of 13")
+    rows, speed, best = against_plain(images, population, repeats, "100 clients of 13")
     return [
         *rows,
         at_least("100 clients of 13: pool / better plain", speed["pool"] / best, "", 0.9),
@@ -168,5 +187,3 @@ def partitions(repeats):
         name = f"120,000 examples on 10,000 clients: {scheme}"
         rows.append(at_most(name, medians(work, repeats)[scheme], "s", 1))
     return rows
-
-

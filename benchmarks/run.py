@@ -9,9 +9,9 @@ import platform
 import sys
 from pathlib import Path
 
-import rounds
 import torch
 
+import rounds
 from unskew.data.sources import load
 from unskew.errors import UserError
 

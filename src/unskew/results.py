@@ -67,5 +67,3 @@ def read_result(path: Path) -> Result:
         return Result(path=path, **values)
     except (TypeError, KeyError) as error:
         raise UserError(f"{path / 'result.json'} is not a result of this version: {error}") from error
-
-

@@ -31,6 +31,17 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
     return {prefix + name: value for name, value in tensors.items()}
 
 
+def flat(tensors: Tensors) -> Tensor:
+    """All values in one float64 vector, in the order of the names."""
+    return torch.cat([value.reshape(-1) for value in tensors.values()]).double()
+
+
+def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
+    """The vector cut back into tensors of these names (one namespace deeper) and shapes: views, not copies."""
+    parts = vector.split([value.numel() for value in like.values()])
+    return {prefix + name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+
+
 def add(left: Sums | None, right: Sums) -> Sums:
     """``left + right``, name by name; None is the empty sum."""
     if left is None:
@@ -44,8 +55,9 @@ def add(left: Sums | None, right: Sums) -> Sums:
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no entry holds NaN or infinity. A sum over all of them is either, if one is."""
-    return all(bool(torch.isfinite(value.sum())) or bool(value.isfinite().all()) for value in tensors.values())
+    """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at."""
+    sums = torch.stack([value.sum(dtype=torch.float64) for value in tensors.values()] or [torch.zeros(())])
+    return bool(sums.isfinite().all()) or all(bool(value.isfinite().all()) for value in tensors.values())
 
 
 def count_bytes(tensors: Tensors) -> int:

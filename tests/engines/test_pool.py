@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import federation, same
 
+from federation import federation, same
 from unskew import engines, tensors
 from unskew.errors import ClientFailure
 from unskew.key import Key

@@ -6,14 +6,13 @@ from itertools import combinations
 import pytest
 import torch
 import torch.nn.functional as F
-from federation import federation, image_set, largest_difference, same
 
+from federation import federation, image_set, largest_difference, same
 from unskew import methods, tensors
 from unskew.data.batches import plan
 from unskew.engines.blueprint import build
 from unskew.errors import UserError
 from unskew.key import Key
-from unskew.round.client import load
 
 ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "fedyogi", "fedadagrad"]
 
@@ -21,7 +20,7 @@ ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "
 def plain_sgd(whole, rounds, fused):
     """Ordinary PyTorch on one client's data: nn.Module, torch.optim.SGD, cross_entropy."""
     bench = build(whole.blueprint, whole.data)
-    load(bench.network, whole.state().tensors)
+    bench.load(whole.state().tensors, training=True)
     network, local = bench.network.train(), bench.algorithm.local
     for number in range(1, rounds + 1):
         key = whole.key.fold("round", number).fold("client", 0, 0)
@@ -113,7 +112,9 @@ def test_global_generators_are_neither_read_nor_moved():
 def test_clients_that_are_not_drawn_do_not_matter():
     """Their data may change without a bit of the result changing."""
     small = federation()
-    visits = small.algorithm.sampler(Key(0).fold("round", 1).fold("sample"), build(small.blueprint, small.data).population, 2)
+    visits = small.algorithm.sampler(
+        Key(0).fold("round", 1).fold("sample"), build(small.blueprint, small.data).population, 2
+    )
     bench = build(small.blueprint, small.data)
     drawn = {int(i) for visit in visits for i in bench.population.examples(visit.client)}
     before = small.run(1, per_round=2)

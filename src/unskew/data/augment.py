@@ -24,25 +24,22 @@ def draw(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.uin
 def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     """Reflect-pad by PAD, crop to the old size at ``shift``, mirror where ``flip``: one gather for the whole batch."""
     count, channels, height, width = images.shape
-    table = _sources(height, width)  # [corners, flips, H·W]
-    corner = shift[:, 0].long() * (2 * PAD + 1) + shift[:, 1].long()
-    source = table[corner, flip.long()]  # [B, H·W]
+    rows, columns = _sources(height, width)
+    top, left = shift.long().unbind(1)
+    side = columns.index_select(0, 2 * left + flip)
+    source = rows.index_select(0, top)[:, :, None] + side[:, None, :]  # [B, H, W], places in a flat image
     flat = images.reshape(count, channels, height * width)
-    taken = torch.gather(flat, 2, source[:, None].expand(-1, channels, -1))
+    taken = torch.gather(flat, 2, source.view(count, 1, -1).expand(-1, channels, -1))
     return taken.view(count, channels, height, width)
 
 
 @lru_cache(maxsize=4)
-def _sources(height: int, width: int) -> Tensor:
-    """For each crop and flip, the pixel of the image that each place of the result shows: [(2·PAD+1)², 2, H·W]."""
-    tables = []
-    for top in range(2 * PAD + 1):
-        rows = _reflected(torch.arange(height) + top - PAD, height)
-        for left in range(2 * PAD + 1):
-            columns = _reflected(torch.arange(width) + left - PAD, width)
-            plain = rows[:, None] * width + columns[None]
-            tables.append(torch.stack((plain.flatten(), plain.flip(1).flatten())))
-    return torch.stack(tables)
+def _sources(height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Where each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop comes from, by its corner; columns mirrored or not."""
+    corners = torch.arange(2 * PAD + 1)[:, None] - PAD
+    rows = _reflected(torch.arange(height) + corners, height) * width
+    columns = _reflected(torch.arange(width) + corners, width)
+    return rows, torch.stack((columns, columns.flip(1)), 1).flatten(0, 1)
 
 
 def _reflected(place: Tensor, size: int) -> Tensor:

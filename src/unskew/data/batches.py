@@ -73,6 +73,4 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     if not local.augment or not held:
         return Plan(table, counts)
     shift, flip = augment.draw(key.fold("augment").numpy(), table.numel())
-    return Plan(
-        table, counts, torch.from_numpy(shift).view(-1, size, 2), torch.from_numpy(flip).view(-1, size)
-    )
+    return Plan(table, counts, torch.from_numpy(shift).view(-1, size, 2), torch.from_numpy(flip).view(-1, size))

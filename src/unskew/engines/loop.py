@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from unskew import tensors
+from unskew.engines.memory import keep_freed_memory
 from unskew.key import Key
 from unskew.round.client import Bench, attempt, jobs
 from unskew.types import Failure, Outcome, Sums, Tensors, Visit
@@ -17,6 +18,7 @@ class Loop:
     name = "loop"
 
     def __init__(self, bench: Bench) -> None:
+        keep_freed_memory()
         self.population = bench.population
         self._jobs = jobs(bench)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
+from unskew.engines.loop import one_thread
 from unskew.engines.process import Worker, unpack
 from unskew.engines.shared import Layout, SharedFile
 from unskew.key import Key
@@ -44,11 +45,12 @@ class Pool:
         for worker in self._workers:
             worker.send(begin)
         work = _Work(visits, [_length(self.population, job, visit) for visit in visits])
-        while not work.done:
-            for worker in self._workers:
-                self._feed(worker, work)
-            for selected, _ in self._selector.select():
-                self._hear(selected.data, work, begin)
+        with one_thread():  # the workers have the cores: a second thread here would wait for one of them at every sum
+            while not work.done:
+                for worker in self._workers:
+                    self._feed(worker, work)
+                for selected, _ in self._selector.select():
+                    self._hear(selected.data, work, begin)
         return work.outcome()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import threading
 import torch
 
 from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.memory import keep_freed_memory
 from unskew.engines.shared import Layout, Line, SharedFile
 from unskew.key import Key
 from unskew.round.client import attempt, jobs
@@ -22,6 +23,7 @@ def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
     """Serve until the line closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(1)
     parent = Line(socket.socket(fileno=line))
     if (hello := parent.receive()) is None:

@@ -5,6 +5,7 @@ Jobs have names since a function cannot cross a wire: every process builds the s
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,6 +38,22 @@ class Bench:
     test: Pixels
     population: Population
 
+    @cached_property
+    def weights(self) -> Tensors:
+        """The network's own tensors by name, its buffers included."""
+        return tensors.of_module(self.network)
+
+    @cached_property
+    def params(self) -> Tensors:
+        """The network's parameters by name, as autograd knows them."""
+        return {f"params/{name}": value for name, value in self.network.named_parameters()}
+
+    def load(self, shared: Tensors, *, training: bool) -> None:
+        """Overwrite the network's tensors with the server's."""
+        torch._foreach_copy_(list(self.weights.values()), [shared[name] for name in self.weights])
+        if self.network.training != training:
+            self.network.train(training)
+
 
 def jobs(bench: Bench) -> dict[str, Job]:
     """The table of jobs."""
@@ -60,13 +77,12 @@ def attempt(job: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure
 def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
     batches = plan(bench.population.examples(visit.client), visit.take, bench.algorithm.local, key)
-    load(bench.network, shared)
-    bench.network.train()
+    bench.load(shared, training=True)
     loss = descend(bench, shared, batches)
     examples = sum(batches.counts)
     return {
         "weight": _scalar(visit.weight),
-        **_weighted_delta(shared, tensors.of_module(bench.network), visit.weight),
+        **_weighted_delta(shared, bench.weights, visit.weight),
         "metric/loss": _scalar(loss),
         "metric/examples": _scalar(examples),
         "metric/visits": _scalar(1),
@@ -76,14 +92,13 @@ def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
 def descend(bench: Bench, shared: Tensors, batches: Plan) -> float:
     """SGD along the plan, in place; the sum of the loss over all examples seen."""
     network, terms, total = bench.network, bench.algorithm.terms, 0.0
-    names: Tensors = {f"params/{name}": value for name, value in network.named_parameters()}
-    values = list(names.values())
+    values = list(bench.params.values())
     update = sgd(values, bench.algorithm.local)
     for step, count in enumerate(batches.counts):
         images, labels = bench.train.batch(*_row(batches, step, count))
         features = network.encoder(images)
         logits = network.classifier(features)
-        value = objective(terms, Step(features, logits, labels, names, shared)).value()
+        value = objective(terms, Step(features, logits, labels, bench.params, shared)).value()
         update(torch.autograd.grad(value, values))
         total += value.item() * count
     return total
@@ -119,8 +134,7 @@ def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     """Right answers and loss on the test images of chunk ``visit.client``, by class."""
     start = visit.client * EVALUATION_CHUNK
     index = torch.arange(start, min(start + EVALUATION_CHUNK, len(bench.test.labels)))
-    load(bench.network, shared)
-    bench.network.eval()
+    bench.load(shared, training=False)
     with torch.no_grad():
         images, labels = bench.test.batch(index)
         logits = bench.network(images)
@@ -134,13 +148,6 @@ def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     }
 
 
-def load(network: Network, shared: Tensors) -> None:
-    """Overwrite the network's tensors with the server's."""
-    mine = tensors.of_module(network)
-    with torch.no_grad():
-        torch._foreach_copy_(list(mine.values()), [shared[name] for name in mine])
-
-
 def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if batches.shift is None or batches.flip is None:
         return batches.index[step, :count], None, None
@@ -149,10 +156,8 @@ def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, T
 
 def _weighted_delta(old: Tensors, new: Tensors, weight: float) -> Sums:
     # float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit
-    before = [old[name].double() for name in new]
-    after = [value.double() for value in new.values()]
-    delta = torch._foreach_mul(torch._foreach_sub(before, after), weight)
-    return {f"delta/{name}": value for name, value in zip(new, delta, strict=True)}
+    before = tensors.flat({name: old[name] for name in new})
+    return tensors.shaped(before.sub_(tensors.flat(new)).mul_(weight), new, "delta/")
 
 
 def _scalar(value: float) -> Tensor:
