@@ -1,4 +1,4 @@
-"""The speed of a round: against the plain loop on large and on small clients, with idle clients, with 100,000 clients."""
+"""The speed of a round: against the plain loop, with clients that do nothing, with 100,000 clients."""
 
 import statistics
 import subprocess

@@ -1,6 +1,6 @@
 """`make bench`: every speed claim of the README as a row, measured side by side in one run.
 
-CIFAR-10 is taken from UNSKEW_DATA; without it random images of the same size stand in, since speed does not look at them.
+CIFAR-10 is taken from UNSKEW_DATA; without it random images of its size stand in, since speed does not look at them.
 """
 
 import argparse

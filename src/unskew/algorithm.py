@@ -53,6 +53,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 )
             owner[slot.name] = named.name
         if changed.terms[: len(algorithm.terms)] != algorithm.terms:
-            raise UserError(f"{named.name} drops another method's term; a method may only append its own")
+            before = ", ".join(other.name for other in methods[: methods.index(named)])
+            raise UserError(f"{named.name} drops a term of {before}; a method may only append its own")
         algorithm = changed
     return algorithm

@@ -38,7 +38,7 @@ def flat(tensors: Tensors) -> Tensor:
 
 def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
     """The vector cut back into tensors of these names (one namespace deeper) and shapes: views, not copies."""
-    parts = vector.split([value.numel() for value in like.values()])
+    parts = torch.split_with_sizes(vector, [value.numel() for value in like.values()])
     return {prefix + name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
 
 

@@ -83,7 +83,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Loss:
-    """A mini-batch's loss in parts, so that terms can change one and leave the others: value = Σ w·e / Σ w + penalty."""
+    """A mini-batch's loss in parts, so that a term can change one of them: value = Σ w·e / Σ w + penalty."""
 
     example: Tensor  # [B]
     weight: Tensor | None = None  # [B]; None: all one
@@ -91,10 +91,8 @@ class Loss:
 
     def value(self) -> Tensor:
         """The number that is minimised."""
-        if self.weight is None:
-            mean = self.example.mean()
-        else:
-            mean = (self.weight * self.example).sum() / self.weight.sum()
+        weight = self.weight
+        mean = self.example.mean() if weight is None else (weight * self.example).sum() / weight.sum()
         return mean if self.penalty is None else mean + self.penalty
 
     def plus(self, penalty: Tensor) -> "Loss":

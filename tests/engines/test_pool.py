@@ -118,7 +118,7 @@ def test_a_worker_that_cannot_start_says_why():
     broken = federation()
     broken.blueprint.local.__dict__["batch"] = "many"
     pool = engines.open_engine("pool", broken.with_method("nowhere:method").blueprint, broken.data, 1)
-    with pytest.raises(RuntimeError, match="cannot start.*nowhere"):
+    with pytest.raises(RuntimeError, match=r"cannot start.*nowhere"):
         pool.map_sum("train", {}, [Visit(0, 1.0)], Key(0))
     pool.close()
 

@@ -63,10 +63,9 @@ def test_a_method_with_its_knob_up_is_not_fedavg(method):
 @pytest.mark.parametrize("pair", list(combinations(ACTIVE, 2)), ids=" + ".join)
 def test_every_pair_commutes_or_is_refused_by_both_names(pair):
     first, second = pair
-    try:
-        methods.parse(f"{first} + {second}")
-    except UserError as error:
-        assert all(name.partition("(")[0] in str(error) for name in pair)
+    if sum(name != "fedprox(mu=0.3)" for name in pair) == 2:  # two servers
+        with pytest.raises(UserError, match=r"{}.*{}.*server slot".format(*(n.partition("(")[0] for n in pair))):
+            methods.parse(f"{first} + {second}")
         return
     there = federation(f"{first} + {second}").run(2).tensors
     back = federation(f"{second} + {first}").run(2).tensors

@@ -1,0 +1,1 @@
+"""Image sets, who holds which examples, and the batches a client trains on."""

@@ -35,7 +35,7 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _sources(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Where each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop comes from, by its corner; columns mirrored or not."""
+    """Where each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop comes from; columns plain, then mirrored."""
     corners = torch.arange(2 * PAD + 1)[:, None] - PAD
     rows = _reflected(torch.arange(height) + corners, height) * width
     columns = _reflected(torch.arange(width) + corners, width)

@@ -1,7 +1,7 @@
 """Freed memory kept for the next step: one setting of the C library that makes training on a CPU a tenth faster.
 
-A step allocates and frees the same few megabytes again and again. By default glibc gives them back to the kernel each time
-and pays for fresh pages the next.
+A step allocates and frees the same few megabytes again and again. By default glibc gives them back to the kernel each
+time and pays for fresh pages the next.
 """
 
 import ctypes

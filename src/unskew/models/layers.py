@@ -48,9 +48,9 @@ class ConvPool(nn.Conv2d):
 class _PhasedConvPool(torch.autograd.Function):
     """For a network's first layer, whose input needs no gradient.
 
-    The four outputs that meet in one pooling window come from one convolution of stride 2 whose kernel is one larger: four
-    shifted copies of the weights side by side. Few output channels leave a CPU's vector lanes idle; four times as many fill
-    them, and pooling becomes a maximum over four contiguous blocks.
+    The four outputs that meet in one pooling window come from one convolution of stride 2 whose kernel is one larger:
+    four shifted copies of the weights side by side. Few output channels leave a CPU's vector lanes idle; four times as
+    many fill them, and pooling becomes a maximum over four contiguous blocks.
     """
 
     @staticmethod
@@ -71,7 +71,7 @@ class _PhasedConvPool(torch.autograd.Function):
             _stacked(gradients[0], 1), _stacked(phases), [4, 1], [4, 1], [0, 0], [1, 1], False, index
         )
         _, wide_gradient, bias_gradient = _backward(whole.permute(0, 2, 3, 1).reshape(phases.shape), x, wide, stride=2)
-        by_pixel = wide_gradient.unflatten(0, (4, out)).permute(1, 2, 0, 3, 4).reshape(out * inside, -1)
+        by_pixel = wide_gradient.view(4, out, *wide.shape[1:]).permute(1, 2, 0, 3, 4).reshape(out * inside, -1)
         weight_gradient = (by_pixel @ _placement(height, width, wide.dtype).t()).view(out, inside, height, width)
         return None, weight_gradient, bias_gradient.view(4, out).sum(0)
 
@@ -85,7 +85,7 @@ def _placement(height: int, width: int, dtype: torch.dtype) -> Tensor:
 
 
 def _stacked(phases: Tensor, count: int = 4) -> Tensor:
-    """[B, 4·out, h, w] seen as [B, out·h·w, 4, 1], channels last: max-pooling that is vectorised over all of out·h·w."""
+    """[B, 4·out, h, w] seen as [B, out·h·w, 4, 1], channels last: max-pooling is then vectorised over out·h·w."""
     return phases.reshape(len(phases), count, 1, -1).permute(0, 3, 1, 2)
 
 

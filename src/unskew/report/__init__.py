@@ -1,0 +1,1 @@
+"""Runs and partitions as people look at them: tables, progress, pictures."""

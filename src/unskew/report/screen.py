@@ -50,8 +50,8 @@ class Screen:
             rows.add_row("", f"note: {note}")
         rows.add_row(
             "partition",
-            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples "
-            f"(median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} "
+            f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         )
         rows.add_row("model", f"{config.model}: {seen.parameters:,} parameters")
         rows.add_row(
@@ -63,7 +63,7 @@ class Screen:
         rows.add_row("engine", f"{seen.engine} ({where}), seed {config.seed}")
         rows.add_row(
             "needs",
-            f"about {size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}), {size(seen.disk_bytes)} on disk",
+            f"{size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}) and {size(seen.disk_bytes)} on disk",
         )
         rows.add_row("run", str(seen.path))
         self._console.print(rows)

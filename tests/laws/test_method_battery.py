@@ -1,0 +1,71 @@
+"""Every method in the table passes the battery, and the battery catches those that should not."""
+
+from dataclasses import replace
+
+import outside_methods
+import pytest
+import torch
+
+from unskew.checks import LawBroken, check_method
+from unskew.errors import ClientFailure
+from unskew.methods import METHODS
+from unskew.types import ServerOptimizer
+
+NEUTRAL = {"fedavg": "fedavg(lr=1)", "fedprox": "fedprox(mu=0)", "fedavgm": "fedavgm(beta=0)"}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_passes_the_battery(name):
+    assert len(check_method(name, neutral=NEUTRAL.get(name))) == 6 + (name in NEUTRAL)
+
+
+def forgetful():
+    """A server that keeps its velocity outside the state: resume cannot know of it."""
+    kept = {}
+
+    def update(params, gradient, memory):
+        for name, value in gradient.items():
+            kept[name] = 0.9 * kept.get(name, 0) + value
+        return {name: (value.double() - kept[name]).to(value.dtype) for name, value in params.items()}, memory
+
+    return lambda algorithm: replace(algorithm, server=ServerOptimizer(lambda params: {}, update))
+
+
+def careless():
+    """A term that draws from the global generator."""
+    return outside_methods._term(lambda loss, step: loss.plus(0.01 * torch.rand(()) * step.logits.square().mean()))
+
+
+def grabbing():
+    """A method that writes into what the server sent."""
+
+    def term(loss, step):
+        next(iter(step.shared.values())).mul_(1.5)
+        return loss
+
+    return outside_methods._term(term)
+
+
+def greedy():
+    """A method that throws other methods' terms away."""
+    return lambda algorithm: replace(algorithm, terms=(lambda loss, step: loss,))
+
+
+@pytest.mark.parametrize(
+    ("method", "law"),
+    [
+        ("outside_methods:nan(1)", "client 2"),
+        ("test_method_battery:careless", "same seed"),
+        ("test_method_battery:grabbing", "arguments|agree|seed"),
+        ("test_method_battery:forgetful", "seed|resume|one and two"),
+        ("test_method_battery:greedy", "beside fedprox it is refused in one order only"),
+    ],
+)
+def test_the_battery_catches_a_method_that_breaks_a_law(method, law):
+    with pytest.raises((LawBroken, ClientFailure), match=law):
+        check_method(method)
+
+
+def test_the_battery_catches_a_neutral_text_that_is_not_neutral():
+    with pytest.raises(LawBroken, match=r"fedprox\(mu=1\) is not FedAvg"):
+        check_method("fedprox", neutral="fedprox(mu=1)")
