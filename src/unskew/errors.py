@@ -17,7 +17,7 @@ class ClientFailure(Exception):
 def nearest(name: str, names: Iterable[str]) -> str:
     """A closing remark for an unknown name: the nearest known one, or all of them."""
     known = list(names)
-    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    close = get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from unskew import config as configs
-from unskew import engines, models, runs, tensors
+from unskew import engines, methods, models, runs, tensors
 from unskew.config import Config
 from unskew.data import partition_files
 from unskew.data.batches import steps_for
@@ -120,8 +120,9 @@ def prepare(config: Config, kept: str | None = None) -> Prepared:
         model=config.model or models.suited(images.shape),
         augment=images.augment if config.augment is None else config.augment,
     )
-    model = filled.model or ""
-    blueprint = Blueprint(filled.method, model, images.shape, classes, filled.local())
+    blueprint = Blueprint(filled.method, filled.model or "", images.shape, classes, filled.local())
+    methods.parse(blueprint.method, blueprint.local)  # whatever is wrong shows now, before a folder is made
+    models.build(blueprint.model, blueprint.shape, blueprint.classes)
     return Prepared(filled, images, found, Population.from_partition(found), blueprint, _fingerprint(images))
 
 

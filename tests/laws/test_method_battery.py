@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-import outside_methods
 import pytest
 import torch
 
+import outside_methods
 from unskew.checks import LawBroken, check_method
 from unskew.errors import ClientFailure
 from unskew.methods import METHODS

@@ -1,0 +1,218 @@
+"""The command line: what works, and one clear line for what does not."""
+
+import csv
+import io
+import json
+import os
+import re
+
+import numpy as np
+import pytest
+
+from unskew.cli import main
+
+FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+
+def unskew(capsys, *words):
+    """Run a command in this process: exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+WRONG = {
+    "an unknown command": (["rum"], "run"),
+    "an unknown option": (["run", "--roundz", "3"], "--rounds"),
+    "a word for a number": (["run", "--rounds", "many"], "--rounds"),
+    "no rounds": (["run", "--rounds", "0"], "--rounds 0: give 1 or more"),
+    "negative epochs": (["run", "--epochs", "-1"], "--epochs -1: give 1 or more"),
+    "an empty batch": (["run", "--batch", "0"], "--batch 0: give 1 or more"),
+    "a rate of zero": (["run", "--lr", "0"], "a learning rate is a number above 0"),
+    "a rate that is not a number": (["run", "--lr", "nan"], "a learning rate is a number above 0"),
+    "a momentum of one": (["run", "--momentum", "1"], "less than 1"),
+    "negative decay": (["run", "--weight-decay", "-0.1"], "--weight-decay -0.1: give 0 or more"),
+    "no clients": (["run", "--clients", "0"], "--clients 0: give 1 or more"),
+    "more clients a round than there are": (["run", "--clients", "5", "--per-round", "6"], "only 5 clients"),
+    "more clients than examples": (["run", "--clients", "100000", "--partition", "iid"], "1438"),
+    "a negative seed": (["run", "--seed", "-1"], "--seed -1: give 0 or more"),
+    "an unknown data set": (["run", "--data", "digit"], "digits"),
+    "a data set of a later version": (["run", "--data", "landmarks"], "landmarks"),
+    "a data set that is not there": (["run", "--data", "cifar10"], "--data-dir"),
+    "a data folder that is not there": (["run", "--data", "cifar10", "--data-dir", "nowhere"], "nowhere"),
+    "a folder without pictures": (["run", "--data", "folder:."], "folder"),
+    "arrays that are not there": (["run", "--data", "arrays:none.npz"], "none.npz"),
+    "an unknown model": (["run", "--model", "simple-cn"], "did you mean 'simple-cnn'?"),
+    "a model too large for the images": (["run", "--model", "simple-cnn"], "8x8"),
+    "an unknown engine": (["run", "--engine", "pol"], "did you mean 'pool'?"),
+    "an engine of a later version": (["run", "--engine", "flower"], "later version"),
+    "no workers": (["run", "--engine", "pool", "--workers", "0"], "--workers 0: give 1 or more"),
+    "an unknown method": (["run", "--method", "fedprx"], "did you mean 'fedprox'?"),
+    "an unknown knob": (["run", "--method", "fedprox(nu=1)"], "did you mean 'mu'?"),
+    "an impossible knob": (["run", "--method", "fedavgm(1.5)"], "fedavgm(beta=1.5): beta is a momentum"),
+    "an open bracket": (["run", "--method", "fedprox(0.1"], "^"),
+    "two servers": (["run", "--method", "fedavgm + fedadam"], "fedavgm and fedadam both want the server slot"),
+    "a method twice": (["run", "--method", "fedprox + fedprox"], "twice"),
+    "an empty method": (["run", "--method", " "], "method is empty"),
+    "a module that is not there": (["run", "--method", "nowhere:m"], "nowhere"),
+    "an unknown partition": (["run", "--partition", "dirichle(0.1)"], "dirichlet"),
+    "a partition that cannot be": (["run", "--partition", "dirichlet(-1)"], "alpha"),
+    "a partition by users without users": (["run", "--partition", "users"], "users"),
+    "a partition file that is not there": (["run", "--partition", "file:none.npz"], "none.npz"),
+    "a policy that is none": (["run", "--on-failure", "cry"], "stop, skip"),
+    "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
+    "a run that is not there": (["resume", "none"], "none is no run folder"),
+    "a comparison with nothing": (["compare", "none"], "none has no result.json"),
+    "a format that is none": (["compare", "none", "--format", "tabel"], "did you mean 'table'?"),
+    "a partition without a file": (["partition"], "--out"),
+    "a partition in a strange format": (["partition", "--out", "p.xlsx"], ".npz or .csv"),
+    "a picture in a strange format": (["partition", "--out", "p.npz", "--plot", "p.docx"], ".png, .svg or .pdf"),
+    "a fetch to nowhere": (["data", "fetch", "cifar10"], "--data-dir"),
+    "a fetch of what is here": (["data", "fetch", "digits", "--data-dir", "."], "digits"),
+    "a check of what is not there": (["data", "check", "mnist", "--data-dir", "."], "mnist"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_mistake_gets_one_clear_message_and_exit_code_2(capsys, tmp_path, mistake):
+    words, hint = WRONG[mistake]
+    code, said, error = unskew(capsys, *words)
+    assert code == 2, error
+    assert hint in error
+    assert error.startswith("unskew: ")
+    assert error.count("unskew: ") == 1
+    assert "Traceback" not in error
+    assert len(error.strip().splitlines()) <= 3  # the message, and for a text the text with a caret
+    assert said == ""
+    assert os.listdir(tmp_path) == []  # and nothing is left behind
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        ("rouds = 3\n", "did you mean 'rounds'?"),
+        ('rounds = "3"\n', "rounds must be a whole number, '3' given"),
+        ("augment = 1\n", "augment must be true or false"),
+        ("rounds = \n", "is not TOML"),
+        ("rounds = true\n", "rounds must be a whole number"),
+        ("[run]\nrounds = 3\n", "no option is called 'run'"),
+    ],
+)
+def test_a_recipe_with_a_mistake_is_named(capsys, tmp_path, content, hint):
+    (tmp_path / "r.toml").write_text(content)
+    code, _, error = unskew(capsys, "run", "r.toml")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "r.toml" in error
+    assert hint in error
+
+
+def test_flags_go_over_the_recipe(capsys, tmp_path):
+    (tmp_path / "r.toml").write_text('rounds = 1\nepochs = 1\nper-round = 2\nmethod = "fedprox(0.1)"\n')
+    code, _, error = unskew(capsys, "run", "r.toml", "--method", "fedavg", "--out", "a", "--engine", "loop")
+    assert code == 0, error
+    found = json.loads((tmp_path / "a" / "result.json").read_text())
+    assert (found["method"], found["rounds"], found["per_round"]) == ("fedavg", 1, 2)
+
+
+def test_a_run_that_exists_is_not_written_over(capsys, tmp_path):
+    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
+    before = (tmp_path / "a" / "result.json").read_bytes()
+    code, _, error = unskew(capsys, "run", *FAST, "--out", "a")
+    assert code == 2
+    assert "unskew resume a" in error
+    assert (tmp_path / "a" / "result.json").read_bytes() == before
+    code, _, error = unskew(capsys, "resume", "a")
+    assert code == 2
+    assert "a is finished" in error
+
+
+def test_default_run_folders_do_not_collide(capsys, tmp_path):
+    for _ in range(2):
+        assert unskew(capsys, "run", *FAST)[0] == 0
+    assert sorted(os.listdir(tmp_path / "runs")) == ["digits-fedavg-seed0", "digits-fedavg-seed0-2"]
+
+
+def test_a_run_says_what_it_will_be_how_it_goes_and_what_came_out(capsys):
+    code, said, error = unskew(capsys, "run", *FAST, "--out", "a")
+    assert (code, error) == (0, "")
+    for part in ("1,438 train, 359 test", "mean 0.3", "EMD", "tiny-cnn: 13,706 parameters", "of memory", "on disk"):
+        assert part in " ".join(said.split())
+    assert re.search(r"round 2/2  loss [\d.]+  accuracy [\d.]+%  [\d,]+ examples/s", said)
+    assert "sha256" in said
+
+
+def test_a_rate_that_blows_up_stops_the_run_by_name_and_loses_nothing(capsys, tmp_path):
+    code, _, error = unskew(capsys, "run", *FAST, "--lr", "1e20", "--out", "a")
+    assert code == 2
+    assert re.match(r"unskew: client \d, round 1, job train: .*NaN or infinity.*seed 0 replays it", error)
+    assert "Traceback" not in error
+    assert (tmp_path / "a" / "config.toml").exists()
+
+
+def test_comparison_in_every_format(capsys):
+    for seed in "01":
+        assert unskew(capsys, "run", *FAST, "--seed", seed, "--out", f"s{seed}")[0] == 0
+    code, table, _ = unskew(capsys, "compare", "s0", "s1")
+    assert code == 0
+    assert "s0" in table
+    assert "s1" in table
+    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "json")
+    whole = json.loads(text)
+    assert [float(row["accuracy"]) for row in rows] == [round(100 * one["accuracy"], 2) for one in whole]
+    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "markdown")
+    assert len({line.count("|") for line in text.splitlines()}) == 1
+
+
+def test_a_partition_written_and_read_again_gives_the_same_run(capsys, tmp_path):
+    unskew(capsys, "run", *FAST, "--out", "drawn")
+    for file in ("p.npz", "p.csv"):
+        code, said, _ = unskew(capsys, "partition", "--out", file, "--plot", "p.png")
+        assert code == 0
+        assert "EMD 1.169" in said
+        assert unskew(capsys, "run", *FAST, "--partition", f"file:{file}", "--out", file + "-run")[0] == 0
+        drawn, read = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("drawn", file + "-run"))
+        assert drawn["partition_hash"] == read["partition_hash"]
+        assert drawn["weights_sha256"] == read["weights_sha256"]
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_own_arrays_with_users_train_one_client_a_user(capsys, tmp_path):
+    images = np.zeros((60, 6, 6, 3), np.uint8)
+    images[::2] = 200
+    users = np.array([f"user {i % 7}" for i in range(60)])
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=images,
+        y_train=np.arange(60) % 2,
+        x_test=images,
+        y_test=np.arange(60) % 2,
+        users=users,
+    )
+    code, said, error = unskew(capsys, "run", *FAST, "--data", "arrays:own.npz", "--partition", "users", "--out", "a")
+    assert code == 0, error
+    assert json.loads((tmp_path / "a" / "result.json").read_text())["clients"] == 7
+
+
+def test_methods_and_data_sets_are_listed(capsys):
+    code, said, _ = unskew(capsys, "methods")
+    assert code == 0
+    assert all(name in said for name in ("fedavg", "fedprox", "mu=0.01", "Reddi"))
+    code, said, _ = unskew(capsys, "data", "list")
+    assert code == 0
+    assert all(name in said for name in ("digits", "cifar100", "folder:DIR"))
+    assert unskew(capsys, "data", "check", "digits")[0] == 0
+
+
+def test_help_lists_every_command(capsys):
+    code, said, _ = unskew(capsys, "--help")
+    assert code == 0
+    assert all(command in said for command in ("run", "resume", "compare", "partition", "methods", "data"))

@@ -1,0 +1,165 @@
+"""Runs as a user has them: started from a shell, killed, interrupted, resumed, repeated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+UNSKEW = [sys.executable, "-m", "unskew.cli"]
+FAST = ["--rounds", "12", "--epochs", "1", "--lr", "0.05", "--checkpoint-seconds", "0"]
+
+
+def unskew(*words, cwd, check=True):
+    done = subprocess.run([*UNSKEW, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=300)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def result(run: Path):
+    return json.loads((run / "result.json").read_text())
+
+
+def metrics(run: Path):
+    """The rounds without their seconds: all else must be the same in a run that was never stopped."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
+
+
+def started(*words, cwd, run: Path, rounds: int):
+    """A run in the background that has finished some rounds."""
+    process = subprocess.Popen(
+        [*UNSKEW, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(600):
+        file = run / "metrics.jsonl"
+        if file.exists() and file.read_bytes().count(b"\n") >= rounds:
+            return process
+        if process.poll() is not None:
+            raise AssertionError(process.stderr.read())
+        time.sleep(0.02)
+    raise AssertionError("it never got so far")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    unskew("run", *FAST, "--method", "fedavgm(0.5)", "--out", "run", cwd=folder)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("engine", [["--engine", "loop"], ["--engine", "pool", "--workers", "2"]], ids=["loop", "pool"])
+def test_a_run_killed_in_the_middle_and_resumed_equals_one_that_never_stopped(tmp_path, whole, engine):
+    run = tmp_path / "run"
+    words = ["run", *FAST, *engine, "--method", "fedavgm(0.5)", "--out", "run"]
+    process = started(*words, cwd=tmp_path, run=run, rounds=3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (run / "result.json").exists()
+    with open(run / "metrics.jsonl", "a") as file:  # what a crash in the middle of a line leaves behind
+        file.write('{"round": 99, "cli')
+    unskew("resume", "run", cwd=tmp_path)
+    assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
+    assert metrics(run) == metrics(whole)
+
+
+def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_says_how_to_go_on(tmp_path, whole):
+    run = tmp_path / "run"
+    words = ["run", *FAST[:-1], "3600", "--engine", "pool", "--method", "fedavgm(0.5)", "--out", "run"]
+    process = started(*words, cwd=tmp_path, run=run, rounds=2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.strip() == "unskew: interrupted; go on with: unskew resume run"
+    assert (run / "checkpoint" / "state.safetensors").exists()
+    done = unskew("resume", "run", cwd=tmp_path)
+    assert "resuming after round" in done.stdout
+    assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
+    assert metrics(run) == metrics(whole)
+
+
+def test_every_engine_gives_the_same_weights(tmp_path, whole):
+    for words in (["loop"], ["pool", "--workers", "1"], ["pool", "--workers", "3"]):
+        out = "-".join(words).replace("--", "")
+        unskew("run", *FAST, "--method", "fedavgm(0.5)", "--engine", *words, "--out", out, cwd=tmp_path)
+        assert result(tmp_path / out)["weights_sha256"] == result(whole)["weights_sha256"]
+        assert metrics(tmp_path / out) == metrics(whole)
+
+
+def test_the_resolved_configuration_repeats_the_run(tmp_path, whole):
+    unskew("run", whole / "config.toml", "--out", "again", cwd=tmp_path)
+    assert result(tmp_path / "again")["weights_sha256"] == result(whole)["weights_sha256"]
+    assert (tmp_path / "again" / "config.toml").read_text() == (whole / "config.toml").read_text()
+
+
+def test_the_run_folder_holds_what_the_interface_promises(whole):
+    from safetensors.torch import load_file
+
+    from unskew import tensors
+
+    assert set(result(whole)) >= {
+        "method", "data", "partition", "clients", "per_round", "rounds", "seed", "engine", "accuracy", "loss", "emd",
+        "examples", "seconds", "examples_per_second", "bytes_up", "bytes_down", "weights_sha256", "calibrations",
+    }  # fmt: skip
+    assert set(metrics(whole)[0]) >= {
+        "round", "clients", "examples", "train_loss", "batches_max", "bytes_up", "bytes_down", "accuracy", "loss",
+    }  # fmt: skip
+    assert tensors.sha256(load_file(whole / "model.safetensors")) == result(whole)["weights_sha256"]
+    assert result(whole)["accuracy"] == metrics(whole)[-1]["accuracy"]
+
+
+def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
+    import numpy as np
+
+    from unskew.key import Key
+
+    def write(seed):
+        draw = Key(seed).numpy()
+        images = draw.integers(0, 256, (200, 8, 8), dtype=np.uint8)
+        np.savez(
+            tmp_path / "own.npz", x_train=images, y_train=np.arange(200) % 4, x_test=images, y_test=np.arange(200) % 4
+        )
+
+    write(0)
+    words = ["run", *FAST, "--rounds", "4000", "--data", "arrays:own.npz", "--clients", "3", "--out", "run"]
+    process = started(*words, cwd=tmp_path, run=tmp_path / "run", rounds=2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    write(1)
+    done = unskew("resume", "run", cwd=tmp_path, check=False)
+    assert done.returncode == 2
+    assert "is not the one that run was started with" in done.stderr
+
+
+def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):
+    run = tmp_path / "run"
+    process = started("run", *FAST, "--rounds", "4000", "--out", "run", cwd=tmp_path, run=run, rounds=1)
+    try:
+        done = unskew("resume", "run", cwd=tmp_path, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "unskew: run is in use by another process; wait for it or stop it\n"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+
+
+def test_no_worker_is_left_when_a_run_ends(tmp_path):
+    unskew("run", *FAST, "--engine", "pool", "--out", "run", cwd=tmp_path)
+    commands = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    mine = []
+    for file in commands:
+        try:
+            words = file.read_bytes().split(b"\0")
+            here = os.readlink(file.parent / "cwd")
+        except OSError:
+            continue
+        if b"unskew.engines.worker" in words and here == str(tmp_path):
+            mine.append(file)
+    assert mine == []
