@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench test-all lock clean
+.PHONY: help setup run test check format bench pictures test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test-all: check ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with th
 
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
 	$(BIN)/python benchmarks/run.py --out benchmarks/results.md
+
+pictures: $(READY) ## Make the pictures of README and docs from real runs
+	$(BIN)/python docs/make_pictures.py
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .

@@ -2,7 +2,7 @@
 
 import math
 import tomllib
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -67,9 +67,8 @@ def test_a_checked_configuration_checks_again_to_itself(config):
     assert replace(once, method=config.method, data_dir=config.data_dir) == config
 
 
-def test_every_option_is_drawn_in_these_tests():
-    assert set(Config.__dataclass_fields__) == {field.name for field in fields(Config)}
-    assert Config() == checked(Config())
+def test_the_defaults_are_possible():
+    assert checked(Config()) == Config()
 
 
 def test_a_recipe_file_is_read_with_its_defaults(tmp_path):
@@ -96,8 +95,9 @@ def test_any_text_survives_a_recipe(text):
 
 
 @pytest.mark.parametrize(
-    ("key", "hint"), [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "there are: data")]
-)  # fmt: skip
+    ("key", "hint"),
+    [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "there are: data")],
+)
 def test_an_unknown_key_is_told_the_nearest(key, hint):
     with pytest.raises(UserError) as caught:
         with_values(Config(), {key: 1}, "recipe.toml")

@@ -1,6 +1,7 @@
 """A key is a path: the same path gives the same draws everywhere, any other path others."""
 
 import hashlib
+import os
 import subprocess
 import sys
 
@@ -92,7 +93,11 @@ def test_a_fresh_process_draws_the_same():
         "print(*torch.randint(0, 1000, (5,), generator=key.torch()).tolist())"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": "99"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "99"},
     )
     assert [int(word) for word in done.stdout.split()] == [PATH.number(), *GOLDEN_NUMPY, *GOLDEN_TORCH]
 

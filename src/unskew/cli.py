@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+import unskew
 from unskew import config as configs
 from unskew import experiment, methods, runs
 from unskew.config import Config
@@ -25,38 +26,61 @@ from unskew.report import compare as comparing
 from unskew.report.screen import Screen, size, summary
 from unskew.results import Result, read_result
 
-app = typer.Typer(
-    help="Federated training on skewed image data.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 data_app = typer.Typer(help="The image sets: list, fetch, check.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
 out = Console(highlight=False)
 
 
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False) -> None:
+    """Federated training on skewed image data."""
+    if version:
+        print(f"unskew {unskew.__version__}")  # noqa: T201
+        raise typer.Exit
+
+
 @app.command()
 def run(
     recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; the options below go over it.")] = None,
-    data: Annotated[str | None, typer.Option(help="digits | cifar10 | … | folder:DIR | arrays:FILE.npz")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"{Config.data} (default) | cifar10 | … | folder:DIR | arrays:FILE.npz")
+    ] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where image sets lie (or the variable UNSKEW_DATA).")] = None,
-    partition: Annotated[str | None, typer.Option(help='"dirichlet(alpha=0.1)" | iid | file:FILE | …')] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients.")] = None,
+    partition: Annotated[str | None, typer.Option(help=f'"{Config.partition}" (default) | iid | file:FILE | …')] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients (default: 10, or what the partition says).")
+    ] = None,
     per_round: Annotated[int | None, typer.Option(help="How many come each round (default: all).")] = None,
     method: Annotated[str | None, typer.Option(help='"fedavgm(0.9) + fedprox(0.01)"; see: unskew methods')] = None,
-    model: Annotated[str | None, typer.Option(help="simple-cnn | lenet-64 | tiny-cnn")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Local epochs a round.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples in a step.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The clients' learning rate.")] = None,
-    momentum: Annotated[float | None, typer.Option(help="The clients' momentum.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="The clients' weight decay.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="simple-cnn | lenet-64 | tiny-cnn (default: as suits the images).")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help=f"How many rounds (default: {Config.rounds}).")] = None,
+    epochs: Annotated[int | None, typer.Option(help=f"Local epochs a round (default: {Config.epochs}).")] = None,
+    batch: Annotated[int | None, typer.Option(help=f"Examples in a step (default: {Config.batch}).")] = None,
+    lr: Annotated[float | None, typer.Option(help=f"The clients' learning rate (default: {Config.lr}).")] = None,
+    momentum: Annotated[float | None, typer.Option(help=f"The clients' momentum (default: {Config.momentum}).")] = None,
+    weight_decay: Annotated[
+        float | None, typer.Option(help=f"The clients' weight decay (default: {Config.weight_decay}).")
+    ] = None,
     augment: Annotated[bool | None, typer.Option(help="Crops and flips (default: as suits the data).")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto | loop | pool")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto (default) | loop | pool")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: one a core).")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same weights.")] = None,
-    evaluate_every: Annotated[int | None, typer.Option(help="Rounds between evaluations.")] = None,
-    on_failure: Annotated[str | None, typer.Option(help="A client that fails: stop the run, or skip it.")] = None,
-    checkpoint_seconds: Annotated[float | None, typer.Option(help="Time between checkpoints; 0: every round.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help=f"The same seed gives the same weights (default: {Config.seed}).")
+    ] = None,
+    evaluate_every: Annotated[
+        int | None, typer.Option(help=f"Rounds between evaluations (default: {Config.evaluate_every}).")
+    ] = None,
+    on_failure: Annotated[
+        str | None, typer.Option(help="A client that fails: stop (default) the run, or skip it.")
+    ] = None,
+    checkpoint_seconds: Annotated[
+        float | None,
+        typer.Option(help=f"Time between checkpoints (default: {Config.checkpoint_seconds:g}); 0: every round."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
 ) -> None:
     """Train, evaluate, write the run folder."""
@@ -195,17 +219,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
+        _command(arguments)
+    except BrokenPipeError:  # whoever read our output has gone: `unskew methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _command(arguments: Sequence[str] | None) -> None:
+    try:
         code = app(args=arguments, standalone_mode=False, prog_name="unskew")
     except (UserError, ClientFailure) as error:
         _fail(str(error), 2)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        if not hasattr(error, "format_message"):  # typer's own complaints about the words of a command have it
             raise
-        _fail(f"{error.format_message()} (unskew --help shows the options)", 2)
+        said = error.format_message()
+        if said.startswith("Usage:"):  # no command was given
+            print(said)  # noqa: T201
+            sys.exit(2)
+        _fail(f"{said} (unskew --help shows the options)", 2)
     else:
         sys.exit(code if isinstance(code, int) else 0)
 

@@ -95,7 +95,13 @@ def checked(config: Config) -> Config:
         raise UserError(f"--seed {config.seed}: give a number below 2^63")
     check_name(config.engine)
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
-    return replace(config, method=canonical(config.method), data_dir=str(Path(folder).absolute()) if folder else None)
+    return replace(
+        config,
+        method=canonical(config.method),
+        data=_absolute(config.data, "arrays:", "folder:"),
+        partition=_absolute(config.partition, "file:"),
+        data_dir=str(Path(folder).absolute()) if folder else None,
+    )
 
 
 def to_toml(config: Config) -> str:
@@ -125,6 +131,14 @@ def _typed(key: str, value: Any, wanted: Any, where: str) -> Any:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         raise UserError(f"{where}: {key} must be {words[kinds[0]]}, {value!r} given")
     return value
+
+
+def _absolute(text: str, *prefixes: str) -> str:
+    """The text with its path made absolute, so that a run can be resumed from anywhere."""
+    for prefix in prefixes:
+        if text.startswith(prefix) and len(text) > len(prefix):
+            return prefix + str(Path(text.removeprefix(prefix)).expanduser().absolute())
+    return text
 
 
 def _flag(key: str) -> str:

@@ -144,35 +144,36 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     bench = build(prepared.blueprint, data)
     models.initialise(bench.network, key.fold("model"))
     first, progress = _beginning(prepared, bench, path)
-    state = first
-    workers = config.workers or engines.cores()
-    left = config.rounds - state.round
-    chosen = _choose(prepared, bench, workers, left)
-    observe(_overview(prepared, path, state, data, chosen, workers if chosen == "pool" else 0))
-    engine = engines.open_engine(chosen, prepared.blueprint, data, min(workers, config.per_round or 1))
+    workers = min(config.workers or engines.cores(), config.per_round or 1)
+    chosen = _choose(prepared, bench, workers, config.rounds - first.round)
+    observe(_overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
+    engine = engines.open_engine(chosen, prepared.blueprint, data, workers)
     metrics = runs.MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
-    saved = time.monotonic()
-    began = time.monotonic() - progress.seconds
+    done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, always changed as one
+    saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
     def save() -> None:
-        now = replace(progress, metrics_bytes=metrics.sync(), seconds=time.monotonic() - began)
-        runs.save_checkpoint(path, state, now)
+        metrics.sync()
+        so_far = replace(progress, metrics_bytes=done[1], seconds=time.monotonic() - began)
+        runs.save_checkpoint(path, done[0], so_far)
 
     try:
         for state, row in driver.run(
             bench.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
             skip_failures=config.on_failure == "skip",
         ):  # fmt: skip
-            if state.round % config.evaluate_every == 0 or state.round == config.rounds:
-                row = _evaluated(engine, prepared.images, state, row, key)
-            metrics.append(row)
+            last = state.round == config.rounds
+            if last or state.round % config.evaluate_every == 0:
+                found = driver.evaluate(engine, state.tensors, len(prepared.images.test), key)
+                row = replace(row, accuracy=found.accuracy, loss=found.loss)
+            done = (state, metrics.append(row))
             observe(row)
-            if time.monotonic() - saved >= config.checkpoint_seconds or state.round == config.rounds:
+            if last or time.monotonic() - saved >= config.checkpoint_seconds:
                 save()
                 saved = time.monotonic()
-        return _finish(prepared, path, state, chosen, time.monotonic() - began)
+        return _finish(prepared, path, done[0], chosen, time.monotonic() - began)
     except BaseException:
-        if state.round:
+        if done[0].round:
             save()
         raise
     finally:
@@ -202,11 +203,6 @@ def _choose(prepared: Prepared, bench: Bench, workers: int, rounds: int) -> str:
     steps = rounds * (config.per_round or 1) * steps_for(max(1, int(held)), bench.algorithm.local)
     work = steps * engines.seconds_per_step(bench, min(config.batch, max(1, int(held))))
     return engines.choose("auto", workers, work, config.per_round or 1)
-
-
-def _evaluated(engine: Any, images: ImageSet, state: ServerState, row: Metrics, key: Key) -> Metrics:
-    found = driver.evaluate(engine, state.tensors, len(images.test), key)
-    return replace(row, accuracy=found.accuracy, loss=found.loss)
 
 
 def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, seconds: float) -> Result:

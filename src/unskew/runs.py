@@ -120,16 +120,16 @@ class MetricsFile:
         self._file.truncate(keep)
         self._file.seek(keep)
 
-    def append(self, metrics: Metrics) -> None:
-        """One line, without what was not measured."""
+    def append(self, metrics: Metrics) -> int:
+        """One line, without what was not measured; how long the file is then."""
         row = {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
         self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
         self._file.flush()
-
-    def sync(self) -> int:
-        """Make the lines durable; how many bytes there are."""
-        os.fsync(self._file.fileno())
         return self._file.tell()
+
+    def sync(self) -> None:
+        """Make the lines durable."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Nothing is lost: every line was flushed."""

@@ -36,7 +36,7 @@ def started(*words, cwd, run: Path, rounds: int):
     process = subprocess.Popen(
         [*UNSKEW, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    for _ in range(600):
+    for _ in range(3000):  # a minute: the machine may be busy
         file = run / "metrics.jsonl"
         if file.exists() and file.read_bytes().count(b"\n") >= rounds:
             return process

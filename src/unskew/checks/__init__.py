@@ -17,7 +17,7 @@ class LawBroken(Exception):
 
 
 def check_method(source: str, *, neutral: str | None = None) -> list[str]:
-    """Try every law on the method of this text; the names of the laws that hold, or LawBroken at the first that does not.
+    """Try every law on the method of this text: the names of the laws, or LawBroken at the first that does not hold.
 
     ``neutral`` is the method's text with its knob at zero, where it has one: it must be FedAvg to the last bit.
     """

@@ -1,0 +1,329 @@
+"""Networks: the fast layer is its plain definition, sizes follow from the images, weights from the key."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.models import NETWORKS, build, initialise, suited
+from unskew.models.layers import ConvPool
+
+
+def layer(inside, outside, kernel=5, dtype=torch.float32, whole=False):
+    """A layer and a way to draw images; ``whole`` numbers are exact in any order of summation."""
+    conv = ConvPool(inside, outside, kernel, dtype=dtype)
+    draw = Key(1).torch()
+    with torch.no_grad():
+        for value in conv.parameters():
+            if whole:
+                value.copy_(torch.randint(-2, 3, value.shape, generator=draw))
+            else:
+                value.copy_(torch.rand(value.shape, generator=draw, dtype=dtype) - 0.5)
+    return conv, draw
+
+
+def both_ways(conv, images, input_gradient):
+    """(output, gradients) by the fast form and by the plain one, for the same random gradient from above."""
+    found = []
+    for form in (conv.forward, conv.plain):
+        x = images.clone().requires_grad_(input_gradient)
+        wanted = [conv.weight, *([] if conv.bias is None else [conv.bias]), *([x] if input_gradient else [])]
+        output = form(x)
+        above = torch.randint(-3, 4, output.shape, generator=Key(2).torch()).to(output.dtype)
+        found.append((output.detach(), torch.autograd.grad(output, wanted, above)))
+    return found
+
+
+def assert_alike(conv, images, tolerance, *, input_gradient):
+    (fast, fast_gradients), (plain, plain_gradients) = both_ways(conv, images, input_gradient)
+    assert fast.shape == plain.shape
+    assert fast.dtype == plain.dtype
+    for got, want in [(fast, plain), *zip(fast_gradients, plain_gradients, strict=True)]:
+        assert got.shape == want.shape
+        assert (got - want).abs().max() <= tolerance * max(1.0, float(want.abs().max()))
+
+
+@pytest.mark.parametrize("input_gradient", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("batch", "inside", "outside", "height", "width"),
+    [
+        *[(4, 3, 6, 32, 32), (1, 1, 6, 28, 28), (2, 6, 16, 14, 14), (3, 3, 6, 33, 32)],
+        *[(2, 1, 1, 7, 12), (1, 2, 3, 6, 6), (5, 3, 2, 9, 6)],
+    ],
+)
+def test_convolution_and_pooling_as_one_are_their_plain_definition(
+    batch, inside, outside, height, width, dtype, tolerance, input_gradient
+):
+    conv, draw = layer(inside, outside, dtype=dtype)
+    images = torch.randn(batch, inside, height, width, generator=draw, dtype=dtype)
+    assert_alike(conv, images, tolerance, input_gradient=input_gradient)
+
+
+@settings(deadline=None, max_examples=60)
+@given(*[st.integers(1, 4)] * 4, st.integers(0, 6), st.integers(0, 6), st.booleans())
+def test_whatever_the_sizes_the_fast_form_is_exact_on_whole_numbers(
+    batch, inside, outside, kernel, taller, wider, input_gradient
+):
+    """Small whole numbers have no rounding, and many ties: even which of four equals gets the gradient must agree."""
+    conv, draw = layer(inside, outside, kernel, whole=True)
+    images = torch.randint(-1, 2, (batch, inside, kernel + 1 + taller, kernel + 1 + wider), generator=draw).float()
+    assert_alike(conv, images, 0.0, input_gradient=input_gradient)
+
+
+@pytest.mark.parametrize("input_gradient", [False, True])
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.0])
+def test_ties_go_where_pooling_sends_them(value, input_gradient):
+    conv, _ = layer(1, 2, whole=True)
+    assert_alike(conv, torch.full((2, 1, 9, 10), value), 0.0, input_gradient=input_gradient)
+
+
+@pytest.mark.parametrize("input_gradient", [False, True])
+def test_constant_images_have_the_plain_gradient_within_rounding(input_gradient):
+    conv, _ = layer(3, 6)
+    assert_alike(conv, torch.full((2, 3, 32, 32), -1.989), 1e-5, input_gradient=input_gradient)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, (3, 5)])
+@pytest.mark.parametrize("input_gradient", [False, True])
+def test_gradients_pass_gradcheck(kernel, input_gradient):
+    conv, draw = layer(2, 3, kernel, dtype=torch.float64)
+    images = torch.randn(2, 2, 7, 8, generator=draw, dtype=torch.float64, requires_grad=input_gradient)
+
+    def function(x, weight, bias):
+        return torch.func.functional_call(conv, {"weight": weight, "bias": bias}, (x,))
+
+    assert torch.autograd.gradcheck(function, (images, conv.weight, conv.bias))
+
+
+def test_a_layer_without_bias_takes_the_plain_form():
+    conv = ConvPool(2, 3, 3, bias=False)
+    initialise(conv, Key(0))
+    assert_alike(conv, torch.randn(2, 2, 8, 8, generator=Key(1).torch()), 0.0, input_gradient=True)
+
+
+def test_layouts_and_views_of_the_images_do_not_matter():
+    conv, draw = layer(3, 6)
+    images = torch.randn(4, 3, 16, 16, generator=draw)
+    for x in (images.contiguous(memory_format=torch.channels_last), images.flip(3), images[::2], images[:, :, 1:, 2:]):
+        assert (conv(x) - conv.plain(x)).abs().max() < 1e-5
+
+
+def test_not_a_number_comes_through():
+    conv, draw = layer(1, 2)
+    images = torch.randn(1, 1, 10, 10, generator=draw)
+    images[0, 0, 0, 0] = math.nan
+    assert torch.equal(conv(images).isnan(), conv.plain(images).isnan())
+    assert conv(images).isnan().any()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("side", [8, 28, 32, 33])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_takes_these_images_and_gives_finite_logits_and_gradients(name, side, channels):
+    if name == "simple-cnn" and side == 8:
+        with pytest.raises(UserError, match=r"simple-cnn needs images of .*16x16 pixels.*8"):
+            build(name, (channels, side, side), 7)
+        return
+    network = build(name, (channels, side, side), 7)
+    initialise(network, Key(0))
+    images = torch.randn(2, channels, side, side, generator=Key(1).torch())
+    features = network.encoder(images)
+    logits = network(images)
+    assert logits.shape == (2, 7)
+    assert torch.equal(network.classifier(features), logits)
+    assert features.shape == (2, network.classifier.in_features)
+    gradients = torch.autograd.grad(F.cross_entropy(logits, torch.tensor([0, 6])), list(network.parameters()))
+    assert all(bool(g.isfinite().all()) and bool(g.any()) for g in gradients)
+
+
+def test_rectangles_are_images_too():
+    for name in NETWORKS:
+        network = build(name, (3, 20, 33), 4)
+        initialise(network, Key(0))
+        assert network(torch.zeros(1, 3, 20, 33)).shape == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "wanted"),
+    [
+        # conv1 3·6·25+6, conv2 6·16·25+16, fc1 400·120+120, fc2 120·84+84, fc3 84·84+84, fc4 84·256+256,
+        # classifier 256·10+10
+        ("simple-cnn", (3, 32, 32), 456 + 2_416 + 48_120 + 10_164 + 7_140 + 21_760 + 2_570),  # 92,626
+        # conv1 3·64·25+64, conv2 64·64·25+64, fc1 64·8·8·384+384, fc2 384·192+192, classifier 192·10+10
+        ("lenet-64", (3, 32, 32), 4_864 + 102_464 + 1_573_248 + 73_920 + 1_930),
+        # conv1 16·9+16, conv2 16·32·9+32, fc1 32·2·2·64+64, classifier 64·10+10
+        ("tiny-cnn", (1, 8, 8), 160 + 4_640 + 8_256 + 650),
+    ],
+)
+def test_parameters_are_as_many_as_the_papers_layers_have(name, shape, wanted):
+    assert sum(value.numel() for value in build(name, shape, 10).parameters()) == wanted
+
+
+def test_features_are_those_that_the_papers_calibrate():
+    assert {name: build(name, (3, 32, 32), 10).classifier.in_features for name in NETWORKS} == {
+        "simple-cnn": 256, "lenet-64": 192, "tiny-cnn": 64,
+    }  # fmt: skip
+
+
+def test_the_256_features_of_simple_cnn_may_be_negative_and_those_of_lenet_may_not():
+    images = torch.randn(8, 3, 32, 32, generator=Key(1).torch())
+    least = {}
+    for name in NETWORKS:
+        network = build(name, (3, 32, 32), 10)
+        initialise(network, Key(0))
+        least[name] = network.encoder(images).min().item()
+    assert least["simple-cnn"] < 0
+    assert least["lenet-64"] == least["tiny-cnn"] == 0
+
+
+def test_simple_cnn_is_the_papers_network_layer_by_layer():
+    """Table 6 of the CCVR paper, written out with ReLU before pooling as it stands there."""
+    network = build("simple-cnn", (3, 32, 32), 10)
+    initialise(network, Key(3))
+    weights = network.state_dict()
+
+    def linear(x, name):
+        return F.linear(x, weights[f"encoder.{name}.weight"], weights[f"encoder.{name}.bias"])
+
+    def conv(x, name):
+        x = F.conv2d(x, weights[f"encoder.{name}.weight"], weights[f"encoder.{name}.bias"])
+        return F.max_pool2d(F.relu(x), 2)
+
+    images = torch.randn(4, 3, 32, 32, generator=Key(1).torch())
+    hidden = conv(conv(images, "conv1"), "conv2").flatten(1)
+    for name in ("fc1", "fc2", "fc3"):
+        hidden = F.relu(linear(hidden, name))
+    assert (network.encoder(images) - linear(hidden, "fc4")).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("turned", [False, True])
+def test_images_that_are_too_small_are_refused_with_the_least_size(name, turned):
+    least = 16 if name == "simple-cnn" else 4
+    build(name, (1, least, least), 2)
+    shape = (1, least, least - 1) if turned else (1, least - 1, least)
+    with pytest.raises(UserError, match=rf"{name} needs images of .*{least}x{least} pixels.*{least - 1}"):
+        build(name, shape, 2)
+
+
+@pytest.mark.parametrize("name", ["tiny-cnn", "lenet-64"])
+def test_nobody_is_sent_to_a_network_that_needs_as_much(name):
+    with pytest.raises(UserError) as caught:
+        build(name, (1, 3, 3), 2)
+    assert "take tiny-cnn" not in str(caught.value)
+
+
+def test_the_suited_network_takes_the_images():
+    for side in (4, 8, 15, 16, 28, 32, 224):
+        name = suited((3, side, side))
+        assert name == ("tiny-cnn" if side < 16 else "simple-cnn")
+        build(name, (3, side, side), 2)
+    assert suited((1, 8, 64)) == "tiny-cnn"
+
+
+@pytest.mark.parametrize("name", ["simple-cn", "Simple-CNN"])
+def test_an_unknown_network_is_told_the_nearest(name):
+    with pytest.raises(UserError, match=f"no model is called '{name}'; did you mean 'simple-cnn'"):
+        build(name, (3, 32, 32), 10)
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere:net", "outside_models:missing", "outside_models:number", ":net", "outside_models:", "..a:net"]
+)
+def test_a_network_that_cannot_be_imported_is_refused_by_name(name):
+    with pytest.raises(UserError, match="model"):
+        build(name, (1, 8, 8), 2)
+
+
+# Weights
+
+
+def drawn(name, key, shape=(3, 16, 16)):
+    network = build(name, shape, 5)
+    initialise(network, key)
+    return network
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, "outside_models:batch_norm"])
+def test_the_same_key_gives_the_same_weights_and_another_key_others(name):
+    first, again, other = (drawn(name, Key(seed)).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[n], again[n]) for n in first)
+    weights = [n for n, value in first.items() if value.dim() > 1]
+    assert not any(torch.equal(first[n], other[n]) for n in weights)
+
+
+def test_every_layer_has_draws_of_its_own():
+    network = drawn("simple-cnn", Key(0), (3, 32, 32))
+    assert not torch.allclose(network.encoder.fc2.weight[0, :84], network.encoder.fc3.weight[0])
+    weights = [value for value in network.state_dict().values() if value.dim() > 1]
+    starts = [value.flatten()[0].item() * math.sqrt(value[0].numel()) for value in weights]
+    assert len({round(start, 4) for start in starts}) == len(starts)
+
+
+def test_weights_do_not_depend_on_what_other_layers_there_are():
+    colour, grey = drawn("tiny-cnn", Key(0), (3, 8, 8)), drawn("tiny-cnn", Key(0), (1, 8, 8))
+    assert torch.equal(colour.encoder.conv2.weight, grey.encoder.conv2.weight)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_are_uniform_within_one_over_the_root_of_the_inputs(name):
+    for module in drawn(name, Key(0), (3, 32, 32)).modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            bound = 1 / math.sqrt(module.weight[0].numel())
+            largest = module.weight.abs().max().item()
+            assert 0.95 * bound < largest <= bound
+            assert module.bias.abs().max().item() <= bound
+            spread = bound / math.sqrt(3 * module.weight.numel())  # of the mean of uniform draws
+            assert abs(module.weight.mean().item()) < 5 * spread
+
+
+def test_the_bounds_are_pytorchs_own():
+    """Its default draws from ±1/√inputs too: as many of its weights lie in the outer tenth as of ours."""
+    ours, theirs = drawn("lenet-64", Key(0), (3, 32, 32)).encoder.fc2, nn.Linear(384, 192)
+    bound = 1 / math.sqrt(384)
+    for module in (ours, theirs):
+        assert module.weight.abs().max().item() <= bound
+        assert abs((module.weight.abs() > 0.9 * bound).double().mean().item() - 0.1) < 0.01
+
+
+def test_neither_building_nor_drawing_touches_the_global_generator():
+    before = torch.random.get_rng_state()
+    for name in (*NETWORKS, "outside_models:norms"):
+        drawn(name, Key(0))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["outside_models:batch_norm", "outside_models:norms"])
+def test_norms_begin_with_ones_and_zeros(name):
+    network = drawn(name, Key(0))
+    norms = [m for m in network.modules() if isinstance(m, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm)]
+    assert len(norms) == (1 if name.endswith("batch_norm") else 3)
+    for norm in norms:
+        assert bool((norm.weight == 1).all())
+        assert bool((norm.bias == 0).all())
+        if isinstance(norm, nn.BatchNorm2d):
+            assert bool((norm.running_mean == 0).all())
+            assert bool((norm.running_var == 1).all())
+            assert norm.num_batches_tracked.item() == 0
+
+
+def test_weights_that_nobody_knows_how_to_draw_are_refused_by_name():
+    with pytest.raises(UserError, match=r"encoder\.1 \(Embedding\) has weights and no known way to draw them"):
+        drawn("outside_models:embedding", Key(0))
+
+
+def test_a_constant_of_a_network_is_kept_or_the_network_is_refused():
+    """Networks are built without memory, so what a constructor wrote into a buffer is gone: never silently."""
+    try:
+        network = drawn("outside_models:constant", Key(0))
+    except UserError as error:
+        assert "encoder.0" in str(error)  # noqa: PT017
+    else:
+        assert network.encoder[0].shift.item() == 3.0

@@ -1,0 +1,64 @@
+"""Every snippet of README and docs runs as it stands; every link inside the project leads somewhere."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from unskew.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SNIPPETS = [
+    pytest.param(kind, text, id=f"{page.name}-{place}-{kind}")
+    for page in PAGES
+    for place, (kind, text) in enumerate(BLOCK.findall(page.read_text()))
+    if kind in ("python", "sh")
+]
+
+
+@pytest.mark.parametrize(("kind", "text"), SNIPPETS)
+def test_a_snippet_runs(kind, text, tmp_path, monkeypatch):
+    """Python as it stands; of a shell block the lines that call unskew and need nothing from elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    if kind == "python":
+        exec(compile(text, "snippet", "exec"), {"__name__": "snippet"})
+        return
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["unskew"] and "--data-dir" not in words:
+            with pytest.raises(SystemExit) as ended:
+                main(words[1:])
+            assert ended.value.code == 0, line
+
+
+def test_there_are_snippets_to_run():
+    assert len(SNIPPETS) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_method_of_the_tour_keeps_the_laws(tmp_path, monkeypatch):
+    from unskew.checks import check_method
+
+    code = next(text for kind, text in BLOCK.findall((ROOT / "docs" / "tour.md").read_text()) if kind == "python")
+    (tmp_path / "mine_from_the_tour.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert check_method("mine_from_the_tour:label_smoothing")
+
+
+def test_every_recipe_is_a_recipe():
+    from unskew.config import checked, read
+
+    recipes = sorted((ROOT / "recipes").glob("*.toml"))
+    assert recipes
+    for recipe in recipes:
+        checked(read(recipe))
