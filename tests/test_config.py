@@ -64,7 +64,8 @@ def test_a_recipe_repeats_its_configuration(config):
 def test_a_checked_configuration_checks_again_to_itself(config):
     once = checked(config)
     assert checked(once) == once
-    assert replace(once, method=config.method, data_dir=config.data_dir) == config
+    spelled = {name: getattr(config, name) for name in ("method", "data_dir", "data", "partition")}
+    assert replace(once, **spelled) == config  # a value is refused or kept, never changed
 
 
 def test_the_defaults_are_possible():
@@ -221,6 +222,28 @@ def test_the_variable_stands_in_for_the_data_folder_and_both_become_absolute(mon
     assert checked(replace(Config(), data_dir="given")).data_dir == str(tmp_path / "given")
     monkeypatch.setenv("UNSKEW_DATA", "")
     assert checked(Config()).data_dir is None
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "wanted"),
+    [
+        ("data", "folder:pictures", "folder:{here}/pictures"),
+        ("data", "arrays:/a/b.npz", "arrays:/a/b.npz"),
+        ("data", "folder:~/pictures", "folder:{here}/home/pictures"),
+        ("data", "digits", "digits"),
+        ("partition", "file:split.csv", "file:{here}/split.csv"),
+        ("partition", "dirichlet(alpha=0.1)", "dirichlet(alpha=0.1)"),
+    ],
+)
+def test_paths_become_absolute_so_that_a_run_can_be_resumed_from_anywhere(monkeypatch, tmp_path, key, given, wanted):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert getattr(checked(replace(Config(), **{key: given})), key) == wanted.format(here=tmp_path)
+
+
+def test_a_home_that_nobody_has_is_the_users_mistake():
+    with pytest.raises(UserError, match="nobody-of-that-name"):
+        checked(replace(Config(), data="folder:~nobody-of-that-name/pictures"))
 
 
 def test_a_method_is_kept_in_its_plainest_spelling_and_garbage_is_refused():

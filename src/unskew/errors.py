@@ -26,7 +26,7 @@ def imported(name: str, what: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise UserError(f"{what} {name!r} cannot be imported: {error}") from error
     if not callable(found):
         raise UserError(f"{what} {name!r} is not a function")

@@ -21,13 +21,13 @@ NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
 
 
 def build(name: str, shape: Shape, classes: int) -> Network:
-    """The network of that name (or ``package.module:function``) for such images, its weights not yet drawn."""
+    """The network of that name (or ``package.module:function``) for such images, its weights not yet ours."""
     make = imported(name, "model") if ":" in name else NETWORKS.get(name)
     if make is None:
         raise UserError(f"no model is called {name!r}; {nearest(name, NETWORKS)}")
-    with torch.device("meta"):  # no weight is drawn from the global generator
+    with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over, and disturbs nobody
         network: Network = make(shape, classes)
-    return network.to_empty(device="cpu")
+    return network
 
 
 def suited(shape: Shape) -> str:

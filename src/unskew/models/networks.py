@@ -10,6 +10,8 @@ from unskew.models.layers import ConvPool, Network
 
 Shape = tuple[int, int, int]
 
+SMALLEST = 4  # the side that tiny-cnn needs
+
 
 def simple_cnn(shape: Shape, classes: int) -> Network:
     """Two 5×5 convolutions of 6 and 16 channels with pooling, 120-84-84 with ReLU, 256 features without.
@@ -43,7 +45,7 @@ def _padded_cnn(
     name: str, shape: Shape, classes: int, *, channels: tuple[int, int], kernel: int, features: tuple[int, ...]
 ) -> Network:
     """Two convolutions that keep the image's size, each before pooling and ReLU, then linear layers with ReLU."""
-    _at_least(4, name, shape)
+    _at_least(SMALLEST, name, shape)
     encoder = nn.Sequential()
     for place, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
         encoder.add_module(f"conv{place}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
@@ -62,6 +64,6 @@ def _add_linear(encoder: nn.Sequential, sizes: Sequence[int]) -> None:
 
 def _at_least(side: int, name: str, shape: Shape) -> None:
     if min(shape[1:]) < side:
-        instead = "larger images" if name == "tiny-cnn" else "tiny-cnn"
+        instead = "tiny-cnn" if side > SMALLEST else "larger images"
         given = f"{shape[2]}x{shape[1]}"
         raise UserError(f"{name} needs images of {side}x{side} pixels or more, these are {given}; take {instead}")
