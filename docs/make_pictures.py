@@ -25,12 +25,14 @@ SEEDS = range(5)
 
 
 def accuracies(scheme: str, method: str, seed: int, folder: Path) -> list[float]:
+    """The test accuracy after each round of one run."""
     out = folder / f"{scheme}-{method}-{seed}"
     unskew.run(partition=scheme, method=method, rounds=30, lr=0.02, seed=seed, out=out, engine="loop")
     return [json.loads(line)["accuracy"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 def curves() -> Figure:
+    """Accuracy by round, mean and range over the seeds."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
@@ -39,7 +41,9 @@ def curves() -> Figure:
             seeds = [accuracies(scheme, method, seed, Path(folder)) for seed in SEEDS]
             rounds = range(1, len(seeds[0]) + 1)
             by_round = list(zip(*seeds, strict=True))
-            axes.fill_between(rounds, *([100 * f(r) for r in by_round] for f in (min, max)), color=colour, alpha=0.15, lw=0)
+            axes.fill_between(
+                rounds, *([100 * f(r) for r in by_round] for f in (min, max)), color=colour, alpha=0.15, lw=0
+            )
             mean = [100 * sum(row) / len(row) for row in by_round]
             axes.plot(rounds, mean, color=colour, lw=2, label=f"{label}: {mean[-1]:.1f} %")
     axes.set(xlabel="round", ylabel="test accuracy, %", xlim=(1, 30), ylim=(0, 100))
@@ -51,6 +55,7 @@ def curves() -> Figure:
 
 
 def main() -> None:
+    """Write both pictures."""
     digits = load("digits", None)
     found = partition(SKEWED, digits.train.labels, clients=10, key=Key(0), classes=10)
     partition_figure(found, digits.train.labels, digits.classes).savefig(HERE / "partition.png", dpi=90)

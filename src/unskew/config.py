@@ -62,7 +62,7 @@ def read(path: Path) -> Config:
         raise UserError(f"there is no recipe {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the recipe {path} cannot be read: {error}") from error
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
     return with_values(Config(), table, str(path))
 
@@ -75,6 +75,8 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
         key = given.replace("-", "_")
         if key not in types:
             raise UserError(f"{where}: no option is called {given!r}; {nearest(key, types)}")
+        if key in changes:
+            raise UserError(f"{where}: {key} stands there twice, with a dash and without")
         changes[key] = _typed(key, value, types[key], where)
     return replace(config, **changes)
 
@@ -117,8 +119,13 @@ def to_toml(config: Config) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, str):
         plain = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in plain) + '"'
+        return '"' + "".join(c if c.isprintable() else _escaped(c) for c in plain) + '"'
     return text.spell(value)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
 
 
 def _typed(key: str, value: Any, wanted: Any, where: str) -> Any:
@@ -126,7 +133,10 @@ def _typed(key: str, value: Any, wanted: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise UserError(f"{where}: {key} is too large for a number") from None
     if type(value) not in kinds:
         words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
         raise UserError(f"{where}: {key} must be {words[kinds[0]]}, {value!r} given")
@@ -137,7 +147,10 @@ def _absolute(text: str, *prefixes: str) -> str:
     """The text with its path made absolute, so that a run can be resumed from anywhere."""
     for prefix in prefixes:
         if text.startswith(prefix) and len(text) > len(prefix):
-            return prefix + str(Path(text.removeprefix(prefix)).expanduser().absolute())
+            try:
+                return prefix + str(Path(text.removeprefix(prefix)).expanduser().absolute())
+            except RuntimeError as error:
+                raise UserError(f"{text}: {error}") from error
     return text
 
 

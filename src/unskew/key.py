@@ -24,7 +24,7 @@ class Key:
 
     def number(self) -> int:
         """128 bits that depend on the seed and the whole path; ("a", "b") and ("ab",) differ, and so do 1 and "1"."""
-        text = repr((int(self.seed), *(p if isinstance(p, str) else int(p) for p in self.path)))
+        text = repr((int(self.seed), *(str(p) if isinstance(p, str) else int(p) for p in self.path)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "little")
 
     def numpy(self) -> np.random.Generator:

@@ -20,6 +20,7 @@ from safetensors.torch import save
 
 from unskew.errors import UserError
 from unskew.round.driver import Metrics
+from unskew.tensors import sha256
 from unskew.types import ServerState, Tensors
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
@@ -117,6 +118,9 @@ class MetricsFile:
     def __init__(self, path: Path, keep: int) -> None:
         """Open for appending after the first ``keep`` bytes; what a crash left behind them is cut off."""
         self._file = open(path, "ab")  # noqa: SIM115  closed by close
+        if self._file.tell() < keep:
+            self._file.close()
+            raise UserError(f"{path} is shorter than the checkpoint says; it was changed")
         self._file.truncate(keep)
         self._file.seek(keep)
 
@@ -142,14 +146,17 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         lines = (path / "metrics.jsonl").read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines[:-1]]
+    try:
+        return [json.loads(line) for line in lines[:-1]]
+    except ValueError as error:
+        raise UserError(f"{path / 'metrics.jsonl'} is damaged: {error}") from error
 
 
 def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:
     """All that resuming needs, in one file that is replaced at once."""
     entries = {f"model/{name}": value for name, value in state.tensors.items()}
     entries |= {f"memory/{name}": value for name, value in state.memory.items()}
-    about = {"unskew": json.dumps({"round": state.round, **asdict(progress)})}
+    about = {"unskew": json.dumps({"round": state.round, "sha256": sha256(entries), **asdict(progress)})}
     content = save({name: value.contiguous() for name, value in entries.items()}, metadata=about)
     write_whole(path / CHECKPOINT, content)
 
@@ -163,11 +170,13 @@ def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
         with safe_open(file, framework="pt") as content:
             about = json.loads(content.metadata()["unskew"])
             entries = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        if about.pop("sha256") != sha256(entries):
+            raise ValueError("its content does not match its checksum")
+        state = ServerState(
+            about.pop("round"),
+            {name.removeprefix("model/"): value for name, value in entries.items() if name.startswith("model/")},
+            {name.removeprefix("memory/"): value for name, value in entries.items() if name.startswith("memory/")},
+        )
+        return state, Progress(**about)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"the checkpoint {file} is damaged ({error}); delete it to start the run anew") from error
-    state = ServerState(
-        about.pop("round"),
-        {name.removeprefix("model/"): value for name, value in entries.items() if name.startswith("model/")},
-        {name.removeprefix("memory/"): value for name, value in entries.items() if name.startswith("memory/")},
-    )
-    return state, Progress(**about)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from unskew.types import Sums, Tensors
 
@@ -33,7 +34,10 @@ def prefixed(tensors: Tensors, prefix: str) -> Tensors:
 
 def flat(tensors: Tensors) -> Tensor:
     """All values in one float64 vector, in the order of the names."""
-    return torch.cat([value.reshape(-1) for value in tensors.values()]).double()
+    pieces = [value.reshape(-1) for value in tensors.values()]
+    if len({piece.dtype for piece in pieces}) > 1:  # beside float32 a large whole number would be rounded
+        pieces = [piece.double() for piece in pieces]
+    return torch.cat(pieces).double()
 
 
 def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
@@ -86,6 +90,7 @@ class _HalfSquaredDistance(torch.autograd.Function):
         return torch.stack(norms).square_().sum().mul_(0.5)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scaled = torch._foreach_mul(ctx.difference, gradients[0])  # type: ignore[attr-defined]
         return None, *scaled

@@ -4,6 +4,7 @@ Only literals are read and nothing is evaluated. Every complaint carries a caret
 """
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,13 +48,16 @@ def spell(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return value if re.fullmatch(r"[A-Za-z_][\w.:-]*", value) else f'"{value}"'
+        plain = re.fullmatch(r"[A-Za-z_][\w.:-]*", value) and value.lower() not in ("true", "false")
+        quote = "'" if '"' in value else '"'
+        return value if plain else f"{quote}{value}{quote}"
     return repr(value)
 
 
 def complain(source: str, start: int, message: str) -> UserError:
     """An error that shows the text and points at the column."""
-    return UserError(f"{message}\n  {source}\n  {' ' * start}^")
+    shown = re.sub(r"\s", " ", source)
+    return UserError(f"{message}\n  {shown}\n  {' ' * start}^")
 
 
 def parse(source: str, what: str) -> list[Call]:
@@ -158,6 +162,8 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
 
 def _value(source: str, token: _Token, what: str) -> Value:
     if token.kind == "number":
+        if not math.isfinite(float(token.text)):
+            raise complain(source, token.start, f"{what}: this number is too large")
         return int(token.text) if re.fullmatch(r"[-+]?\d+", token.text) else float(token.text)
     if token.kind == "name":
         return {"true": True, "false": False}.get(token.text.lower(), token.text)

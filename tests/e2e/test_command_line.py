@@ -197,7 +197,7 @@ def test_own_arrays_with_users_train_one_client_a_user(capsys, tmp_path):
         y_test=np.arange(60) % 2,
         users=users,
     )
-    code, said, error = unskew(capsys, "run", *FAST, "--data", "arrays:own.npz", "--partition", "users", "--out", "a")
+    code, _, error = unskew(capsys, "run", *FAST, "--data", "arrays:own.npz", "--partition", "users", "--out", "a")
     assert code == 0, error
     assert json.loads((tmp_path / "a" / "result.json").read_text())["clients"] == 7
 

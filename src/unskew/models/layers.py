@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class Network(nn.Module):
@@ -64,6 +65,7 @@ class _PhasedConvPool(torch.autograd.Function):
         return pooled.view(len(x), out, *phases.shape[2:])  # type: ignore[no-any-return]
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
         x, wide, phases, index = ctx.saved_tensors  # type: ignore[attr-defined]
         out, inside, height, width = wide.shape[0] // 4, wide.shape[1], wide.shape[2] - 1, wide.shape[3] - 1
@@ -99,6 +101,7 @@ class _MixedConv(torch.autograd.Function):
         return F.conv2d(last, weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         last, weight = ctx.saved_tensors  # type: ignore[attr-defined]
         _, weight_gradient, bias_gradient = _backward(gradients[0], last, weight, stride=1)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from unskew.results import Result, to_json
@@ -44,7 +45,7 @@ def as_table(results: Sequence[Result]) -> Table:
         right = key not in ("run", "method", "data", "partition")
         table.add_column(key, justify="right" if right else "left", overflow="fold")
     for row in found:
-        table.add_row(*(row[key] for key in shown))
+        table.add_row(*(escape(row[key]) for key in shown))
     return table
 
 

@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -38,6 +39,8 @@ class Screen:
     def _overview(self, seen: Overview) -> None:
         config, images, sizes = seen.config, seen.images, seen.population.sizes
         rows = Table.grid(padding=(0, 2))
+        rows.add_column()
+        rows.add_column(overflow="fold")
         channels, height, width = images.shape
         kind = "grey" if channels == 1 else "colour"
         rows.add_row(
@@ -65,7 +68,7 @@ class Screen:
             "needs",
             f"{size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}) and {size(seen.disk_bytes)} on disk",
         )
-        rows.add_row("run", str(seen.path))
+        rows.add_row("run", escape(str(seen.path)))
         self._console.print(rows)
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
         if seen.first_round > 1:
@@ -84,7 +87,11 @@ class Screen:
 
     def _round(self, row: Metrics) -> None:
         for failure in row.failures:
-            self._console.print(f"round {row.round}: went on without client {failure.client}: {failure.reason}")
+            self._console.print(
+                f"round {row.round}: went on without client {failure.client}: {failure.reason}",
+                markup=False,
+                soft_wrap=True,
+            )
         figures = f"loss {row.train_loss:.3f}"
         if row.accuracy is not None:
             figures += f"  accuracy {row.accuracy:.2%}"
@@ -95,12 +102,14 @@ class Screen:
         else:
             done = row.round - self._first + 1
             left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
-            self._console.print(f"round {row.round}/{self._rounds}  {figures}  {duration(left)} left")
+            self._console.print(f"round {row.round}/{self._rounds}  {figures}  {duration(left)} left", soft_wrap=True)
 
 
 def summary(result: Result) -> Table:
     """The last table: what came out and where it lies."""
     table = Table(show_header=False, box=None, padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row("accuracy", f"[bold]{result.accuracy:.2%}[/bold] on the test set, loss {result.loss:.4f}")
     for name, found in result.calibrations.items():
         table.add_row(f"after {name}", f"[bold]{found.accuracy:.2%}[/bold], loss {found.loss:.4f}")
@@ -112,14 +121,14 @@ def summary(result: Result) -> Table:
     if result.failures:
         table.add_row("failed", f"{result.failures} visits; metrics.jsonl says which")
     table.add_row("weights", f"sha256 {result.weights_sha256}")
-    table.add_row("run", str(result.path))
+    table.add_row("run", escape(str(result.path)))
     return table
 
 
 def size(count: float) -> str:
     """Bytes in a unit that suits them."""
     for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
+        if count < (999.5 if unit == "B" else 999.95):
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
@@ -127,7 +136,7 @@ def size(count: float) -> str:
 
 def duration(seconds: float) -> str:
     """Seconds as people say them."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
