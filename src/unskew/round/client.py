@@ -115,7 +115,7 @@ def sgd(values: list[Tensor], local: Local) -> Callable[[tuple[Tensor, ...]], No
         with torch.no_grad():
             torch._fused_sgd_(
                 values,
-                list(gradients),
+                [gradient.contiguous() for gradient in gradients],  # the fused call reads memory, not strides
                 velocity,
                 weight_decay=local.weight_decay,
                 momentum=local.momentum,

@@ -1,0 +1,50 @@
+"""On the real image sets, where there are any: UNSKEW_TEST_DATA names the folder."""
+
+import pytest
+
+import unskew
+from unskew.data.partition import partition
+from unskew.data.population import emd
+from unskew.data.sources import load
+from unskew.key import Key
+
+
+@pytest.mark.heavy
+def test_a_skewed_federation_learns_cifar10_the_same_in_loop_and_pool(real_data, tmp_path):
+    options = {
+        "data": "cifar10", "data_dir": str(real_data), "partition": "dirichlet(alpha=0.5)", "method": "fedavgm(0.5)",
+        "rounds": 3, "epochs": 1, "lr": 0.02, "batch": 32,
+    }  # fmt: skip
+    pool = unskew.run(out=tmp_path / "pool", engine="pool", workers=2, **options)
+    assert pool.accuracy > 0.25
+    loop = unskew.run(out=tmp_path / "loop", engine="loop", **options)
+    assert loop.weights_sha256 == pool.weights_sha256
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_the_published_splits_grow_more_skewed_as_alpha_falls(real_data, name):
+    images = load(name, real_data)
+    found = []
+    for file in sorted(
+        (real_data / "hsu-splits").glob(f"{name}_alpha_*.csv"), key=lambda f: float(f.stem.split("_")[-1])
+    ):
+        split = partition(f"file:{file}", images.train.labels, clients=None, key=Key(0), classes=len(images.classes))
+        assert split.clients == 100
+        found.append(emd(split.client, images.train.labels, len(images.classes)))
+    assert len(found) > 2
+    assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.heavy
+def test_fashion_mnist_trains_on_grey_images(real_data, tmp_path):
+    result = unskew.run(
+        data="fashion-mnist",
+        data_dir=str(real_data),
+        partition="iid",
+        rounds=1,
+        epochs=1,
+        lr=0.05,
+        out=tmp_path / "run",
+    )
+    assert result.accuracy > 0.5
