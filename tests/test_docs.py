@@ -23,7 +23,6 @@ SNIPPETS = [
 def test_a_snippet_runs(kind, text, tmp_path, monkeypatch):
     """Python as it stands; of a shell block the lines that call unskew and need nothing from elsewhere."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
     if kind == "python":
         exec(compile(text, "snippet", "exec"), {"__name__": "snippet"})
         return

@@ -18,7 +18,9 @@ from unskew.key import Key
 from unskew.round.driver import Metrics
 from unskew.types import Failure, ServerState
 
-PROGRESS = runs.Progress(metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64)
+PROGRESS = runs.Progress(
+    metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
+)
 
 
 def metrics(number=1, **changes):
@@ -74,7 +76,7 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(UserError, match=r"result\.json cannot be written: No space"):
         runs.write_whole(file, b"new")
     assert file.read_bytes() == b"old"
 
@@ -199,10 +201,16 @@ def test_syncing_makes_the_lines_durable(tmp_path, monkeypatch):
 
 
 def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
-    whole = b'{"round": 1}\n{"round": 2}\n'
-    for length in range(len(whole) + 1):
-        (tmp_path / "metrics.jsonl").write_bytes(whole[:length])
-        assert len(runs.read_metrics(tmp_path)) == (length >= 13) + (length >= 26)
+    line = b'{"round": 1, "examples": 2, "seconds": 0.5, "bytes_up": 3, "bytes_down": 3}\n'
+    for length in range(2 * len(line) + 1):
+        (tmp_path / "metrics.jsonl").write_bytes((2 * line)[:length])
+        assert len(runs.read_metrics(tmp_path)) == length // len(line)
+
+
+def test_a_line_that_lacks_what_every_line_has_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1, "exampels": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1 has no examples"):
+        runs.read_metrics(tmp_path)
 
 
 def test_a_run_without_metrics_has_none(tmp_path):

@@ -1,11 +1,35 @@
-"""Unskew: federated training on skewed image data, and the unskewing of the classifier it leaves behind."""
+"""Unskew: federated training on skewed image data, and the unskewing of the classifier it leaves behind.
 
-from unskew.algorithm import Algorithm
-from unskew.errors import ClientFailure, UserError
-from unskew.experiment import resume, run
-from unskew.key import Key
-from unskew.results import Calibration, Result
+Names are imported when first used: ``import unskew`` is quick, and an interrupt in the first second ends cleanly.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unskew.algorithm import Algorithm
+    from unskew.errors import ClientFailure, UserError
+    from unskew.experiment import resume, run
+    from unskew.key import Key
+    from unskew.results import Calibration, Result
 
 __version__ = "0.1.0"
 
 __all__ = ["Algorithm", "Calibration", "ClientFailure", "Key", "Result", "UserError", "resume", "run"]
+
+_HOME = {
+    "Algorithm": "algorithm",
+    "Calibration": "results",
+    "ClientFailure": "errors",
+    "Key": "key",
+    "Result": "results",
+    "UserError": "errors",
+    "resume": "experiment",
+    "run": "experiment",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'unskew' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unskew.{_HOME[name]}"), name)

@@ -43,7 +43,9 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
-        changed = named.method(algorithm)
+        changed = named.method(algorithm) if callable(named.method) else None
+        if not isinstance(changed, Algorithm):
+            raise UserError(f"{named.name} is no method: it must give a function from Algorithm to Algorithm")
         for slot in fields(Algorithm):
             if slot.name == "terms" or getattr(changed, slot.name) is getattr(algorithm, slot.name):
                 continue

@@ -1,36 +1,38 @@
 """The command line: flags in, values to the library, what comes out on the screen."""
 
+import csv
 import io
 import os
-import signal
+import shlex
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 import unskew
 from unskew import config as configs
 from unskew import experiment, methods, runs
+from unskew.cli_data import data_app
 from unskew.config import Config
-from unskew.data import fetch as fetching
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd
 from unskew.errors import ClientFailure, UserError, nearest
 from unskew.experiment import Observer
+from unskew.preparation import split
 from unskew.report import compare as comparing
-from unskew.report.screen import Screen, size, summary
+from unskew.report.console import PlainConsole
+from unskew.report.screen import Screen, summary
 from unskew.results import Result, read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-data_app = typer.Typer(help="The image sets: list, fetch, check.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
-out = Console(highlight=False)
+out = PlainConsole()
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +87,7 @@ def run(
 ) -> None:
     """Train, evaluate, write the run folder."""
     options = {key: value for key, value in locals().items() if value is not None and key not in ("recipe", "out")}
-    _watched(lambda screen: experiment.run(screen, out=out, recipe=recipe, **options))
+    _watched(lambda screen: experiment.run(recipe, out=out, observe=screen, **options))
 
 
 @app.command()
@@ -94,7 +96,7 @@ def resume(
     on_failure: Annotated[str | None, typer.Option(help="From here on: stop, or skip.")] = None,
 ) -> None:
     """Go on where a run stopped; the result equals that of a run never stopped."""
-    _watched(lambda screen: experiment.resume(path, screen, on_failure=on_failure))
+    _watched(lambda screen: experiment.resume(path, observe=screen, on_failure=on_failure))
 
 
 @app.command()
@@ -107,7 +109,7 @@ def compare(
         raise UserError(f"--format {form}: {nearest(form, comparing.FORMATS)}")
     results = [read_result(path) for path in paths]
     if form == "table":
-        out.print(comparing.as_table(results))
+        out.print(comparing.as_table(results, out.width))
     else:
         print(comparing.as_text(results, form))  # noqa: T201  for programs: no wrapping, no colour
 
@@ -130,13 +132,14 @@ def partition(
     config = configs.checked(replace(Config(), data=data, data_dir=data_dir, clients=clients, seed=seed))
     config = replace(config, partition=scheme)
     images = sources.load(config.data, Path(config.data_dir) if config.data_dir else None)
-    found = experiment.split(config, images)
+    found = split(config, images)
     labels, classes = images.train.labels, len(images.classes)
     if file.suffix == ".npz":
         runs.write_arrays(file, partition_files.to_arrays(found, labels, classes))
     else:
-        rows = partition_files.to_csv_rows(found, labels)
-        runs.write_whole(file, "".join(",".join(row) + "\n" for row in rows).encode())
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(found, labels))
+        runs.write_whole(file, text.getvalue().encode())
     sizes = Population.from_partition(found).sizes
     out.print(
         f"{found.scheme}, seed {found.seed}: {found.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples, "
@@ -149,7 +152,11 @@ def partition(
         from unskew.report.partition_plot import partition_figure  # matplotlib takes a second to import
 
         picture = io.BytesIO()
-        partition_figure(found, labels, images.classes).savefig(picture, format=plot.suffix.removeprefix("."))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            partition_figure(found, labels, images.classes).savefig(picture, format=plot.suffix.removeprefix("."))
+        if any("Glyph" in str(warning.message) for warning in said):
+            out.print("note: the font lacks some characters of the class names; they are drawn as boxes")
         runs.write_whole(plot, picture.getvalue())
         out.print(f"drawn to {plot}")
 
@@ -161,63 +168,13 @@ def list_methods() -> None:
     for column in ("method", "what it changes", "knobs", "reference"):
         table.add_column(column, overflow="fold")
     for row in methods.describe():
-        table.add_row(row.name, row.changes, row.knobs.replace(", ", "\n"), row.reference)
+        table.add_row(row.name, row.changes.replace("``", ""), row.knobs.replace(", ", "\n"), row.reference)
     out.print(table)
     out.print('Put them together with +, as in --method "fedavgm(0.9) + fedprox(mu=0.01)".')
 
 
-@data_app.command("list")
-def data_list(data_dir: Annotated[str | None, typer.Option()] = None) -> None:
-    """The image sets, and which of them lie here."""
-    table = Table()
-    for column in ("name", "what it is", "train + test", "where"):
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in sources.survey(_folder(data_dir)):
-        channels, height, width = row.shape or (0, 0, 0)
-        kind = "grey" if channels == 1 else "colour"
-        counts = " + ".join(f"{count:,}" for count in row.sizes or ())
-        held = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
-        here = row.found or ("not found" if row.shape else "")
-        table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, held, here)
-    out.print(table)
-    if _folder(data_dir) is None:
-        out.print("No data folder is named: give --data-dir DIR or set UNSKEW_DATA.")
-
-
-@data_app.command("fetch")
-def data_fetch(
-    name: str,
-    data_dir: Annotated[str | None, typer.Option()] = None,
-    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public one.")] = None,
-) -> None:
-    """Download an image set, check it, put it where --data-dir points."""
-    folder = _folder(data_dir)
-    if folder is None:
-        raise UserError("where to? give --data-dir DIR or set UNSKEW_DATA")
-
-    def report(done: int, total: int | None) -> None:
-        if out.is_terminal:
-            of = f" of {size(total)}" if total else ""
-            out.print(f"{size(done)}{of}", end="\r")
-
-    path = fetching.fetch(name, folder, mirror=mirror, report=report)
-    out.print(f"{name} lies in {path}")
-
-
-@data_app.command("check")
-def data_check(name: str, data_dir: Annotated[str | None, typer.Option()] = None) -> None:
-    """Read an image set whole and compare its files with the published ones."""
-    findings = sources.check(name, _folder(data_dir))
-    for finding in findings:
-        out.print(f"{finding.path}: {size(finding.size)}, {finding.status}; {finding.detail}", soft_wrap=True)
-    damaged = [finding.path for finding in findings if not finding.whole]
-    if damaged:
-        raise UserError(f"{name}: {len(damaged)} of {len(findings)} files cannot be read; fetch them anew")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
         _command(arguments)
     except BrokenPipeError:  # whoever read our output has gone: `unskew methods | head`
@@ -245,6 +202,8 @@ def _command(arguments: Sequence[str] | None) -> None:
             sys.exit(2)
         _fail(f"{said} (unskew --help shows the options)", 2)
     else:
+        if code == 130:  # typer has swallowed an interrupt
+            _fail("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -260,24 +219,16 @@ def _watched(work: Any) -> None:
     observer: Observer = observe
     try:
         result: Result = work(observer)
-    except (KeyboardInterrupt, ClientFailure) as error:
+    except (KeyboardInterrupt, ClientFailure, UserError) as error:
         screen.close()
         if place:
-            what = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            _fail(f"{what}; go on with: unskew resume {place[0]}", 130 if isinstance(error, KeyboardInterrupt) else 2)
+            interrupted = isinstance(error, KeyboardInterrupt)
+            what = "interrupted" if interrupted else str(error)
+            _fail(f"{what}; go on with: unskew resume {shlex.quote(str(place[0]))}", 130 if interrupted else 2)
         raise
     finally:
         screen.close()
     out.print(summary(result))
-
-
-def _folder(given: str | None) -> Path | None:
-    named = given or os.environ.get("UNSKEW_DATA")
-    return Path(named) if named else None
-
-
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def _fail(message: str, code: int) -> None:

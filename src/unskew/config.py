@@ -5,6 +5,8 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
+from os import PathLike
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
@@ -15,6 +17,7 @@ from unskew.errors import UserError, nearest
 from unskew.methods import canonical
 from unskew.types import Local
 
+MOST = 10**9  # of anything that is counted
 FAILURE_POLICIES = ("stop", "skip")
 
 
@@ -87,6 +90,8 @@ def checked(config: Config) -> Config:
         value = getattr(config, key)
         if value is not None and not (least <= value < math.inf):
             raise UserError(f"{_flag(key)} {value}: give {least} or more")
+        if isinstance(value, int) and key != "seed" and value > MOST:
+            raise UserError(f"{_flag(key)}: {MOST:,} is the most that is allowed")
     if not 0 < config.lr < math.inf:
         raise UserError(f"--lr {config.lr}: a learning rate is a number above 0")
     if not config.momentum < 1:
@@ -132,6 +137,10 @@ def _typed(key: str, value: Any, wanted: Any, where: str) -> Any:
     kinds = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
     if value is None and type(None) in kinds:
         return None
+    if isinstance(value, PathLike) and str in kinds:
+        return str(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)  # NumPy's whole numbers too
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         try:
             return float(value)

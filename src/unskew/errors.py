@@ -1,6 +1,8 @@
 """What goes wrong by a user's hand, said in one line, and what goes wrong inside a client."""
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -24,10 +26,12 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def imported(name: str, what: str) -> Callable[..., Any]:
     """``package.module:function``, for methods and networks that live outside this package."""
     module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(f"{what} {name!r} cannot be imported: {error}") from error
+    except Exception as error:  # a module may raise anything when it is imported
+        raise UserError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise UserError(f"{what} {name!r} is not a function")
     result: Callable[..., Any] = found

@@ -63,6 +63,8 @@ def read_result(path: Path) -> Result:
         raise UserError(f"{path} has no result.json; {hint}")
     values = runs.read_json(path / "result.json")
     try:
+        for name in ("accuracy", "loss", "emd", "seconds", "bytes_up", "bytes_down"):
+            values[name] + 0.0  # a number
         values["calibrations"] = {row["name"]: Calibration(**row) for row in values["calibrations"]}
         return Result(path=path, **values)
     except (TypeError, KeyError) as error:

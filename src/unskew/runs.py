@@ -8,7 +8,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from unskew.round.driver import Metrics
 from unskew.tensors import sha256
 from unskew.types import ServerState, Tensors
 
+_COUNTED = ("round", "examples", "seconds", "bytes_up", "bytes_down")  # what every line of metrics.jsonl has
+
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 
 
@@ -34,6 +36,7 @@ class Progress:
     seconds: float
     data_sha256: str
     partition_hash: str
+    config_sha256: str
 
 
 def create(path: Path) -> None:
@@ -68,18 +71,23 @@ def locked(path: Path) -> Iterator[None]:
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file at once: it is the old one or the new one, never half of either."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    with open(beside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -117,7 +125,8 @@ class MetricsFile:
 
     def __init__(self, path: Path, keep: int) -> None:
         """Open for appending after the first ``keep`` bytes; what a crash left behind them is cut off."""
-        self._file = open(path, "ab")  # noqa: SIM115  closed by close
+        self._path = path
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115  closed by close
         if self._file.tell() < keep:
             self._file.close()
             raise UserError(f"{path} is shorter than the checkpoint says; it was changed")
@@ -127,8 +136,11 @@ class MetricsFile:
     def append(self, metrics: Metrics) -> int:
         """One line, without what was not measured; how long the file is then."""
         row = {key: value for key, value in asdict(metrics).items() if value is not None and value != ()}
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(f"{self._path} cannot be written: {error.strerror or error}") from error
         return self._file.tell()
 
     def sync(self) -> None:
@@ -147,9 +159,14 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     try:
-        return [json.loads(line) for line in lines[:-1]]
+        rows = [json.loads(line) for line in lines[:-1]]
     except ValueError as error:
         raise UserError(f"{path / 'metrics.jsonl'} is damaged: {error}") from error
+    for number, row in enumerate(rows, 1):
+        missing = [name for name in _COUNTED if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
+        if missing:
+            raise UserError(f"{path / 'metrics.jsonl'} is damaged: line {number} has no {missing[0]}")
+    return rows
 
 
 def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:

@@ -81,7 +81,10 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
 
     A ``ValueError`` from the function itself is its own complaint about a value and becomes a UserError too.
     """
-    signature = inspect.signature(function)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise complain(call.source, call.start, f"{call.name} does not say what it takes; it is no {what}") from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:

@@ -28,7 +28,7 @@ def epochs_of(found, epochs):
 def test_every_epoch_is_a_permutation_of_the_clients_examples(examples, epochs, batch, augment, seed):
     local = Local(epochs=epochs, batch=batch, augment=augment)
     found = plan(examples, None, local, Key(seed))
-    assert found.index.shape == (steps_for(len(examples), local), batch)
+    assert found.index.shape == (steps_for(len(examples), local), max(1, min(batch, len(examples))))
     assert found.index.dtype == torch.int64
     assert len(found.counts) == len(found.index)
     for epoch in epochs_of(found, epochs):

@@ -17,7 +17,6 @@ FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
 @pytest.fixture(autouse=True)
 def in_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("signal.signal", lambda *_: None)
 
 
 def unskew(capsys, *words):
@@ -66,6 +65,16 @@ WRONG = {
     "a partition that cannot be": (["run", "--partition", "dirichlet(-1)"], "alpha"),
     "a partition by users without users": (["run", "--partition", "users"], "users"),
     "a partition file that is not there": (["run", "--partition", "file:none.npz"], "none.npz"),
+    "a function that is no method": (["run", "--method", "os:getcwd"], "is no method"),
+    "a class that is no method": (["run", "--method", "builtins:dict"], "no method"),
+    "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is no method"),
+    "a module that raises": (["run", "--method", "outside_broken:m"], "ZeroDivisionError"),
+    "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),
+    "a model that gives nothing": (
+        ["run", "--model", "outside_methods:nothing"],
+        "not an unskew.models.layers.Network",
+    ),
+    "more rounds than can be": (["run", "--rounds", "1" + 300 * "0"], "1,000,000,000 is the most"),
     "a policy that is none": (["run", "--on-failure", "cry"], "stop, skip"),
     "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
     "a run that is not there": (["resume", "none"], "none is no run folder"),
@@ -216,3 +225,55 @@ def test_help_lists_every_command(capsys):
     code, said, _ = unskew(capsys, "--help")
     assert code == 0
     assert all(command in said for command in ("run", "resume", "compare", "partition", "methods", "data"))
+
+
+def test_brackets_in_names_are_names_and_commas_in_users_stay(capsys, tmp_path):
+    images = np.zeros((40, 6, 6), np.uint8)
+    users = np.array(["Doe, Jane", 'a "b"', "[/x]", "ü"] * 10)
+    np.savez(
+        tmp_path / "a[bold].npz",
+        x_train=images,
+        y_train=np.arange(40) % 2,
+        x_test=images,
+        y_test=np.arange(40) % 2,
+        users=users,
+    )
+    own = ["--data", "arrays:a[bold].npz"]
+    code, said, error = unskew(capsys, "partition", *own, "--partition", "users", "--out", "p[red].csv")
+    assert code == 0, error
+    assert "written to p[red].csv" in said
+    code, said, error = unskew(capsys, "run", *FAST, *own, "--partition", "file:p[red].csv", "--out", "[bold]r")
+    assert code == 0, error
+    assert "[bold]r" in said
+    with np.load(tmp_path / "[bold]r" / "partition.npz") as kept:
+        assert sorted(kept["names"].tolist()) == sorted(set(users.tolist()))
+
+
+def test_a_server_that_blows_up_is_named(capsys):
+    code, _, error = unskew(capsys, "run", *FAST, "--method", "fedavg(lr=1e300)", "--out", "a")
+    assert code == 2
+    assert "server, round 1: its step gives NaN or infinity" in error
+
+
+def test_one_run_and_a_narrow_screen_are_compared_legibly(capsys, monkeypatch):
+    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
+    monkeypatch.setenv("COLUMNS", "40")
+    code, said, _ = unskew(capsys, "compare", "a", "a")
+    assert code == 0
+    assert "accuracy" in said
+
+
+def test_a_large_batch_takes_no_memory_for_examples_that_are_not_there(capsys):
+    assert unskew(capsys, "run", *FAST, "--batch", "1000000000", "--out", "a")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "damage", [{"accuracy": None}, {"accuracy": "high"}, {"calibrations": 3}, {"method": None, "odd": 1}]
+)
+def test_a_damaged_result_is_named(capsys, tmp_path, damage):
+    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
+    file = tmp_path / "a" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | damage))
+    code, _, error = unskew(capsys, "compare", "a")
+    assert code == 2
+    assert "result.json is not a result of this version" in error

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-UNSKEW = [sys.executable, "-m", "unskew.cli"]
+UNSKEW = [sys.executable, "-m", "unskew"]
 FAST = ["--rounds", "12", "--epochs", "1", "--lr", "0.05", "--checkpoint-seconds", "0"]
 
 
@@ -135,6 +136,85 @@ def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
     done = unskew("resume", "run", cwd=tmp_path, check=False)
     assert done.returncode == 2
     assert "is not the one that run was started with" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run stopped in the middle, to be copied and tampered with."""
+    folder = tmp_path_factory.mktemp("stopped")
+    process = started("run", *FAST, "--rounds", "4000", "--out", "run", cwd=folder, run=folder / "run", rounds=3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    return folder / "run"
+
+
+TAMPERED = {
+    "another rate": (lambda run: edit(run, "lr = 0.05", "lr = 0.06"), "config.toml was changed"),
+    "another method": (lambda run: edit(run, '"fedavg"', '"fedavgm(0.9)"'), "config.toml was changed"),
+    "another model": (lambda run: edit(run, '"tiny-cnn"', '"lenet-64"'), "config.toml was changed"),
+    "fewer rounds": (lambda run: edit(run, "rounds = 4000", "rounds = 2"), "config.toml was changed"),
+    "no configuration": (lambda run: (run / "config.toml").write_text(""), "config.toml was changed"),
+    "a broken configuration": (lambda run: (run / "config.toml").write_text("lr = ["), "is not TOML"),
+    "no partition, another seed": (
+        lambda run: ((run / "partition.npz").unlink(), edit(run, "seed = 0", "seed = 1")),
+        "partition",
+    ),
+    "a broken partition": (lambda run: (run / "partition.npz").write_bytes(b"PK"), "partition.npz"),
+    "a broken checkpoint": (lambda run: (run / "checkpoint" / "state.safetensors").write_bytes(b"x"), "is damaged"),
+    "shorter metrics": (lambda run: (run / "metrics.jsonl").write_text(""), "metrics.jsonl"),
+}
+
+
+def edit(run: Path, old: str, new: str):
+    text = (run / "config.toml").read_text()
+    assert old in text
+    (run / "config.toml").write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize("how", TAMPERED)
+def test_a_run_that_was_tampered_with_is_not_resumed(tmp_path, stopped, how, capsys):
+    from unskew.cli import main
+
+    run = tmp_path / "run"
+    shutil.copytree(stopped, run)
+    tamper, hint = TAMPERED[how]
+    tamper(run)
+    with pytest.raises(SystemExit) as ended:
+        main(["resume", str(run)])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert hint in error
+    assert error.count("unskew: ") == 1
+
+
+def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
+    command = " ".join([*UNSKEW, "run", *FAST, "--out", "run"])
+    done = subprocess.run(f"{command} | head -2", shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stderr == ""
+    for _ in range(600):
+        if (tmp_path / "run" / "result.json").exists():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run did not go on to its end")
+
+
+def test_a_full_disk_is_named_and_nothing_is_lost(tmp_path):
+    limited = (
+        f"ulimit -f 60; {' '.join(UNSKEW)} run --rounds 4000 --epochs 1 --engine loop --checkpoint-seconds 0 --out run"
+    )
+    done = subprocess.run(["bash", "-c", limited], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2, done.stderr
+    assert "cannot be written: File too large" in done.stderr
+    assert "unskew resume run" in done.stderr
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_file_of_the_users_beside_a_run_shadows_nothing(tmp_path):
+    (tmp_path / "uuid.py").write_text("raise RuntimeError('not the real one')")
+    (tmp_path / "numpy.py").write_text("raise RuntimeError('not the real one')")
+    command = [str(Path(sys.executable).with_name("unskew")), "run", *FAST, "--engine", "pool", "--out", "run"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 from federation import federation, same
 from unskew import engines, tensors
-from unskew.errors import ClientFailure
+from unskew.errors import ClientFailure, UserError
 from unskew.key import Key
 from unskew.types import Visit
 
@@ -101,6 +101,7 @@ def test_results_are_added_in_the_order_of_the_visits():
 
 
 def test_a_pool_gives_back_all_it_took():
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         small = federation()
@@ -118,7 +119,7 @@ def test_a_worker_that_cannot_start_says_why():
     broken = federation()
     broken.blueprint.local.__dict__["batch"] = "many"
     pool = engines.open_engine("pool", broken.with_method("nowhere:method").blueprint, broken.data, 1)
-    with pytest.raises(RuntimeError, match=r"cannot start.*nowhere"):
+    with pytest.raises(UserError, match=r"cannot start.*nowhere.*--engine loop"):
         pool.map_sum("train", {}, [Visit(0, 1.0)], Key(0))
     pool.close()
 

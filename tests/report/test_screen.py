@@ -14,7 +14,7 @@ from rich.console import Console
 from federation import image_set
 from unskew.config import Config
 from unskew.data.population import Partition, Population
-from unskew.experiment import Overview
+from unskew.preparation import Overview
 from unskew.report.screen import Screen, duration, size, summary
 from unskew.results import Calibration, Result
 from unskew.round.driver import Metrics
@@ -72,7 +72,7 @@ def test_the_overview_says_what_the_run_will_be():
         "note: a note",
         "by hand: 2 clients of 3 to 9 examples (median 6), EMD 0.50, hash",
         "tiny-cnn: 13,706 parameters",
-        "fedavg; 2 clients a round, 5 epochs of batch 64, lr 0.01, momentum 0.9, weight decay 1e-05",
+        "fedavg; 2 clients a round, epochs 5, batch 64, lr 0.01, momentum 0.9, weight decay 1e-05",
         "loop (this process), seed 0",
         "3.0 MB of memory (data 2.0 kB)",
         "999 B on disk",

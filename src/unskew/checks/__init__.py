@@ -59,7 +59,7 @@ def _resumes(source: str) -> str | None:
     small = federation(source, dtype="float32")
     half = small.run(1)
     with tempfile.TemporaryDirectory() as folder:
-        runs.save_checkpoint(Path(folder), half, runs.Progress(0, 0.0, "", ""))
+        runs.save_checkpoint(Path(folder), half, runs.Progress(0, 0.0, "", "", ""))
         kept = runs.load_checkpoint(Path(folder))
     if kept is None or not same(half, kept[0]):
         return "a checkpoint does not give back the state"

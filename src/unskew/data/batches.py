@@ -17,7 +17,7 @@ from unskew.types import Local
 
 @dataclass(frozen=True)
 class Plan:
-    """``index`` [steps, batch] holds example ids, −1 past the end of a short batch; draws as in augment, or None."""
+    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None."""
 
     index: Tensor  # int64 [steps, batch]
     counts: tuple[int, ...]  # examples in each step
@@ -62,7 +62,8 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     generator = key.fold("plan").numpy()
     if take is not None:
         examples = generator.choice(examples, take, replace=take > len(examples))
-    size, held = local.batch, len(examples)
+    held = len(examples)
+    size = max(1, min(local.batch, held))  # a batch larger than the client is the client
     per_epoch = -(-held // size)
     index = np.full((local.epochs, per_epoch * size), -1, np.int64)
     for epoch in range(local.epochs):

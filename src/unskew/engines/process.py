@@ -27,7 +27,7 @@ class Worker:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         inherited = [theirs.fileno(), life, *(each.descriptor for each in [*shared, *self._results])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "unskew.engines.worker", *map(str, inherited)],
+            [sys.executable, "-P", "-m", "unskew.engines.worker", *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -26,7 +26,12 @@ def build(name: str, shape: Shape, classes: int) -> Network:
     if make is None:
         raise UserError(f"no model is called {name!r}; {nearest(name, NETWORKS)}")
     with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over, and disturbs nobody
-        network: Network = make(shape, classes)
+        try:
+            network = make(shape, classes)
+        except TypeError as error:
+            raise UserError(f"model {name!r} does not take (shape, classes): {error}") from error
+    if not isinstance(network, Network):
+        raise UserError(f"model {name!r} gives a {type(network).__name__}, not an unskew.models.layers.Network")
     return network
 
 

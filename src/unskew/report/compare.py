@@ -6,12 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from unskew.results import Result, to_json
 
 FORMATS = ("table", "markdown", "csv", "json")
+
+MINIMUM_WIDTH = 70  # columns of a terminal below which a row a run is no longer legible
 
 _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
 
@@ -35,17 +37,22 @@ def rows(results: Sequence[Result]) -> list[dict[str, str]]:
     return table
 
 
-def as_table(results: Sequence[Result]) -> Table:
-    """For the terminal; what is the same in every run stands once, in the caption."""
+def as_table(results: Sequence[Result], width: int = 80) -> Table:
+    """For the terminal; what is the same in every run stands once, in the caption. Narrow ones get a row a figure."""
     found = rows(results)
-    same = [key for key in found[0] if len(found) > 1 and key in _PLAIN and len({row[key] for row in found}) == 1]
-    table = Table(caption="; ".join(f"{key} {found[0][key]}" for key in same) or None)
+    if len(found) == 1 or width < MINIMUM_WIDTH:
+        upright = Table(show_header=False)
+        for key in found[0]:
+            upright.add_row(Text(key), *(Text(row[key], overflow="fold") for row in found))
+        return upright
+    same = [key for key in found[0] if key in _PLAIN and len({row[key] for row in found}) == 1]
+    table = Table(caption=Text("; ".join(f"{key} {found[0][key]}" for key in same)) if same else None)
     shown = [key for key in found[0] if key not in same]
     for key in shown:
         right = key not in ("run", "method", "data", "partition")
         table.add_column(key, justify="right" if right else "left", overflow="fold")
     for row in found:
-        table.add_row(*(escape(row[key]) for key in shown))
+        table.add_row(*(Text(row[key]) for key in shown))
     return table
 
 

@@ -1,14 +1,15 @@
 """What a run shows in the terminal: what it will be, how it goes, what came out. Plain lines where output is piped."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from unskew.experiment import Overview
+from unskew.preparation import Overview
 from unskew.results import Result
 from unskew.round.driver import Metrics
 
@@ -37,39 +38,8 @@ class Screen:
             self._progress = None
 
     def _overview(self, seen: Overview) -> None:
-        config, images, sizes = seen.config, seen.images, seen.population.sizes
-        rows = Table.grid(padding=(0, 2))
-        rows.add_column()
-        rows.add_column(overflow="fold")
-        channels, height, width = images.shape
-        kind = "grey" if channels == 1 else "colour"
-        rows.add_row(
-            "data",
-            f"{images.name}: {len(images.train):,} train, {len(images.test):,} test, {len(images.classes)} classes, "
-            f"{width}x{height} {kind}",
-        )
-        rows.add_row("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}")
-        for note in (*images.notes, *seen.partition.notes):
-            rows.add_row("", f"note: {note}")
-        rows.add_row(
-            "partition",
-            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} "
-            f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
-        )
-        rows.add_row("model", f"{config.model}: {seen.parameters:,} parameters")
-        rows.add_row(
-            "method",
-            f"{config.method}; {config.per_round:,} clients a round, {config.epochs} epochs of batch {config.batch}, "
-            f"lr {config.lr:g}, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
-        )
-        where = f"{seen.workers} workers" if seen.workers else "this process"
-        rows.add_row("engine", f"{seen.engine} ({where}), seed {config.seed}")
-        rows.add_row(
-            "needs",
-            f"{size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}) and {size(seen.disk_bytes)} on disk",
-        )
-        rows.add_row("run", escape(str(seen.path)))
-        self._console.print(rows)
+        self._console.print(_facts(overview_rows(seen)))
+        config = seen.config
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
         if seen.first_round > 1:
             self._console.print(f"resuming after round {seen.first_round - 1}")
@@ -105,23 +75,67 @@ class Screen:
             self._console.print(f"round {row.round}/{self._rounds}  {figures}  {duration(left)} left", soft_wrap=True)
 
 
+def overview_rows(seen: Overview) -> list[tuple[str, str]]:
+    """What a run will be, as words and facts."""
+    config, images, sizes = seen.config, seen.images, seen.population.sizes
+    channels, height, width = images.shape
+    kind = "grey" if channels == 1 else "colour"
+    where = f"{seen.workers} workers" if seen.workers else "this process"
+    return [
+        (
+            "data",
+            f"{images.name}: {len(images.train):,} train, {len(images.test):,} test, {len(images.classes)} classes, "
+            f"{width}x{height} {kind}",
+        ),
+        ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}"),
+        *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
+        (
+            "partition",
+            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} "
+            f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+        ),
+        ("model", f"{config.model}: {seen.parameters:,} parameters"),
+        (
+            "method",
+            f"{config.method}; {config.per_round:,} clients a round, epochs {config.epochs}, batch {config.batch}, "
+            f"lr {config.lr:g}, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
+        ),
+        ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
+        (
+            "needs",
+            f"{size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}) and {size(seen.disk_bytes)} on disk",
+        ),
+        ("run", str(seen.path)),
+    ]
+
+
 def summary(result: Result) -> Table:
     """The last table: what came out and where it lies."""
-    table = Table(show_header=False, box=None, padding=(0, 2))
+    accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on the test set, loss {result.loss:.4f}")
+    rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
+    for name, found in result.calibrations.items():
+        rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), f", loss {found.loss:.4f}")))
+    rows += [
+        (
+            "trained",
+            f"{result.rounds} rounds, {result.examples:,} examples, {result.examples_per_second:,.0f} a second",
+        ),
+        ("time", duration(result.seconds)),
+        ("sent", f"{size(result.bytes_up)} up, {size(result.bytes_down)} down"),
+    ]
+    if result.failures:
+        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+    rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
+    return _facts(rows)
+
+
+def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
+    """Words on the left, facts on the right; brackets in a path are brackets, not markup."""
+    table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")
-    table.add_row("accuracy", f"[bold]{result.accuracy:.2%}[/bold] on the test set, loss {result.loss:.4f}")
-    for name, found in result.calibrations.items():
-        table.add_row(f"after {name}", f"[bold]{found.accuracy:.2%}[/bold], loss {found.loss:.4f}")
-    table.add_row(
-        "trained", f"{result.rounds} rounds, {result.examples:,} examples, {result.examples_per_second:,.0f} a second"
-    )
-    table.add_row("time", duration(result.seconds))
-    table.add_row("sent", f"{size(result.bytes_up)} up, {size(result.bytes_down)} down")
-    if result.failures:
-        table.add_row("failed", f"{result.failures} visits; metrics.jsonl says which")
-    table.add_row("weights", f"sha256 {result.weights_sha256}")
-    table.add_row("run", escape(str(result.path)))
+    for word, fact in rows:
+        table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)
     return table
 
 

@@ -61,6 +61,8 @@ def run_round(
     gradient = algorithm.aggregate(outcome.sums)
     params, memory = algorithm.server.update(_params(state.tensors), _params(gradient), state.memory)
     buffers = moved(_buffers(state.tensors), gradient, 1.0)
+    if not tensors.finite(params | memory):
+        raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
     size, sums = tensors.count_bytes(state.tensors), outcome.sums
     examples = int(sums["metric/examples"])

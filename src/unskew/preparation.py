@@ -1,0 +1,144 @@
+"""Before the first round: images read, partition made, what the data decides filled in, what it all will take."""
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from unskew import config as configs
+from unskew import methods, models, tensors
+from unskew.config import Config
+from unskew.data.partition import partition
+from unskew.data.population import Partition, Population, emd
+from unskew.data.sources import load
+from unskew.engines.blueprint import Blueprint
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.types import ImageSet, ServerState, Tensors
+
+DEFAULT_CLIENTS = 10
+PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A federation ready to start."""
+
+    config: Config
+    images: ImageSet
+    partition: Partition
+    population: Population
+    blueprint: Blueprint
+    data_sha256: str
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What a run will be, known before its first round."""
+
+    path: Path
+    config: Config
+    images: ImageSet
+    partition: Partition
+    population: Population
+    emd: float
+    engine: str
+    workers: int
+    parameters: int
+    first_round: int
+    data_bytes: int
+    memory_bytes: int
+    disk_bytes: int
+
+
+def prepare(config: Config, kept: str | None = None) -> Prepared:
+    """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides."""
+    images = load(config.data, Path(config.data_dir) if config.data_dir else None)
+    classes = len(images.classes)
+    found = split(config, images, kept)
+    per_round = config.per_round or found.clients
+    if per_round > found.clients:
+        raise UserError(f"--per-round {per_round}: there are only {found.clients} clients")
+    filled = replace(
+        config,
+        partition=config.partition if kept else found.scheme,
+        clients=found.clients,
+        per_round=per_round,
+        model=config.model or models.suited(images.shape),
+        augment=images.augment if config.augment is None else config.augment,
+    )
+    blueprint = Blueprint(filled.method, filled.model or "", images.shape, classes, filled.local())
+    methods.parse(blueprint.method, blueprint.local)  # whatever is wrong shows now, before a folder is made
+    models.build(blueprint.model, blueprint.shape, blueprint.classes)
+    return Prepared(filled, images, found, Population.from_partition(found), blueprint, _fingerprint(images))
+
+
+def split(config: Config, images: ImageSet, kept: str | None = None) -> Partition:
+    """The partition that a configuration asks for."""
+    return partition(
+        kept or config.partition,
+        images.train.labels,
+        clients=config.clients or (None if _says_clients(config.partition) or kept else DEFAULT_CLIENTS),
+        key=Key(config.seed),
+        users=images.users,
+        classes=len(images.classes),
+    )
+
+
+def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, engine: str, workers: int) -> Overview:
+    """What the run will be; its memory is an estimate."""
+    model = tensors.count_bytes(state.tensors)
+    memory = tensors.count_bytes(state.memory)
+    own = tensors.count_bytes(data)
+    plans = 11 * prepared.config.epochs * int(prepared.population.sizes.max(initial=0))
+    return Overview(
+        path=path,
+        config=prepared.config,
+        images=prepared.images,
+        partition=prepared.partition,
+        population=prepared.population,
+        emd=skew(prepared.partition, prepared.images),
+        engine=engine,
+        workers=workers,
+        parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
+        first_round=state.round + 1,
+        data_bytes=own,
+        memory_bytes=PROCESS_BYTES * (1 + workers)
+        + own * (2 if workers else 1)
+        + (model * 6 + plans) * max(1, workers),
+        disk_bytes=2 * (model + memory) + model + 300 * prepared.config.rounds + 4 * len(prepared.images.train),
+    )
+
+
+def skew(found: Partition, images: ImageSet) -> float:
+    """The partition's EMD."""
+    return emd(found.client, images.train.labels, len(images.classes))
+
+
+def asked(config: Config) -> str:
+    """SHA-256 over what decides the result: neither where the data lie nor how the work is done."""
+    plain = replace(
+        config,
+        data_dir=None,
+        engine=Config.engine,
+        workers=None,
+        on_failure=Config.on_failure,
+        checkpoint_seconds=Config.checkpoint_seconds,
+    )
+    return hashlib.sha256(configs.to_toml(plain).encode()).hexdigest()
+
+
+def _fingerprint(images: ImageSet) -> str:
+    """SHA-256 over train and test, images and labels."""
+    digest = hashlib.sha256()
+    for part in (images.train, images.test):
+        digest.update(repr(part.images.shape).encode())
+        digest.update(np.ascontiguousarray(part.images).data)
+        digest.update(np.ascontiguousarray(part.labels).data)
+    return digest.hexdigest()
+
+
+def _says_clients(scheme: str) -> bool:
+    """Whether the partition itself tells how many clients there are."""
+    return scheme.startswith(("file:", "users"))
