@@ -18,7 +18,8 @@ class Row:
 
     def cells(self):
         verdict = {None: "", True: "yes", False: "**no**"}[self.holds]
-        return [self.name, f"{self.value:,.3g} {self.unit}".strip(), self.wanted, verdict, self.remark]
+        number = f"{self.value:,.0f}" if self.value >= 100 else f"{self.value:.3g}"
+        return [self.name, f"{number} {self.unit}".strip(), self.wanted, verdict, self.remark]
 
 
 def medians(variants, repeats):
