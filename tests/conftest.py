@@ -4,6 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+# the same examples every time, and no complaint about a machine that is busy
+settings.register_profile(
+    "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("steady")
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
