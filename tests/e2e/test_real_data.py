@@ -42,9 +42,9 @@ def test_fashion_mnist_trains_on_grey_images(real_data, tmp_path):
         data="fashion-mnist",
         data_dir=str(real_data),
         partition="iid",
-        rounds=1,
+        rounds=3,
         epochs=1,
         lr=0.05,
         out=tmp_path / "run",
     )
-    assert result.accuracy > 0.5
+    assert result.accuracy > 0.6  # simple-cnn starts slowly: 46 % after the first round
