@@ -243,3 +243,29 @@ def test_no_worker_is_left_when_a_run_ends(tmp_path):
         if b"unskew.engines.worker" in words and here == str(tmp_path):
             mine.append(file)
     assert mine == []
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.5])
+def test_an_interrupt_during_the_long_imports_is_one_line(tmp_path, seconds):
+    command = [*UNSKEW, "run", *FAST, "--rounds", "4000", "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.startswith("unskew: interrupted")
+    assert errors.count("\n") == 1
+
+
+def test_a_worker_killed_before_it_is_ready_is_replaced(tmp_path, whole):
+    command = [*UNSKEW, "run", *FAST, "--method", "fedavgm(0.5)", "--engine", "pool", "--workers", "2", "--out", "run"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for _ in range(6000):
+        if born := children.read_text().split():
+            break
+        time.sleep(0.01)
+    os.kill(int(born[0]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert result(tmp_path / "run")["weights_sha256"] == result(whole)["weights_sha256"]
