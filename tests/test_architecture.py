@@ -18,7 +18,7 @@ LAYERS = [
     {"methods"},
     {"engines"},
     {"config", "runs"},
-    {"results"},
+    {"milestones", "results"},
     {"preparation"},
     {"experiment", "checks"},
     {"report"},

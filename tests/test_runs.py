@@ -166,7 +166,7 @@ def test_metrics_come_back_without_what_was_not_measured(tmp_path):
     assert "accuracy" not in first
     assert "failures" not in first
     assert first["examples"] == 30
-    assert (second["accuracy"], second["failures"]) == (0.0, [{"client": 3, "reason": "NaN"}])
+    assert (second["accuracy"], second["failures"]) == (0.0, [{"client": 3, "reason": "NaN", "repeat": 0}])
 
 
 def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path):

@@ -11,18 +11,36 @@ from unskew.errors import UserError
 from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
 from unskew.round.server import sgd
-from unskew.types import Aggregate, Local, Sampler, ServerOptimizer, Term
+from unskew.types import (
+    Aggregate,
+    Correction,
+    Head,
+    Local,
+    Memory,
+    Sampler,
+    Scale,
+    ServerOptimizer,
+    Statistic,
+    Term,
+)
+
+SHARED_SLOTS = ("terms", "statistics", "remember")  # that many methods may use: each appends its own
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """What a federation does in a round, slot by slot."""
 
-    sampler: Sampler = uniform
-    terms: tuple[Term, ...] = ()
-    local: Local = field(default_factory=Local)
-    aggregate: Aggregate = weighted_mean
-    server: ServerOptimizer = field(default_factory=sgd)
+    sampler: Sampler = uniform  # who comes
+    terms: tuple[Term, ...] = ()  # what they minimise beside cross-entropy
+    head: Head | None = None  # how the classifier's weights are used; None: as they are
+    correction: Correction | None = None  # what is added to every gradient
+    local: Local = field(default_factory=Local)  # how they descend
+    scale: Scale | None = None  # what a client multiplies its update by; None: 1
+    aggregate: Aggregate = weighted_mean  # how updates become one
+    server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
+    statistics: tuple[Statistic, ...] = ()  # what else travels
+    remember: tuple[Memory, ...] = ()  # what clients keep between visits
 
 
 Method = Callable[[Algorithm], Algorithm]
@@ -39,7 +57,7 @@ class Named:
 def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
 
-    ``terms`` is the slot that many may share: each appends its own, in the order of the text.
+    ``terms``, ``statistics`` and ``remember`` are shared: each method appends its own, in the order of the text.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
@@ -47,15 +65,18 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
         if not isinstance(changed, Algorithm):
             raise UserError(f"{named.name} is no method: it must give a function from Algorithm to Algorithm")
         for slot in fields(Algorithm):
-            if slot.name == "terms" or getattr(changed, slot.name) is getattr(algorithm, slot.name):
+            before, after = getattr(algorithm, slot.name), getattr(changed, slot.name)
+            if slot.name in SHARED_SLOTS:
+                if after[: len(before)] != before:
+                    others = ", ".join(other.name for other in methods[: methods.index(named)])
+                    raise UserError(f"{named.name} drops {slot.name} of {others}; a method may only append its own")
+                continue
+            if after is before:
                 continue
             if slot.name in owner:
                 raise UserError(
                     f"{owner[slot.name]} and {named.name} both want the {slot.name} slot; leave one of them out"
                 )
             owner[slot.name] = named.name
-        if changed.terms[: len(algorithm.terms)] != algorithm.terms:
-            before = ", ".join(other.name for other in methods[: methods.index(named)])
-            raise UserError(f"{named.name} drops a term of {before}; a method may only append its own")
         algorithm = changed
     return algorithm

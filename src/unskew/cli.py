@@ -83,6 +83,9 @@ def run(
         float | None,
         typer.Option(help=f"Time between checkpoints (default: {Config.checkpoint_seconds:g}); 0: every round."),
     ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="A finished run, such as one of --method centralised, to compare accuracy with.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
 ) -> None:
     """Train, evaluate, write the run folder."""
@@ -102,16 +105,34 @@ def resume(
 @app.command()
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run trained centrally, for relative accuracy.")
+    ] = None,
+    at_round: Annotated[
+        int | None, typer.Option(help="Accuracy at this round (default: the last that all runs reached).")
+    ] = None,
+    at_batch: Annotated[
+        int | None, typer.Option(help="Accuracy at this batch count (default: the largest that all runs reached).")
+    ] = None,
     form: Annotated[str, typer.Option("--format", help="table | markdown | csv | json")] = "table",
 ) -> None:
     """Show finished runs side by side."""
     if form not in comparing.FORMATS:
         raise UserError(f"--format {form}: {nearest(form, comparing.FORMATS)}")
-    results = [read_result(path) for path in paths]
+    for name, place in (("round", at_round), ("batch", at_batch)):
+        if place is not None and place < 1:
+            raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
+    compared = comparing.side_by_side(
+        [read_result(path) for path in paths],
+        [runs.read_metrics(path) for path in paths],
+        baseline=None if baseline is None else read_result(baseline),
+        at_round=at_round,
+        at_batch=at_batch,
+    )
     if form == "table":
-        out.print(comparing.as_table(results, out.width))
+        out.print(comparing.as_table(compared, out.width))
     else:
-        print(comparing.as_text(results, form))  # noqa: T201  for programs: no wrapping, no colour
+        print(comparing.as_text(compared, form))  # noqa: T201  for programs: no wrapping, no colour
 
 
 @app.command()

@@ -45,6 +45,7 @@ class Config:
     evaluate_every: int = 1
     on_failure: str = "stop"  # what a failed client does to the round: stop, or skip
     checkpoint_seconds: float = 10.0  # time between checkpoints; 0: after every round
+    baseline: str | None = None  # the folder of a finished run that accuracy is compared with
 
     def local(self) -> Local:
         """What the clients are told."""
@@ -108,6 +109,7 @@ def checked(config: Config) -> Config:
         data=_absolute(config.data, "arrays:", "folder:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
+        baseline=str(Path(config.baseline).absolute()) if config.baseline else None,
     )
 
 

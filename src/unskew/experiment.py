@@ -17,7 +17,7 @@ from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
 from unskew.key import Key
-from unskew.preparation import Overview, Prepared, asked, overview, prepare, skew
+from unskew.preparation import Overview, Prepared, asked, first_visits, overview, prepare, skew
 from unskew.results import Result, to_json
 from unskew.round import driver
 from unskew.round.client import Bench
@@ -72,21 +72,28 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     bench = build(prepared.blueprint, data)
     models.initialise(bench.network, key.fold("model"))
     first, progress = _beginning(prepared, bench, path)
-    workers = min(config.workers or engines.cores(), config.per_round or 1)
+    workers = min(config.workers or engines.cores(), len(first_visits(prepared)))
     chosen = _choose(prepared, bench, workers, config.rounds - first.round)
     observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
     with ExitStack() as stack:
         metrics = runs.MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
         stack.callback(metrics.close)
-        engine = engines.open_engine(chosen, prepared.blueprint, data, workers)
+        memories = runs.open_memories(path) if bench.algorithm.remember else None
+        engine = engines.open_engine(chosen, prepared.blueprint, data, workers, memories)
         stack.callback(engine.close)
+        if engine.memories is not None:
+            engine.memories.pin(first.clients)
         done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
         def save() -> None:
             metrics.sync()
+            if engine.memories is not None:
+                engine.memories.sync()
             so_far = replace(progress, metrics_bytes=done[1], seconds=time.monotonic() - began)
             runs.save_checkpoint(path, done[0], so_far)
+            if engine.memories is not None:
+                engine.memories.pin(done[0].clients)
 
         try:
             for state, row in driver.run(
@@ -129,16 +136,18 @@ def _choose(prepared: Prepared, bench: Bench, workers: int, rounds: int) -> str:
     config = prepared.config
     if config.engine != "auto":
         return engines.choose(config.engine, workers, 0.0, 0)
-    held = len(prepared.population.order) / max(prepared.population.clients, 1)
-    steps = rounds * (config.per_round or 1) * steps_for(max(1, int(held)), bench.algorithm.local)
-    work = steps * engines.seconds_per_step(bench, min(config.batch, max(1, int(held))))
-    return engines.choose("auto", workers, work, config.per_round or 1)
+    visits = first_visits(prepared)
+    held = [visit.take or prepared.population.size(visit.client) for visit in visits]
+    steps = rounds * sum(steps_for(size, bench.algorithm.local) for size in held)
+    work = steps * engines.seconds_per_step(bench, min(config.batch, max(1, sum(held) // len(held))))
+    return engines.choose("auto", workers, work, len(visits))
 
 
 def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, seconds: float) -> Result:
     config, rows = prepared.config, runs.read_metrics(path)
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
+    model = driver.as_used(prepared.algorithm, state.tensors)
     result = Result(
         path=path,
         method=config.method,
@@ -157,14 +166,20 @@ def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, sec
         examples_per_second=examples / max(working, 1e-9),
         bytes_up=sum(row["bytes_up"] for row in rows),
         bytes_down=sum(row["bytes_down"] for row in rows),
-        weights_sha256=tensors.sha256(state.tensors),
+        weights_sha256=tensors.sha256(model),
         model=config.model or "",
         partition_hash=prepared.partition.hash,
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
     )
-    runs.write_model(path / "model.safetensors", state.tensors)
+    if prepared.baseline is not None:
+        reference = prepared.baseline.accuracy
+        result = replace(
+            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
+        )
+    runs.write_model(path / "model.safetensors", model)
     runs.write_json(path / "result.json", to_json(result))
+    runs.drop_memories(path)
     return result
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from unskew import config as configs
 from unskew import methods, models, tensors
+from unskew.algorithm import Algorithm
 from unskew.config import Config
 from unskew.data.partition import partition
 from unskew.data.population import Partition, Population, emd
@@ -15,7 +16,9 @@ from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint
 from unskew.errors import UserError
 from unskew.key import Key
-from unskew.types import ImageSet, ServerState, Tensors
+from unskew.results import Result, read_result
+from unskew.round import driver
+from unskew.types import ImageSet, Local, ServerState, Tensors, Visit
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
@@ -30,7 +33,9 @@ class Prepared:
     partition: Partition
     population: Population
     blueprint: Blueprint
+    algorithm: Algorithm
     data_sha256: str
+    baseline: Result | None
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,13 @@ class Overview:
     workers: int
     parameters: int
     first_round: int
+    local: Local
+    visits: tuple[Visit, ...]  # of a first round: how many come and how much they take
     data_bytes: int
     memory_bytes: int
     disk_bytes: int
+    baseline: Result | None = None
+    unlike_baseline: tuple[str, ...] = ()
 
 
 def prepare(config: Config, kept: str | None = None) -> Prepared:
@@ -69,9 +78,19 @@ def prepare(config: Config, kept: str | None = None) -> Prepared:
         augment=images.augment if config.augment is None else config.augment,
     )
     blueprint = Blueprint(filled.method, filled.model or "", images.shape, classes, filled.local())
-    methods.parse(blueprint.method, blueprint.local)  # whatever is wrong shows now, before a folder is made
-    models.build(blueprint.model, blueprint.shape, blueprint.classes)
-    return Prepared(filled, images, found, Population.from_partition(found), blueprint, _fingerprint(images))
+    algorithm = methods.parse(blueprint.method, blueprint.local)  # what is wrong shows now, before a folder is made
+    driver.start(algorithm, tensors.of_module(models.build(blueprint.model, blueprint.shape, blueprint.classes)))
+    sha256 = _fingerprint(images)
+    baseline = _baseline(config.baseline, sha256) if config.baseline else None
+    return Prepared(filled, images, found, Population.from_partition(found), blueprint, algorithm, sha256, baseline)
+
+
+def first_visits(prepared: Prepared) -> list[Visit]:
+    """Who would come to a first round."""
+    per_round = prepared.config.per_round or 1
+    return prepared.algorithm.sampler(
+        Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population, per_round
+    )
 
 
 def split(config: Config, images: ImageSet, kept: str | None = None) -> Partition:
@@ -89,9 +108,12 @@ def split(config: Config, images: ImageSet, kept: str | None = None) -> Partitio
 def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, engine: str, workers: int) -> Overview:
     """What the run will be; its memory is an estimate."""
     model = tensors.count_bytes(state.tensors)
-    memory = tensors.count_bytes(state.memory)
+    memory = tensors.count_bytes(state.memory | state.sent)
+    kept = sum(tensors.count_bytes(each.blank(state.tensors)) for each in prepared.algorithm.remember)
     own = tensors.count_bytes(data)
-    plans = 11 * prepared.config.epochs * int(prepared.population.sizes.max(initial=0))
+    visits = first_visits(prepared)
+    held = [visit.take or prepared.population.size(visit.client) for visit in visits]
+    plans = 11 * prepared.algorithm.local.epochs * max(held, default=0)
     return Overview(
         path=path,
         config=prepared.config,
@@ -103,11 +125,19 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         workers=workers,
         parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
         first_round=state.round + 1,
+        local=prepared.algorithm.local,
+        visits=tuple(visits),
+        baseline=prepared.baseline,
+        unlike_baseline=_differences(prepared) if prepared.baseline else (),
         data_bytes=own,
         memory_bytes=PROCESS_BYTES * (1 + workers)
         + own * (2 if workers else 1)
-        + (model * 6 + plans) * max(1, workers),
-        disk_bytes=2 * (model + memory) + model + 300 * prepared.config.rounds + 4 * len(prepared.images.train),
+        + (model * 8 + plans) * max(1, workers),
+        disk_bytes=2 * (model + memory)
+        + model
+        + 300 * prepared.config.rounds
+        + 4 * len(prepared.images.train)
+        + kept * (len(prepared.population.inhabited) + len(visits)),
     )
 
 
@@ -125,6 +155,7 @@ def asked(config: Config) -> str:
         workers=None,
         on_failure=Config.on_failure,
         checkpoint_seconds=Config.checkpoint_seconds,
+        baseline=None,
     )
     return hashlib.sha256(configs.to_toml(plain).encode()).hexdigest()
 
@@ -137,6 +168,26 @@ def _fingerprint(images: ImageSet) -> str:
         digest.update(np.ascontiguousarray(part.images).data)
         digest.update(np.ascontiguousarray(part.labels).data)
     return digest.hexdigest()
+
+
+def _baseline(path: str, sha256: str) -> Result:
+    """The finished run that accuracy is compared with; one on other data would compare nothing."""
+    found = read_result(Path(path))
+    if found.data_sha256 != sha256:
+        raise UserError(f"--baseline {path} was trained on other data ({found.data}); give a run on the same set")
+    if not found.accuracy > 0:
+        raise UserError(f"--baseline {path} has an accuracy of {found.accuracy}; nothing can be relative to that")
+    return found
+
+
+def _differences(prepared: Prepared) -> tuple[str, ...]:
+    """What the baseline did otherwise: relative accuracy means most where nothing but the method differs."""
+    there = configs.read(Path(prepared.config.baseline or "") / "config.toml")
+    return tuple(
+        f"{key.replace('_', ' ')} {getattr(there, key)} there"
+        for key in ("model", "augment", "rounds", "epochs", "batch", "lr", "momentum", "weight_decay", "seed")
+        if getattr(there, key) != getattr(prepared.config, key)
+    )
 
 
 def _says_clients(scheme: str) -> bool:

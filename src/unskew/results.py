@@ -46,11 +46,14 @@ class Result:
     data_sha256: str
     failures: int = 0
     calibrations: dict[str, Calibration] = field(default_factory=dict)
+    baseline: str | None = None  # the run trained centrally that this one is held against
+    baseline_accuracy: float | None = None
+    relative_accuracy: float | None = None  # accuracy / baseline_accuracy
 
 
 def to_json(result: Result) -> dict[str, Any]:
-    """A result as result.json holds it: without its own place, calibrations as a list."""
-    values = asdict(result)
+    """A result as result.json holds it: without its own place and what is None, calibrations as a list."""
+    values = {key: value for key, value in asdict(result).items() if value is not None}
     del values["path"]
     values["calibrations"] = list(values["calibrations"].values())
     return values
@@ -65,6 +68,9 @@ def read_result(path: Path) -> Result:
     try:
         for name in ("accuracy", "loss", "emd", "seconds", "bytes_up", "bytes_down"):
             values[name] + 0.0  # a number
+        for name in ("baseline_accuracy", "relative_accuracy"):
+            if values.get(name) is not None:
+                values[name] + 0.0
         values["calibrations"] = {row["name"]: Calibration(**row) for row in values["calibrations"]}
         return Result(path=path, **values)
     except (TypeError, KeyError) as error:

@@ -15,17 +15,19 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from unskew.errors import UserError
 from unskew.round.driver import Metrics
-from unskew.tensors import sha256
+from unskew.tensors import sha256, under
 from unskew.types import ServerState, Tensors
 
 _COUNTED = ("round", "examples", "seconds", "bytes_up", "bytes_down")  # what every line of metrics.jsonl has
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
+MEMORIES = Path("checkpoint") / "memories.bin"
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,28 @@ def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:
     """All that resuming needs, in one file that is replaced at once."""
     entries = {f"model/{name}": value for name, value in state.tensors.items()}
     entries |= {f"memory/{name}": value for name, value in state.memory.items()}
+    entries |= {f"sent/{name}": value for name, value in state.sent.items()}
+    if state.clients:
+        places = [(client, *place) for client, place in state.clients.items()]
+        entries["clients"] = torch.tensor(places, dtype=torch.int64)  # client, slot, checksum
     about = {"unskew": json.dumps({"round": state.round, "sha256": sha256(entries), **asdict(progress)})}
     content = save({name: value.contiguous() for name, value in entries.items()}, metadata=about)
     write_whole(path / CHECKPOINT, content)
+
+
+def open_memories(path: Path) -> int:
+    """The descriptor of the file that holds what clients remember; made where it is not there."""
+    file = path / MEMORIES
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+def drop_memories(path: Path) -> None:
+    """A finished run needs them no more; for large populations they are most of what it weighs."""
+    (path / MEMORIES).unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
@@ -189,10 +210,13 @@ def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
             entries = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
         if about.pop("sha256") != sha256(entries):
             raise ValueError("its content does not match its checksum")
+        places = entries.pop("clients").tolist() if "clients" in entries else []
         state = ServerState(
             about.pop("round"),
-            {name.removeprefix("model/"): value for name, value in entries.items() if name.startswith("model/")},
-            {name.removeprefix("memory/"): value for name, value in entries.items() if name.startswith("memory/")},
+            under(entries, "model/"),
+            under(entries, "memory/"),
+            under(entries, "sent/"),
+            clients={client: (slot, checksum) for client, slot, checksum in places},
         )
         return state, Progress(**about)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:

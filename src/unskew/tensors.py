@@ -1,6 +1,7 @@
 """Arithmetic over flat dicts of tensors: the state of a network, its differences, its sums."""
 
 import hashlib
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unskew.types import Sums, Tensors
+
+ALIGN = 64  # bytes: a cache line
+
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset: where tensors lie in raw memory
 
 
 def of_module(module: nn.Module) -> Tensors:
@@ -62,6 +67,29 @@ def finite(tensors: Tensors) -> bool:
     """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at."""
     sums = torch.stack([value.sum(dtype=torch.float64) for value in tensors.values()] or [torch.zeros(())])
     return bool(sums.isfinite().all()) or all(bool(value.isfinite().all()) for value in tensors.values())
+
+
+def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
+    """A place for each tensor, and where the last one ends."""
+    layout: Layout = []
+    end = 0
+    for name, value in tensors.items():
+        layout.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), end))
+        end += -(-value.numel() * value.element_size() // ALIGN) * ALIGN
+    return layout, max(end, ALIGN)
+
+
+def views(memory: mmap.mmap | bytearray, layout: Layout) -> Tensors:
+    """Tensors over the memory, by name."""
+    found = {}
+    for name, dtype, shape, offset in layout:
+        kind = getattr(torch, dtype)
+        count = int(torch.Size(shape).numel())
+        if count:
+            found[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
+        else:
+            found[name] = torch.empty(shape, dtype=kind)
+    return found
 
 
 def count_bytes(tensors: Tensors) -> int:

@@ -13,6 +13,8 @@ import torch
 
 from federation import federation, same
 from unskew import engines, tensors
+from unskew.engines.pool import Pool
+from unskew.engines.shared import SharedFile
 from unskew.errors import ClientFailure, UserError
 from unskew.key import Key
 from unskew.types import Visit
@@ -118,7 +120,8 @@ def test_a_pool_gives_back_all_it_took():
 def test_a_worker_that_cannot_start_says_why():
     broken = federation()
     broken.blueprint.local.__dict__["batch"] = "many"
-    pool = engines.open_engine("pool", broken.with_method("nowhere:method").blueprint, broken.data, 1)
+    data = SharedFile()
+    pool = Pool(broken.with_method("nowhere:method").blueprint, data, data.write(broken.data), 1)
     with pytest.raises(UserError, match=r"cannot start.*nowhere.*--engine loop"):
         pool.map_sum("train", {}, [Visit(0, 1.0)], Key(0))
     pool.close()

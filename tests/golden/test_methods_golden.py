@@ -197,7 +197,9 @@ def test_the_proximal_gradient_is_mu_times_the_way_from_the_servers_model():
         "params/classifier.weight": torch.tensor(there[:, :2]),
         "params/classifier.bias": torch.tensor(there[:, 2]),
     }
-    step = Step(features, features @ w.t() + b, torch.tensor(y), params, shared)
+    step = Step(
+        features, features @ w.t() + b, torch.tensor(y), params, shared, {}, torch.bincount(torch.tensor(y)), None
+    )
     value = objective(methods.parse("fedprox(mu=0.3)").terms, step).value()
     found = torch.autograd.grad(value, [w, b])
     wanted = gradient(here, x, y) + 0.3 * (here - there)

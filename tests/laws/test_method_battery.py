@@ -23,7 +23,7 @@ def forgetful():
     """A server that keeps its velocity outside the state: resume cannot know of it."""
     kept = {}
 
-    def update(params, gradient, memory):
+    def update(params, gradient, memory, moment):
         for name, value in gradient.items():
             kept[name] = 0.9 * kept.get(name, 0) + value
         return {name: (value.double() - kept[name]).to(value.dtype) for name, value in params.items()}, memory

@@ -14,7 +14,7 @@ from unskew.engines.blueprint import build
 from unskew.errors import UserError
 from unskew.key import Key
 from unskew.models import NETWORKS
-from unskew.round.client import _row
+from unskew.round.descent import _row
 
 ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "fedyogi", "fedadagrad"]
 

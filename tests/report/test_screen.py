@@ -18,7 +18,7 @@ from unskew.preparation import Overview
 from unskew.report.screen import Screen, duration, size, summary
 from unskew.results import Calibration, Result
 from unskew.round.driver import Metrics
-from unskew.types import Failure
+from unskew.types import EVERYONE, Failure, Visit
 
 ROW = Metrics(
     round=1, clients=3, examples=600, train_loss=1.23456, batches_max=4, bytes_up=10, bytes_down=20, seconds=0.5
@@ -38,7 +38,8 @@ def overview(**changes):
     seen = Overview(
         path=Path("runs/a"), config=config, images=images, partition=partition,
         population=Population.from_partition(partition), emd=0.5, engine="loop", workers=0, parameters=13_706,
-        first_round=1, data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
+        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)),
+        data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
     )  # fmt: skip
     return replace(seen, **changes)
 
@@ -62,6 +63,24 @@ def test_piped_output_is_plain_lines_a_line_a_round():
     assert re.fullmatch(r"round 2/3  loss 1\.235  accuracy 87\.50%  1,200 examples/s  \d+\.\d s left", rounds[1])
     assert rounds[2].endswith("0.0 s left")
     assert len(rounds) == 3
+
+
+@pytest.mark.parametrize(
+    ("visits", "words"),
+    [
+        ((Visit(1, 3.0),), "1 client a round"),
+        ((Visit(0, 1.0, take=256), Visit(0, 1.0, take=256, repeat=1)), "2 visits a round of 256 examples each"),
+        ((Visit(EVERYONE, 12.0),), "all examples in one place"),
+        ((Visit(EVERYONE, 12.0, take=6),), "6 examples a round, all in one place"),
+    ],
+)
+def test_the_overview_says_who_comes(visits, words):
+    assert f"fedavg; {words}, epochs 5" in " ".join(shown(overview(visits=visits), width=300).split())
+
+
+def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
+    text = " ".join(shown(overview(baseline=RESULT, unlike_baseline=("lr 0.1 there",)), width=300).split())
+    assert "baseline runs/a: 50.00%; other settings: lr 0.1 there" in text
 
 
 def test_the_overview_says_what_the_run_will_be():

@@ -174,7 +174,7 @@ def test_accuracy_and_loss_are_the_direct_ones_whatever_the_chunks(monkeypatch, 
     small = federation(model=model, images=image_set(120))
     state = small.run(2)
     for module in (driver, client):
-        monkeypatch.setattr(module, "EVALUATION_CHUNK", chunk)
+        monkeypatch.setattr(module, "CHUNK", chunk)
     engine = engines.open_engine("loop", small.blueprint, small.data, 1)
     found = driver.evaluate(engine, state.tensors, len(small.data["test/labels"]), small.key)
     accuracy, loss = direct(small, state)

@@ -9,6 +9,7 @@ from pathlib import Path
 from unskew import methods, runs, tensors, text
 from unskew.checks.small import federation, largest_difference, same
 from unskew.errors import UserError
+from unskew.round.memories import Memories
 from unskew.types import Local
 
 
@@ -26,6 +27,7 @@ def check_method(source: str, *, neutral: str | None = None) -> list[str]:
         ("the same seed gives the same weights, another seed others", _deterministic),
         ("loop and pool agree bit for bit", _engines_agree),
         ("a run stopped and resumed equals one that never stopped", _resumes),
+        ("what clients remember does not grow with the rounds", _bounded),
         ("a round leaves its arguments alone", _leaves_arguments),
         ("it composes with every other method in either order, or is refused by name", _composes),
     ]
@@ -51,19 +53,40 @@ def _deterministic(source: str) -> str | None:
 
 def _engines_agree(source: str) -> str | None:
     small = federation(source, dtype="float32")
-    distance = largest_difference(small.run(2).tensors, small.run(2, "pool", 2).tensors)
-    return f"they differ by {distance:g}" if distance else None
+    here, there = small.run(3), small.run(3, "pool", 2)
+    if same(here, there):
+        return None
+    distance = largest_difference(here.tensors, there.tensors)
+    return f"they differ by {distance:g}" if distance else "they keep or send other things"
 
 
 def _resumes(source: str) -> str | None:
     small = federation(source, dtype="float32")
-    half = small.run(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        half = small.run(2, rounds_planned=4, folder=folder)
+        runs.save_checkpoint(folder, half, runs.Progress(0, 0.0, "", "", ""))
+        kept = runs.load_checkpoint(folder)
+        if kept is None or not same(half, kept[0]):
+            return "a checkpoint does not give back the state"
+        whole = small.run(4)
+        return (
+            None if same(whole, small.run(4, state=kept[0], folder=folder)) else "four rounds differ from two and two"
+        )
+
+
+def _bounded(source: str) -> str | None:
+    small = federation(source, sizes=(8, 7, 6, 5, 1), local=Local(epochs=1, batch=8, lr=0.05))
+    if not small.algorithm.remember:
+        return None
     with tempfile.TemporaryDirectory() as folder:
-        runs.save_checkpoint(Path(folder), half, runs.Progress(0, 0.0, "", "", ""))
-        kept = runs.load_checkpoint(Path(folder))
-    if kept is None or not same(half, kept[0]):
-        return "a checkpoint does not give back the state"
-    return None if same(small.run(3), small.run(3, state=kept[0])) else "three rounds differ from one and two"
+        small.run(6, folder=Path(folder), per_round=3)
+        size = (Path(folder) / runs.MEMORIES).stat().st_size
+    slot = Memories(small.algorithm.remember, small.state().tensors, -1).slot_bytes
+    most = (5 + 3) * slot  # one for each client, and one for each visit of the round that is under way
+    return (
+        None if size <= most else f"six rounds of 3 visits to 5 clients left {size:,} bytes, at most {most:,} were due"
+    )
 
 
 def _leaves_arguments(source: str) -> str | None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
-from unskew import engines, methods, models, tensors
+from unskew import engines, methods, models, runs, tensors
 from unskew.algorithm import Algorithm
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
@@ -36,17 +37,24 @@ class Federation:
 
     def run(
         self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
-        state: ServerState | None = None, skip_failures: bool = False,
+        state: ServerState | None = None, skip_failures: bool = False, folder: Path | None = None,
+        rounds_planned: int | None = None,
     ) -> ServerState:  # fmt: skip
-        """The state after so many rounds, from the given one or from the start."""
-        opened = engines.open_engine(engine, self.blueprint, self.data, workers)
+        """The state after so many rounds, from the given one or from the start.
+
+        What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
+        ``rounds_planned`` is how many there will be in all, where this is a part of them.
+        """
+        memories = runs.open_memories(folder) if folder and self.algorithm.remember else None
+        opened = engines.open_engine(engine, self.blueprint, self.data, workers, memories)
         last = state or self.state()
         per_round = per_round or opened.population.clients
         try:
-            for found, _ in driver.run(
-                self.algorithm, opened, last, self.key, rounds=rounds, per_round=per_round, skip_failures=skip_failures
-            ):
-                last = found
+            while last.round < rounds:
+                last, _ = driver.run_round(
+                    self.algorithm, opened, last, self.key, per_round=per_round, rounds=rounds_planned or rounds,
+                    skip_failures=skip_failures,
+                )  # fmt: skip
         finally:
             opened.close()
         return last
@@ -96,8 +104,9 @@ def largest_difference(left: Tensors, right: Tensors) -> float:
 
 
 def same(left: ServerState, right: ServerState) -> bool:
-    """Bit for bit: round, weights, memory."""
-    if left.round != right.round:
+    """Bit for bit: round, weights, memory, what is sent, what clients remember (by its checksum)."""
+    kept = [{client: checksum for client, (_, checksum) in state.clients.items()} for state in (left, right)]
+    if left.round != right.round or kept[0] != kept[1]:
         return False
-    pairs = [(left.tensors, right.tensors), (left.memory, right.memory)]
+    pairs = [(left.tensors, right.tensors), (left.memory, right.memory), (left.sent, right.sent)]
     return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)

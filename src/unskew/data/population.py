@@ -10,6 +10,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unskew.types import EVERYONE
+
 Ints = npt.NDArray[np.int64]
 Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: held by nobody
 
@@ -80,7 +82,9 @@ class Population:
         return len(self.examples(client))
 
     def examples(self, client: int) -> npt.NDArray[np.int32]:
-        """The row numbers of the client's examples, ascending; a view."""
+        """The row numbers of the client's examples, ascending; a view. EVERYONE holds what anybody holds."""
+        if client == EVERYONE:
+            return self.order
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client}: there are {self.clients}, counted from 0")
         return self.order[self.offsets[client] : self.offsets[client + 1]]

@@ -5,12 +5,15 @@ import time
 
 import torch
 
+from unskew import methods
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.loop import Loop, one_thread
 from unskew.engines.pool import Pool
 from unskew.engines.shared import SharedFile
 from unskew.errors import UserError, nearest
-from unskew.round.client import Bench, sgd
+from unskew.round.client import Bench
+from unskew.round.descent import sgd
+from unskew.round.memories import anonymous_file
 from unskew.types import Tensors
 
 ENGINES = ("auto", "loop", "pool")
@@ -41,12 +44,21 @@ def choose(name: str, workers: int, work: float, visits: int) -> str:
     return "pool" if useful > 1 and work * (1 - 1 / useful) > START_SECONDS else "loop"
 
 
-def open_engine(name: str, blueprint: Blueprint, data: Tensors, workers: int) -> Loop | Pool:
-    """The engine, ready to work; ``data`` is copied into shared memory for the pool."""
+def open_engine(
+    name: str, blueprint: Blueprint, data: Tensors, workers: int, memories: int | None = None
+) -> Loop | Pool:
+    """The engine, ready to work; ``data`` is copied into shared memory for the pool.
+
+    ``memories`` is the descriptor of a file for what clients remember; it becomes the engine's own. Without one it is
+    a file that goes with the engine.
+    """
+    if memories is None and methods.parse(blueprint.method, blueprint.local).remember:
+        memories = anonymous_file()
+    bench = build(blueprint, data, memories)
     if name == "loop":
-        return Loop(build(blueprint, data))
+        return Loop(bench)
     shared = SharedFile()
-    return Pool(blueprint, shared, shared.write(data), workers)
+    return Pool(blueprint, shared, shared.write(data), workers, bench.memories)
 
 
 def seconds_per_step(bench: Bench, batch: int) -> float:

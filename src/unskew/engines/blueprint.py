@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew import methods, models
+from unskew import methods, models, tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
 from unskew.round.client import Bench
+from unskew.round.memories import Memories
 from unskew.types import ImageSet, Local, Tensors
 
 
@@ -48,17 +49,24 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
     }
 
 
-def build(blueprint: Blueprint, data: Tensors) -> Bench:
-    """The same bench in every process that has the same blueprint and data."""
+def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> Bench:
+    """The same bench in every process that has the same blueprint and data.
+
+    ``memories`` is the descriptor of the file that holds what clients remember, where they do.
+    """
     dtype = getattr(torch, blueprint.dtype)
     parts = {
         part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype)
         for part in ("train", "test")
     }
+    algorithm = methods.parse(blueprint.method, blueprint.local)
+    network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
+    kept = None if memories is None else Memories(algorithm.remember, tensors.of_module(network), memories)
     return Bench(
-        algorithm=methods.parse(blueprint.method, blueprint.local),
-        network=models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype),
+        algorithm=algorithm,
+        network=network,
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
+        memories=kept,
     )

@@ -19,7 +19,7 @@ class Loop:
 
     def __init__(self, bench: Bench) -> None:
         keep_freed_memory()
-        self.population = bench.population
+        self.population, self.memories = bench.population, bench.memories
         self._jobs = jobs(bench)
 
     def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
@@ -36,7 +36,9 @@ class Loop:
         return Outcome(total or {}, tuple(failures))
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Give the memories' file back."""
+        if self.memories is not None:
+            self.memories.close()
 
 
 @contextmanager

@@ -16,9 +16,11 @@ from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import one_thread
 from unskew.engines.process import Worker, unpack
-from unskew.engines.shared import Layout, SharedFile
+from unskew.engines.shared import SharedFile
 from unskew.errors import UserError
 from unskew.key import Key
+from unskew.round.memories import Memories
+from unskew.tensors import Layout
 from unskew.types import Failure, Outcome, Sums, Tensors, Visit
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
@@ -30,9 +32,12 @@ class Pool:
 
     name = "pool"
 
-    def __init__(self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int) -> None:
+    def __init__(
+        self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memories: Memories | None = None
+    ) -> None:
         parts = data.read(layout)
         self.population = Population(parts["population/order"].numpy(), parts["population/offsets"].numpy())
+        self.memories = memories
         self._data, self._weights = data, SharedFile()
         self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path}
         self._selector = selectors.DefaultSelector()
@@ -61,11 +66,12 @@ class Pool:
             worker.close()
         self._workers.clear()
         self._selector.close()
-        for memory in (self._weights, self._data):
-            memory.close()
+        for memory in (self._weights, self._data, self.memories):
+            if memory is not None:
+                memory.close()
 
     def _start(self) -> Worker:
-        worker = Worker([self._data, self._weights], self._hello)
+        worker = Worker([self._data, self._weights], self.memories, self._hello)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker
@@ -169,7 +175,9 @@ class _Work:
             self.fail(place, f"its worker process died {DEATHS} times ({reason})")
 
     def outcome(self) -> Outcome:
-        failures = tuple(Failure(self.visits[p].client, self.failures[p]) for p in sorted(self.failures))
+        failures = tuple(
+            Failure(self.visits[p].client, self.failures[p], self.visits[p].repeat) for p in sorted(self.failures)
+        )
         sums: Sums = {} if self.layout is None or self.total is None else unpack(self.layout, self.total)
         return Outcome(sums, failures)
 

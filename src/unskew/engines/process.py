@@ -11,21 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskew.engines.shared import Layout, Line, SharedFile
+from unskew.engines.shared import SLOTS, Line, SharedFile
+from unskew.round.memories import Memories
+from unskew.tensors import Layout
 from unskew.types import Sums
-
-SLOTS = 2  # results a worker may have waiting: one being written while the parent adds the other
 
 
 class Worker:
     """A process, the line to it, and the memory it writes its results to."""
 
-    def __init__(self, shared: Sequence[SharedFile], hello: dict[str, Any]) -> None:
+    def __init__(self, shared: Sequence[SharedFile], memories: Memories | None, hello: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._results = [SharedFile() for _ in range(SLOTS)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
-        inherited = [theirs.fileno(), life, *(each.descriptor for each in [*shared, *self._results])]
+        files = [each.descriptor for each in [*shared, *self._results]]
+        inherited = [theirs.fileno(), life, *files, *([memories.descriptor] if memories else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "unskew.engines.worker", *map(str, inherited)],
             pass_fds=inherited,

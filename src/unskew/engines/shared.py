@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 
+from unskew.tensors import ALIGN, Layout, plan_layout, views
 from unskew.types import Tensors
 
-ALIGN = 64  # bytes: a cache line
-
-Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset
+SLOTS = 2  # results a worker may have waiting: one being written while the parent adds the other
 
 
 class SharedFile:
@@ -48,29 +47,6 @@ class SharedFile:
     def close(self) -> None:
         """Give the descriptor back; the memory goes when its last view does."""
         os.close(self.descriptor)
-
-
-def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
-    """A place for each tensor, and where the last one ends."""
-    layout: Layout = []
-    end = 0
-    for name, value in tensors.items():
-        layout.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), end))
-        end += -(-value.numel() * value.element_size() // ALIGN) * ALIGN
-    return layout, max(end, ALIGN)
-
-
-def views(memory: mmap.mmap, layout: Layout) -> Tensors:
-    """Tensors over the memory, by name."""
-    found = {}
-    for name, dtype, shape, offset in layout:
-        kind = getattr(torch, dtype)
-        count = int(torch.Size(shape).numel())
-        if count:
-            found[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
-        else:
-            found[name] = torch.empty(shape, dtype=kind)
-    return found
 
 
 class Line:

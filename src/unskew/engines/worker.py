@@ -1,6 +1,7 @@
 """A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they lie.
 
-Started as ``python -m unskew.engines.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS`` with inherited descriptors.
+Started as ``python -m unskew.engines.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS [MEMORIES]`` with inherited
+descriptors.
 """
 
 import os
@@ -8,18 +9,20 @@ import signal
 import socket
 import sys
 import threading
+from typing import Any
 
 import torch
 
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.memory import keep_freed_memory
-from unskew.engines.shared import Layout, Line, SharedFile
+from unskew.engines.shared import SLOTS, Line, SharedFile
 from unskew.key import Key
 from unskew.round.client import attempt, jobs
+from unskew.tensors import Layout
 from unskew.types import Failure, Visit
 
 
-def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
+def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
     """Serve until the line closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
@@ -29,8 +32,9 @@ def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
     if (hello := parent.receive()) is None:
         return
     sys.path[:] = hello["path"]
-    table = jobs(build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"])))
-    inbox, slots = SharedFile(weights), [SharedFile(each) for each in results]
+    memories = others[SLOTS] if len(others) > SLOTS else None
+    table = jobs(build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories))
+    inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
     told: list[Layout | None] = [None for _ in slots]
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
@@ -39,7 +43,7 @@ def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
             shared = inbox.read(message["weights"])
             continue
         slot = message["slot"]
-        result = attempt(job, shared, Visit(**message["visit"]), key)
+        result = attempt(job, shared, _visit(message["visit"]), key)
         answer = {"place": message["place"], "slot": slot}
         if isinstance(result, Failure):
             parent.send(answer | {"failure": result.reason})
@@ -48,6 +52,12 @@ def main(line: int, life: int, data: int, weights: int, *results: int) -> None:
         # a layout is long and nearly always the last one again
         parent.send(answer if layout == told[slot] else answer | {"layout": layout})
         told[slot] = layout
+
+
+def _visit(fields: dict[str, Any]) -> Visit:
+    """JSON knows lists and no tuples."""
+    recall = fields["recall"]
+    return Visit(**fields | {"recall": None if recall is None else tuple(recall)})
 
 
 def _end_with_parent(life: int) -> None:

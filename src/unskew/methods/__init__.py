@@ -8,17 +8,36 @@ from unskew import text
 from unskew.algorithm import Algorithm, Method, Named, compose
 from unskew.errors import imported, nearest
 from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
+from unskew.methods.centralised import centralised
+from unskew.methods.classifier import clsnorm, clsprox
 from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.methods.feddyn import feddyn
+from unskew.methods.fedir import fedir
+from unskew.methods.fednova import fednova
 from unskew.methods.fedprox import fedprox
+from unskew.methods.fedvc import fedvc
+from unskew.methods.moon import moon
+from unskew.methods.prototypes import prototypes
+from unskew.methods.scaffold import scaffold
 from unskew.types import Local
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
     "fedprox": fedprox,
+    "moon": moon,
+    "clsprox": clsprox,
+    "clsnorm": clsnorm,
+    "prototypes": prototypes,
+    "fedir": fedir,
+    "fedvc": fedvc,
+    "scaffold": scaffold,
+    "fednova": fednova,
+    "feddyn": feddyn,
     "fedavgm": fedavgm,
     "fedadam": fedadam,
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
+    "centralised": centralised,
 }
 
 

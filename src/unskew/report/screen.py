@@ -12,6 +12,7 @@ from rich.text import Text
 from unskew.preparation import Overview
 from unskew.results import Result
 from unskew.round.driver import Metrics
+from unskew.types import EVERYONE, Visit
 
 
 class Screen:
@@ -97,9 +98,10 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         (
             "method",
-            f"{config.method}; {config.per_round:,} clients a round, epochs {config.epochs}, batch {config.batch}, "
-            f"lr {config.lr:g}, momentum {config.momentum:g}, weight decay {config.weight_decay:g}",
+            f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
+            f"lr {seen.local.lr:g}, momentum {seen.local.momentum:g}, weight decay {seen.local.weight_decay:g}",
         ),
+        *_baseline(seen),
         ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
         (
             "needs",
@@ -113,6 +115,10 @@ def summary(result: Result) -> Table:
     """The last table: what came out and where it lies."""
     accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on the test set, loss {result.loss:.4f}")
     rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
+    if result.relative_accuracy is not None:
+        rows.append(
+            ("relative", f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}")
+        )
     for name, found in result.calibrations.items():
         rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), f", loss {found.loss:.4f}")))
     rows += [
@@ -155,6 +161,22 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def _who_comes(visits: Sequence[Visit]) -> str:
+    take = visits[0].take
+    if visits[0].client == EVERYONE:
+        return "all examples in one place" if take is None else f"{take:,} examples a round, all in one place"
+    if take is not None:
+        return f"{len(visits):,} visits a round of {take:,} examples each"
+    return f"{len(visits):,} client{'s' if len(visits) > 1 else ''} a round"
+
+
+def _baseline(seen: Overview) -> list[tuple[str, str]]:
+    if seen.baseline is None:
+        return []
+    others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
+    return [("baseline", f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}")]
 
 
 def _numbers(values: tuple[float, ...]) -> str:

@@ -3,29 +3,32 @@
 Jobs have names since a function cannot cross a wire: every process builds the same table from the same blueprint.
 """
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from unskew import tensors
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.key import Key
 from unskew.models.layers import Network
-from unskew.round.objective import objective
-from unskew.types import Failure, Local, Step, Sums, Tensors, Visit
+from unskew.round.descent import descend
+from unskew.round.memories import Memories
+from unskew.types import Failure, Sums, Tensors, Visit, Visited
 
 if TYPE_CHECKING:
     from unskew.algorithm import Algorithm
 
 Job = Callable[[Tensors, Visit, Key], Sums]
 
-EVALUATION_CHUNK = 500  # test images in one visit of the job "evaluate"
+CHUNK = 500  # images in one forward pass without gradient: test images in one visit of the job "evaluate"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Bench:
     train: Pixels
     test: Pixels
     population: Population
+    memories: Memories | None = None
 
     @cached_property
     def weights(self) -> Tensors:
@@ -48,16 +52,43 @@ class Bench:
         """The network's parameters by name, as autograd knows them."""
         return {f"params/{name}": value for name, value in self.network.named_parameters()}
 
+    @cached_property
+    def _references(self) -> dict[str, tuple[Network, Tensors]]:
+        return {}
+
     def load(self, shared: Tensors, *, training: bool) -> None:
         """Overwrite the network's tensors with the server's."""
         torch._foreach_copy_(list(self.weights.values()), [shared[name] for name in self.weights])
         if self.network.training != training:
             self.network.train(training)
 
+    def logits(self, features: Tensor) -> Tensor:
+        """[B, d] -> [B, C], through the classifier as the algorithm uses it."""
+        classifier, head = self.network.classifier, self.algorithm.head
+        if head is None:
+            found: Tensor = classifier(features)
+            return found
+        return F.linear(features, *head(classifier.weight, classifier.bias))
+
+    def reference(self, name: str, model: Tensors) -> nn.Module:
+        """The encoder of a second network with these weights, in eval mode; one network for each name is kept."""
+        if name not in self._references:
+            network = copy.deepcopy(self.network).eval()
+            self._references[name] = (network, tensors.of_module(network))
+        network, own = self._references[name]
+        torch._foreach_copy_(list(own.values()), [model[key] for key in own])
+        return network.encoder
+
+    def counts(self, client: int) -> Tensor:
+        """[C], how many examples of each class the client holds."""
+        labels = self.train.labels.numpy()[self.population.examples(client)]
+        return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
+
 
 def jobs(bench: Bench) -> dict[str, Job]:
     """The table of jobs."""
     return {
+        "survey": lambda shared, visit, key: survey(bench, visit),
         "train": lambda shared, visit, key: train(bench, shared, visit, key),
         "evaluate": lambda shared, visit, key: evaluate(bench, shared, visit),
     }
@@ -68,76 +99,59 @@ def attempt(job: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure
     try:
         sums = job(shared, visit, key.fold("client", visit.client, visit.repeat))
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
-        return Failure(visit.client, f"{type(error).__name__}: {error}")
+        return Failure(visit.client, f"{type(error).__name__}: {error}", visit.repeat)
     if not tensors.finite(sums):
-        return Failure(visit.client, "its result holds NaN or infinity; a smaller --lr may help")
+        return Failure(visit.client, "its result holds NaN or infinity; a smaller --lr may help", visit.repeat)
+    return sums
+
+
+def survey(bench: Bench, visit: Visit) -> Sums:
+    """What the methods want to know of every client before the first round. No model is there yet."""
+    known = Visited(visit, {}, {}, {}, bench.counts(visit.client), 0, bench.algorithm.local, lambda: iter(()))
+    sums: Sums = {}
+    for statistic in bench.algorithm.statistics:
+        if statistic.survey is not None:
+            sums |= tensors.prefixed(statistic.survey(known), f"stat/{statistic.name}/")
     return sums
 
 
 def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
-    batches = plan(bench.population.examples(visit.client), visit.take, bench.algorithm.local, key)
+    algorithm = bench.algorithm
+    batches = plan(bench.population.examples(visit.client), visit.take, algorithm.local, key)
+    memory = bench.memories.recall(visit) if bench.memories else {}
+    counts = bench.counts(visit.client)
     bench.load(shared, training=True)
-    loss = descend(bench, shared, batches)
-    examples = sum(batches.counts)
-    return {
+    loss = descend(bench, shared, memory, counts, batches)
+
+    steps = len(batches.counts)
+    factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
+    sums = {
         "weight": _scalar(visit.weight),
-        **_weighted_delta(shared, bench.weights, visit.weight),
+        "scaled": _scalar(visit.weight / factor),
+        **_weighted_delta(shared, bench.weights, visit.weight, factor),
         "metric/loss": _scalar(loss),
-        "metric/examples": _scalar(examples),
+        "metric/examples": _scalar(sum(batches.counts)),
         "metric/visits": _scalar(1),
     }
-
-
-def descend(bench: Bench, shared: Tensors, batches: Plan) -> float:
-    """SGD along the plan, in place; the sum of the loss over all examples seen."""
-    network, terms, total = bench.network, bench.algorithm.terms, 0.0
-    values = list(bench.params.values())
-    update = sgd(values, bench.algorithm.local)
-    for step, count in enumerate(batches.counts):
-        images, labels = bench.train.batch(*_row(batches, step, count))
-        features = network.encoder(images)
-        logits = network.classifier(features)
-        value = objective(terms, Step(features, logits, labels, bench.params, shared)).value()
-        update(torch.autograd.grad(value, values))
-        total += value.item() * count
-    return total
-
-
-def sgd(values: list[Tensor], local: Local) -> Callable[[tuple[Tensor, ...]], None]:
-    """PyTorch's SGD (v ← m·v + g + λ·w, v₀ = g; w ← w − η·v) as one fused call for all parameters."""
-    moving = local.momentum != 0
-    velocity = [torch.empty_like(value) for value in values] if moving else []
-    first = True
-
-    def update(gradients: tuple[Tensor, ...]) -> None:
-        nonlocal first
-        with torch.no_grad():
-            torch._fused_sgd_(
-                values,
-                [gradient.contiguous() for gradient in gradients],  # the fused call reads memory, not strides
-                velocity,
-                weight_decay=local.weight_decay,
-                momentum=local.momentum,
-                lr=local.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=first,
-            )
-        first = False
-
-    return update
+    features = _features(bench, batches)
+    visited = Visited(visit, shared, memory, bench.weights, counts, steps, algorithm.local, features)
+    for statistic in algorithm.statistics:
+        if statistic.measure is not None:
+            sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
+    if bench.memories:
+        bench.memories.keep(visited)
+    return sums
 
 
 def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     """Right answers and loss on the test images of chunk ``visit.client``, by class."""
-    start = visit.client * EVALUATION_CHUNK
-    index = torch.arange(start, min(start + EVALUATION_CHUNK, len(bench.test.labels)))
+    start = visit.client * CHUNK
+    index = torch.arange(start, min(start + CHUNK, len(bench.test.labels)))
     bench.load(shared, training=False)
     with torch.no_grad():
         images, labels = bench.test.batch(index)
-        logits = bench.network(images)
+        logits = bench.logits(bench.network.encoder(images))
         loss = F.cross_entropy(logits.double(), labels, reduction="sum")
     right = labels[logits.argmax(1) == labels]
     classes = logits.shape[1]
@@ -148,16 +162,27 @@ def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     }
 
 
-def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    if batches.shift is None or batches.flip is None:
-        return batches.index[step, :count], None, None
-    return batches.index[step, :count], batches.shift[step, :count], batches.flip[step, :count]
+def _features(bench: Bench, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+    """The client's own features of the examples in the plan, each once and as it is, in eval mode."""
+
+    def features() -> Iterator[tuple[Tensor, Tensor]]:
+        bench.network.eval()
+        for index in torch.unique(batches.index[batches.index >= 0]).split(CHUNK):
+            images, labels = bench.train.batch(index)
+            with torch.no_grad():
+                found = bench.network.encoder(images)
+            yield found, labels
+
+    return features
 
 
-def _weighted_delta(old: Tensors, new: Tensors, weight: float) -> Sums:
+def _weighted_delta(old: Tensors, new: Tensors, weight: float, factor: float) -> Sums:
     # float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit
     before = tensors.flat({name: old[name] for name in new})
-    return tensors.shaped(before.sub_(tensors.flat(new)).mul_(weight), new, "delta/")
+    delta = tensors.shaped(before.sub_(tensors.flat(new)).mul_(weight), new, "delta/")
+    if factor != 1:  # of parameters alone: buffers are averaged plainly
+        torch._foreach_mul_([value for name, value in delta.items() if name.startswith("delta/params/")], factor)
+    return delta
 
 
 def _scalar(value: float) -> Tensor:

@@ -1,7 +1,7 @@
 """A whole round on one screen, and rounds one after another."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -9,9 +9,10 @@ from unskew import tensors
 from unskew.data.batches import steps_for
 from unskew.errors import ClientFailure
 from unskew.key import Key
-from unskew.round.client import EVALUATION_CHUNK
+from unskew.round import statistics
+from unskew.round.client import CHUNK
 from unskew.round.server import moved
-from unskew.types import Engine, Failure, Outcome, ServerState, Tensors, Visit
+from unskew.types import Engine, Failure, Moment, Outcome, ServerState, Tensors, Visit
 
 if TYPE_CHECKING:
     from unskew.algorithm import Algorithm
@@ -44,40 +45,47 @@ class Evaluation:
 
 def start(algorithm: "Algorithm", model: Tensors) -> ServerState:
     """The state before the first round."""
-    return ServerState(0, tensors.copy(model), algorithm.server.init(_params(model)))
+    sent = statistics.first_sent(algorithm.statistics, model)
+    return ServerState(0, tensors.copy(model), algorithm.server.init(_params(model)), sent)
 
 
 def run_round(
-    algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, per_round: int, skip_failures: bool = False
-) -> tuple[ServerState, Metrics]:
-    """Sample, train, aggregate, move."""
+    algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, per_round: int, rounds: int = 0,
+    skip_failures: bool = False,
+) -> tuple[ServerState, Metrics]:  # fmt: skip
+    """Sample, train, aggregate, move. ``rounds`` is how many there will be, for methods that follow a schedule."""
     began = perf_counter()
     number = state.round + 1
     here = key.fold("round", number)
+    state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
     visits = algorithm.sampler(here.fold("sample"), engine.population, per_round)
-    outcome = engine.map_sum("train", state.tensors, visits, here)
+    if engine.memories is not None:
+        visits = engine.memories.assign(visits, state.clients)
+    outcome = engine.map_sum("train", statistics.shared(state), visits, here)
     _judge(outcome, number, "train", key, skip_failures)
-    gradient = algorithm.aggregate(outcome.sums)
-    params, memory = algorithm.server.update(_params(state.tensors), _params(gradient), state.memory)
+    sums = outcome.sums
+    moment = Moment(number, max(rounds, number), engine.population, _turnout(engine, outcome))
+    gradient = algorithm.aggregate(sums)
+    params, memory = algorithm.server.update(_params(state.tensors), _params(gradient), state.memory, moment)
     buffers = moved(_buffers(state.tensors), gradient, 1.0)
-    if not tensors.finite(params | memory):
+    sent = statistics.folded(algorithm.statistics, state.sent, sums, moment)
+    if not tensors.finite(params | memory | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
-    size, sums = tensors.count_bytes(state.tensors), outcome.sums
-    examples = int(sums["metric/examples"])
+    examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])
     metrics = Metrics(
         round=number,
-        clients=int(sums["metric/visits"]),
+        clients=reported,
         examples=examples,
         train_loss=float(sums["metric/loss"]) / max(examples, 1),
         batches_max=max(_steps(algorithm, engine, visit) for visit in visits),
-        bytes_up=size * int(sums["metric/visits"]),
-        bytes_down=size * len(visits),
+        bytes_up=asked + statistics.bytes_up(sums, state.tensors, visits, reported),
+        bytes_down=statistics.bytes_down(state, visits),
         seconds=perf_counter() - began,
         failures=outcome.failures,
     )
-    return ServerState(number, params | buffers, memory), metrics
+    return ServerState(number, params | buffers, memory, sent, _remembered(engine, state, visits, outcome)), metrics
 
 
 def run(
@@ -86,13 +94,26 @@ def run(
 ) -> Iterator[tuple[ServerState, Metrics]]:  # fmt: skip
     """Rounds from where the state stands up to ``rounds``; each is given as it ends."""
     while state.round < rounds:
-        state, metrics = run_round(algorithm, engine, state, key, per_round=per_round, skip_failures=skip_failures)
+        state, metrics = run_round(
+            algorithm, engine, state, key, per_round=per_round, rounds=rounds, skip_failures=skip_failures
+        )
         yield state, metrics
+
+
+def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:
+    """Ask every client once what the methods want to know beforehand; the state that knows, and the bytes it took."""
+    if all(statistic.survey is None for statistic in algorithm.statistics):
+        return state, 0
+    visits = [Visit(client, 1.0) for client in engine.population.inhabited.tolist()]
+    outcome = engine.map_sum("survey", {}, visits, key.fold("survey"))
+    _judge(outcome, None, "survey", key, skip=False)
+    sent = statistics.after_survey(algorithm.statistics, state.sent, outcome.sums)
+    return replace(state, sent=sent), statistics.bytes_up(outcome.sums, state.tensors, visits, len(visits))
 
 
 def evaluate(engine: Engine, model: Tensors, examples: int, key: Key) -> Evaluation:
     """Accuracy and mean loss on the ``examples`` test images, in chunks spread over the engine."""
-    chunks = [Visit(chunk, 1.0) for chunk in range(-(-examples // EVALUATION_CHUNK))]
+    chunks = [Visit(chunk, 1.0) for chunk in range(-(-examples // CHUNK))]
     outcome = engine.map_sum("evaluate", model, chunks, key)
     _judge(outcome, None, "evaluate", key, skip=False)
     total = float(outcome.sums["metric/total"].sum())
@@ -103,10 +124,24 @@ def evaluate(engine: Engine, model: Tensors, examples: int, key: Key) -> Evaluat
 def _judge(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
     """Stop at a failed client, unless the user would rather go on without it and somebody is left."""
     for failure in outcome.failures:
-        where = f"client {failure.client}" if job == "train" else f"test chunk {failure.client}"
+        where = f"test chunk {failure.client}" if job == "evaluate" else f"client {failure.client}"
         when = "" if number is None else f", round {number}"
         if not skip or not outcome.sums:
             raise ClientFailure(f"{where}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)")
+
+
+def _turnout(engine: Engine, outcome: Outcome) -> float:
+    return float(outcome.sums["weight"]) / len(engine.population.order)
+
+
+def _remembered(
+    engine: Engine, state: ServerState, visits: list[Visit], outcome: Outcome
+) -> Mapping[int, tuple[int, int]]:
+    """Where the clients' memories lie after the round: a visit that failed leaves its client's as it was."""
+    if engine.memories is None:
+        return state.clients
+    failed = {(failure.client, failure.repeat) for failure in outcome.failures}
+    return {**state.clients, **engine.memories.kept([v for v in visits if (v.client, v.repeat) not in failed])}
 
 
 def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:
@@ -120,3 +155,12 @@ def _params(model: Tensors) -> Tensors:
 
 def _buffers(model: Tensors) -> Tensors:
     return {name: value for name, value in model.items() if name.startswith("buffers/")}
+
+
+def as_used(algorithm: "Algorithm", model: Tensors) -> Tensors:
+    """The model as anybody may use it: a classifier that the algorithm transforms is given transformed."""
+    if algorithm.head is None:
+        return model
+    names = ("params/classifier.weight", "params/classifier.bias")
+    used = algorithm.head(model[names[0]], model.get(names[1]))
+    return model | {name: value for name, value in zip(names, used, strict=True) if value is not None}

@@ -1,0 +1,66 @@
+"""FedDyn: each client's objective is bent so that its own optimum becomes the federation's."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from unskew import tensors
+from unskew.algorithm import Method
+from unskew.round.sampling import uniform
+from unskew.round.server import moved
+from unskew.types import Loss, Memory, Moment, ServerOptimizer, Step, Tensors, Visited
+
+
+def feddyn(alpha: float = 0.01) -> Method:
+    """Adds a linear and a proximal term that follow the client's past, and moves the server against the mean of them.
+
+    Client: ℓ(θ) − ⟨g_k, θ⟩ + α/2·‖θ − θ_global‖², then g_k ← g_k − α·(θ_k − θ_global), g_k = 0 at first.
+    Server: h ← h − α·Σ n_k/n·(θ_k − θ_global) over the round's clients, n that of the whole population;
+    θ ← Σ n_k·θ_k / Σ n_k − h/α.
+
+    Departs from the paper: it weighs clients equally; we weigh them by their examples, h too, so that h stays the
+    mean of all g_k. That needs every client at most once a round, weighted by its examples: feddyn holds the sampler.
+
+    Reference: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.
+    """
+    if not 0 < alpha < float("inf"):
+        raise ValueError(f"feddyn(alpha={alpha}): alpha weighs a penalty and divides, give a number above 0")
+
+    def proximal(loss: Loss, step: Step) -> Loss:
+        reference = [step.shared[name] for name in step.params]
+        return loss.plus(alpha * tensors.half_squared_distance(list(step.params.values()), reference))
+
+    def keep(visited: Visited) -> Tensors:
+        before, kept = tensors.under(visited.memory, "feddyn/"), {}
+        for name in _params(visited.model):
+            moved_by = visited.model[name] - visited.shared[name]
+            kept[name] = -alpha * moved_by if not before else before[name] - alpha * moved_by
+        return kept
+
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, moment: Moment) -> tuple[Tensors, Tensors]:
+        h = {name: memory[f"h/{name}"] + alpha * moment.turnout * g for name, g in gradient.items()}
+        return moved(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
+            h, "h/"
+        )
+
+    def init(params: Tensors) -> Tensors:
+        return {f"h/{name}": torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
+
+    return lambda algorithm: replace(
+        algorithm,
+        sampler=partial(uniform),
+        terms=(*algorithm.terms, proximal),
+        correction=_linear,
+        server=ServerOptimizer(init, update),
+        remember=(*algorithm.remember, Memory("feddyn", blank=_params, keep=keep)),
+    )
+
+
+def _linear(shared: Tensors, memory: Tensors) -> Tensors:
+    """−g_k."""
+    return {name: -g for name, g in tensors.under(memory, "feddyn/").items()}
+
+
+def _params(model: Tensors) -> Tensors:
+    return {name: value for name, value in model.items() if name.startswith("params/")}

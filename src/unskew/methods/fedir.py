@@ -1,0 +1,68 @@
+"""FedIR: every client's loss speaks for the target distribution of classes, not for its own."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unskew.algorithm import Method
+from unskew.errors import UserError
+from unskew.types import Loss, Statistic, Step, Sums, Tensors, Visited
+
+
+def fedir(target: str = "population") -> Method:
+    """Weighs each example by how much rarer its class is on the client than in the target.
+
+    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y). q_k, the client's own shares, never leave it. p(y) is sent to the
+    clients: ``population`` adds up their label counts once before the first round, ``uniform`` gives every class the
+    same, and numbers such as "0.5 0.3 0.2" are a target of your own. A class that a client does not hold never comes up
+    there; one that nobody holds needs no weight.
+
+    Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
+    eqs. (3) and (4).
+    """
+    given = None if target in ("population", "uniform") else _shares(target)
+
+    def init(model: Tensors) -> Tensors:
+        classes = len(model["params/classifier.weight"])
+        if given is not None and len(given) != classes:
+            raise UserError(f"fedir(target=…): {len(given)} shares given, the data has {classes} classes")
+        shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if given is None else given
+        return {} if target == "population" else {"target": shares}
+
+    def importance(loss: Loss, step: Step) -> Loss:
+        ratio = step.shared["sent/fedir/target"] / step.counts  # p/q_k up to a factor, which cancels
+        weight = ratio[step.labels]
+        return replace(loss, weight=weight if loss.weight is None else loss.weight * weight)
+
+    asking = target == "population"
+    statistic = Statistic(
+        "fedir", init, survey=_label_counts if asking else None, surveyed=_distribution if asking else None
+    )
+    return lambda algorithm: replace(
+        algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
+    )
+
+
+def _label_counts(known: Visited) -> Sums:
+    return {"counts": known.counts.double()}
+
+
+def _distribution(sums: Sums) -> Tensors:
+    return {"target": sums["counts"] / sums["counts"].sum()}
+
+
+def _shares(target: str) -> Tensor:
+    """The numbers of a text, as shares that add up to 1."""
+    try:
+        values = [float(word) for word in target.replace(",", " ").split()]
+    except ValueError:
+        values = []
+    if not values:
+        raise ValueError(f'fedir(target={target}): give population, uniform, or a share for each class: "0.5 0.3 0.2"')
+    for place, value in enumerate(values):
+        if not 0 < value < math.inf:
+            raise ValueError(f"fedir(target=…): class {place} has the share {value:g}; every class needs one above 0")
+    shares = torch.tensor(values, dtype=torch.float64)
+    return shares / shares.sum()

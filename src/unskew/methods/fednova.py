@@ -1,0 +1,24 @@
+"""FedNova: clients that take more steps do not count more for it."""
+
+from dataclasses import replace
+
+from unskew.algorithm import Method
+from unskew.round.aggregation import normalised_mean
+from unskew.round.descent import accumulated
+from unskew.types import Local
+
+
+def fednova() -> Method:
+    """Divides each client's update by the steps it took, and multiplies the mean by their average.
+
+    θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n. ‖a_k‖₁ is the number of steps τ with plain SGD; with
+    momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are averaged plainly.
+
+    Reference: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+    NeurIPS 2020, eqs. (6) and (7).
+    """
+    return lambda algorithm: replace(algorithm, scale=_per_step, aggregate=normalised_mean)
+
+
+def _per_step(steps: int, local: Local) -> float:
+    return 1 / accumulated(steps, local.momentum) if steps else 1.0

@@ -1,0 +1,46 @@
+"""FedVC: virtual clients, all of one size."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+
+from unskew.algorithm import Method
+from unskew.data.population import Population
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.types import Visit
+
+
+def fedvc(size: int = 256, epochs: int = 1) -> Method:
+    """Splits large clients and repeats small ones, so that every visit takes the same number of examples.
+
+    K visits a round, each to a client drawn with chance n_k/n; it resamples exactly N_VC = ``size`` of its examples,
+    without replacement if it holds as many and with otherwise, takes N_VC/B steps (``epochs`` times), and weighs 1/K.
+    A client may come twice in a round; its visits draw different examples. Only row numbers are drawn, no image is
+    copied.
+
+    Departs from the paper: it leaves open whether a client may be drawn twice; we draw with replacement, so that the
+    expected update is Σ n_k/n·Δ_k exactly.
+
+    Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
+    section 5.3 and Algorithm 1.
+    """
+    if size < 1:
+        raise ValueError(f"fedvc(size={size}): size counts examples, give at least 1")
+    if epochs < 1:
+        raise ValueError(f"fedvc(epochs={epochs}): epochs counts passes over the drawn examples, give at least 1")
+
+    def by_size(key: Key, population: Population, per_round: int) -> list[Visit]:
+        if len(population.order) == 0:
+            raise UserError("no client of the partition holds an example; make the partition anew")
+        drawn = key.numpy().integers(0, len(population.order), per_round)  # an example each: its owner comes
+        clients = np.sort(np.searchsorted(population.offsets, drawn, side="right") - 1).tolist()
+        seen: Counter[int] = Counter()
+        visits = []
+        for client in clients:
+            visits.append(Visit(client, 1.0, take=size, repeat=seen[client]))
+            seen[client] += 1
+        return visits
+
+    return lambda algorithm: replace(algorithm, sampler=by_size, local=replace(algorithm.local, epochs=epochs))

@@ -1,0 +1,75 @@
+"""SCAFFOLD: control variates take the clients' drift out of every step."""
+
+from dataclasses import replace
+
+import torch
+
+from unskew.algorithm import Method
+from unskew.round.descent import accumulated
+from unskew.types import Memory, Moment, Statistic, Sums, Tensors, Visited
+
+
+def scaffold() -> Method:
+    """Corrects every gradient of a client by how its own direction differs from everybody's.
+
+    g ← g + c − c_k in each step; after the visit c_k⁺ = c_k − c + (x − y_k)/(η·‖a‖₁) (option II);
+    c ← c + Σ n_k·(c_k⁺ − c_k)/n over the round's clients, n that of the whole population. c_k stays with the client,
+    c and the change of c_k travel.
+
+    Departs from the paper: it has plain SGD, where ‖a‖₁ is the number of steps K; with local momentum the K gradients
+    count ‖a‖₁ times (as in FedNova), and K would make c_k too long by up to 1/(1 − m). It weighs clients equally; we
+    weigh them by their examples, c too, so that the corrections of all clients add up to nothing.
+
+    Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+    Algorithm 1 and eq. (4), option II.
+    """
+    statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_everybody)
+    memory = Memory("scaffold", blank=_params, keep=_own_control)
+    return lambda algorithm: replace(
+        algorithm,
+        correction=_difference,
+        statistics=(*algorithm.statistics, statistic),
+        remember=(*algorithm.remember, memory),
+    )
+
+
+def _difference(shared: Tensors, memory: Tensors) -> Tensors:
+    """c − c_k; a client that comes for the first time has c_k = 0."""
+    common = {name.removeprefix("sent/scaffold/"): c for name, c in shared.items() if name.startswith("sent/scaffold/")}
+    return {name: c - memory[f"scaffold/{name}"] if memory else c for name, c in common.items()}
+
+
+def _own_control(visited: Visited) -> Tensors:
+    """c_k⁺."""
+    reach = visited.local.lr * accumulated(visited.steps, visited.local.momentum)
+    if reach == 0:  # no step was taken: nothing is learned of the gradient
+        return {name: visited.memory.get(f"scaffold/{name}", torch.zeros_like(x)) for name, x in _pairs(visited)}
+    correction = _difference(visited.shared, visited.memory)
+    return {name: (x - visited.model[name]) / reach - correction[name] for name, x in _pairs(visited)}
+
+
+def _change(visited: Visited) -> Sums:
+    """n_k·(c_k⁺ − c_k) of the visit that keeps; another visit of the same client adds nothing."""
+    weight = float(visited.counts.sum()) if visited.visit.keep is not None else 0.0
+    change = {}
+    for name, control in _own_control(visited).items():
+        before = visited.memory.get(f"scaffold/{name}")
+        change[name] = weight * (control.double() if before is None else control.double() - before.double())
+    return change
+
+
+def _everybody(sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
+    return {name: c + sums[name] / len(moment.population.order) for name, c in sent.items()}
+
+
+def _zeros(model: Tensors) -> Tensors:
+    return {name: torch.zeros_like(value) for name, value in _params(model).items()}
+
+
+def _params(model: Tensors) -> Tensors:
+    return {name: value for name, value in model.items() if name.startswith("params/")}
+
+
+def _pairs(visited: Visited) -> list[tuple[str, torch.Tensor]]:
+    """The parameters' names and what the server sent under them."""
+    return [(name, visited.shared[name]) for name in _params(visited.model)]

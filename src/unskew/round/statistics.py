@@ -1,0 +1,57 @@
+"""6. What else travels: statistics beside the model, their way to the clients and back, and what all of it weighs."""
+
+from collections.abc import Sequence
+
+import torch
+
+from unskew import tensors
+from unskew.types import EVERYONE, Moment, ServerState, Statistic, Sums, Tensors, Visit
+
+
+def first_sent(statistics: Sequence[Statistic], model: Tensors) -> Tensors:
+    """What the clients are sent beside the model in the first round."""
+    return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
+
+
+def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> Tensors:
+    """What is sent once every client has been asked."""
+    for s in statistics:
+        if s.surveyed is not None:
+            sent = sent | tensors.prefixed(s.surveyed(tensors.under(sums, f"stat/{s.name}/")), f"{s.name}/")
+    return sent
+
+
+def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
+    """What is sent in the next round, from what was sent in this one and what came back."""
+    for s in statistics:
+        if s.fold is not None:
+            last, came = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
+            sent = sent | tensors.prefixed(s.fold(last, came, moment), f"{s.name}/")
+    return sent
+
+
+def shared(state: ServerState) -> Tensors:
+    """All that goes to a client: the model, and what else is sent, in the model's own type."""
+    dtype = _dtype(state.tensors)
+    return state.tensors | {f"sent/{name}": value.to(dtype) for name, value in state.sent.items()}
+
+
+def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
+    """What these visits are sent; data that lie in one place need no sending."""
+    return tensors.count_bytes(shared(state)) * sum(visit.client != EVERYONE for visit in visits)
+
+
+def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int) -> int:
+    """What the visits that reported sent back: updates and statistics, in the model's own types.
+
+    Sums are float64 since they are sums; on a wire each client's part has the precision of its model. The few numbers
+    beside them (weight, loss, counts) are left out.
+    """
+    if any(visit.client == EVERYONE for visit in visits):
+        return 0
+    updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(sums, "delta/").items())
+    return (updates + _dtype(model).itemsize * sum(v.numel() for v in tensors.under(sums, "stat/").values())) * reported
+
+
+def _dtype(model: Tensors) -> torch.dtype:
+    return next((value.dtype for value in model.values() if value.is_floating_point()), torch.float32)
