@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench pictures test-all lock clean
+.PHONY: help setup run test check format bench pictures methods-table test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder wi
 
 pictures: $(READY) ## Make the pictures of README and docs from real runs
 	$(BIN)/python docs/make_pictures.py
+
+methods-table: $(READY) ## Measure every method on CIFAR-10 (UNSKEW_DATA) and write docs/methods/measured.md: hours
+	$(BIN)/python docs/make_methods_table.py
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .

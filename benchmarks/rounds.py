@@ -22,10 +22,10 @@ from unskew.types import ImageSet, Local, Split
 class Federation:
     """An engine and the state of its server."""
 
-    def __init__(self, images, population, local, engine, workers=2, per_round=None):
-        self.blueprint = Blueprint("fedavg", models.suited(images.shape), images.shape, len(images.classes), local)
+    def __init__(self, images, population, local, engine, workers=2, per_round=None, method="fedavg"):
+        self.blueprint = Blueprint(method, models.suited(images.shape), images.shape, len(images.classes), local)
         data = dataset(images, population)
-        bench = build(self.blueprint, data)
+        self.bench = bench = build(self.blueprint, data)
         models.initialise(bench.network, Key(0))
         self.algorithm, self.per_round = bench.algorithm, per_round or population.clients
         self.state = driver.start(bench.algorithm, tensors.of_module(bench.network))
@@ -33,7 +33,7 @@ class Federation:
 
     def round(self):
         self.state, metrics = driver.run_round(
-            self.algorithm, self.engine, self.state, Key(0), per_round=self.per_round
+            self.algorithm, self.engine, self.state, Key(0), per_round=self.per_round, rounds=1000
         )
         return metrics
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import methods
 import rounds
 from unskew.data.sources import load
 from unskew.errors import UserError
@@ -28,7 +29,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
-    parser.add_argument("only", nargs="*", help="partitions large small idle crowd")
+    parser.add_argument("only", nargs="*", help="partitions large small idle crowd methods")
     options = parser.parse_args()
     images = cifar10()
     suites = {
@@ -39,6 +40,7 @@ def main():
         "small": lambda: rounds.small_clients(images, 3 * options.repeats),
         "idle": lambda: rounds.idle_clients(options.repeats),
         "crowd": lambda: rounds.large_population(options.repeats),
+        "methods": lambda: methods.steps(images, 4 * options.repeats),
     }
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "

@@ -55,7 +55,7 @@ def run(
         int | None, typer.Option(help="How many clients (default: 10, or what the partition says).")
     ] = None,
     per_round: Annotated[int | None, typer.Option(help="How many come each round (default: all).")] = None,
-    method: Annotated[str | None, typer.Option(help='"fedavgm(0.9) + fedprox(0.01)"; see: unskew methods')] = None,
+    method: Annotated[str | None, typer.Option(help='"fedavgm(0.9) + fedvc(256) + fedir"; see: unskew methods')] = None,
     model: Annotated[
         str | None, typer.Option(help="simple-cnn | lenet-64 | tiny-cnn (default: as suits the images).")
     ] = None,
@@ -186,12 +186,14 @@ def partition(
 def list_methods() -> None:
     """Every method: what it changes, its knobs with defaults, its reference."""
     table = Table(show_lines=True)
-    for column in ("method", "what it changes", "knobs", "reference"):
+    for column in ("method", "what it changes", "slots", "knobs", "reference"):
         table.add_column(column, overflow="fold")
     for row in methods.describe():
-        table.add_row(row.name, row.changes.replace("``", ""), row.knobs.replace(", ", "\n"), row.reference)
+        slots, knobs = (words.replace(", ", "\n") for words in (row.slots, row.knobs))
+        table.add_row(row.name, row.changes.replace("``", ""), slots, knobs, row.reference)
     out.print(table)
-    out.print('Put them together with +, as in --method "fedavgm(0.9) + fedprox(mu=0.01)".')
+    out.print('Put them together with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir".')
+    out.print("terms, statistics and remember take many; two methods that want the same other slot are refused.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -137,7 +137,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         + model
         + 300 * prepared.config.rounds
         + 4 * len(prepared.images.train)
-        + kept * (len(prepared.population.inhabited) + len(visits)),
+        + kept * (2 * len(prepared.population.inhabited) + len(visits)),  # a checkpoint's, the latest, those under way
     )
 
 

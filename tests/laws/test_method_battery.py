@@ -1,22 +1,52 @@
 """Every method in the table passes the battery, and the battery catches those that should not."""
 
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 import torch
 
 import outside_methods
-from unskew.checks import LawBroken, check_method
+from unskew.checks import LawBroken, _bounded, _refusal, _resumes, check_method
 from unskew.errors import ClientFailure
-from unskew.methods import METHODS
+from unskew.methods import METHODS, describe
 from unskew.types import ServerOptimizer
 
-NEUTRAL = {"fedavg": "fedavg(lr=1)", "fedprox": "fedprox(mu=0)", "fedavgm": "fedavgm(beta=0)"}
+NEUTRAL = {
+    "fedavg": "fedavg(lr=1)",
+    "fedprox": "fedprox(mu=0)",
+    "fedavgm": "fedavgm(beta=0)",
+    "moon": "moon(mu=0)",
+    "clsprox": "clsprox(mu=0)",
+}
+PAIRS = [f"{one} + {other}" for one, other in combinations(METHODS, 2)]
+REFUSED = [pair for pair in PAIRS if _refusal(pair)]
+COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_passes_the_battery(name):
-    assert len(check_method(name, neutral=NEUTRAL.get(name))) == 6 + (name in NEUTRAL)
+    assert len(check_method(name, neutral=NEUTRAL.get(name))) == 7 + (name in NEUTRAL)
+
+
+@pytest.mark.parametrize("pair", COMPOSED)
+def test_every_pair_resumes_exactly_and_keeps_its_memory_bounded(pair):
+    assert _resumes(pair) is None
+    assert _bounded(pair) is None
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("pair", COMPOSED)
+def test_every_pair_passes_the_whole_battery(pair):
+    assert len(check_method(pair)) == 7
+
+
+def test_pairs_are_refused_only_where_both_want_one_slot():
+    claims = {row.name: set(row.slots.split(", ")) - {"terms", "statistics", "remember", ""} for row in describe()}
+    assert len(COMPOSED) > len(REFUSED) > 10
+    for pair in PAIRS:
+        one, other = pair.split(" + ")
+        assert (pair in REFUSED) == bool(claims[one] & claims[other])
 
 
 def forgetful():

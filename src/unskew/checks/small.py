@@ -45,14 +45,17 @@ class Federation:
         What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
         ``rounds_planned`` is how many there will be in all, where this is a part of them.
         """
-        memories = runs.open_memories(folder) if folder and self.algorithm.remember else None
+        algorithm = self.algorithm
+        memories = runs.open_memories(folder) if folder and algorithm.remember else None
         opened = engines.open_engine(engine, self.blueprint, self.data, workers, memories)
         last = state or self.state()
+        if opened.memories is not None:
+            opened.memories.pin(last.clients)
         per_round = per_round or opened.population.clients
         try:
             while last.round < rounds:
                 last, _ = driver.run_round(
-                    self.algorithm, opened, last, self.key, per_round=per_round, rounds=rounds_planned or rounds,
+                    algorithm, opened, last, self.key, per_round=per_round, rounds=rounds_planned or rounds,
                     skip_failures=skip_failures,
                 )  # fmt: skip
         finally:

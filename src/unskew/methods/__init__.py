@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from unskew import text
 from unskew.algorithm import Algorithm, Method, Named, compose
@@ -47,6 +47,7 @@ class Description:
 
     name: str
     changes: str
+    slots: str
     knobs: str
     reference: str
 
@@ -76,11 +77,18 @@ def canonical(source: str) -> str:
 
 
 def describe() -> list[Description]:
-    """Every method: what it changes, its knobs with defaults, its reference."""
+    """Every method: what it changes, in which slots, its knobs with defaults, its reference."""
     rows = []
     for name, build in METHODS.items():
         doc = inspect.getdoc(build) or ""
         knobs = [f"{p.name}={text.spell(p.default)}" for p in inspect.signature(build).parameters.values()]
         reference = " ".join(doc.partition("Reference:")[2].split())
-        rows.append(Description(name, doc.splitlines()[0], ", ".join(knobs), reference))
+        rows.append(Description(name, doc.splitlines()[0], ", ".join(_slots(build())), ", ".join(knobs), reference))
     return rows
+
+
+def _slots(method: Method) -> list[str]:
+    """The slots of the algorithm that a method fills, with its knobs at their defaults."""
+    base = Algorithm()
+    changed = method(base)
+    return [slot.name for slot in fields(Algorithm) if getattr(changed, slot.name) is not getattr(base, slot.name)]

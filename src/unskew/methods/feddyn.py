@@ -7,6 +7,7 @@ import torch
 
 from unskew import tensors
 from unskew.algorithm import Method
+from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
 from unskew.round.server import moved
 from unskew.types import Loss, Memory, Moment, ServerOptimizer, Step, Tensors, Visited
@@ -17,10 +18,11 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     Client: ℓ(θ) − ⟨g_k, θ⟩ + α/2·‖θ − θ_global‖², then g_k ← g_k − α·(θ_k − θ_global), g_k = 0 at first.
     Server: h ← h − α·Σ n_k/n·(θ_k − θ_global) over the round's clients, n that of the whole population;
-    θ ← Σ n_k·θ_k / Σ n_k − h/α.
+    θ ← Σ n_k·θ_k / Σ n_k − h/α. α does not damp the server: h/α is the sum of all mean updates so far, whatever α is.
 
     Departs from the paper: it weighs clients equally; we weigh them by their examples, h too, so that h stays the
-    mean of all g_k. That needs every client at most once a round, weighted by its examples: feddyn holds the sampler.
+    mean of all g_k. That needs every client at most once a round and its plain update: feddyn holds the sampler and the
+    aggregate.
 
     Reference: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.
     """
@@ -52,6 +54,7 @@ def feddyn(alpha: float = 0.01) -> Method:
         sampler=partial(uniform),
         terms=(*algorithm.terms, proximal),
         correction=_linear,
+        aggregate=partial(weighted_mean),
         server=ServerOptimizer(init, update),
         remember=(*algorithm.remember, Memory("feddyn", blank=_params, keep=keep)),
     )

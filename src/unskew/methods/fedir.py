@@ -14,9 +14,10 @@ from unskew.types import Loss, Statistic, Step, Sums, Tensors, Visited
 def fedir(target: str = "population") -> Method:
     """Weighs each example by how much rarer its class is on the client than in the target.
 
-    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y). q_k, the client's own shares, never leave it. p(y) is sent to the
-    clients: ``population`` adds up their label counts once before the first round, ``uniform`` gives every class the
-    same, and numbers such as "0.5 0.3 0.2" are a target of your own. A class that a client does not hold never comes up
+    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), q_k the client's own shares. p(y) is sent to the clients:
+    ``uniform`` gives every class the same, numbers such as "0.5 0.3 0.2" are a target of your own; with both, q_k never
+    leaves the client. ``population`` adds up the clients' label counts once before the first round: the server needs
+    only their sum, but as long as sums are not masked it sees each. A class that a client does not hold never comes up
     there; one that nobody holds needs no weight.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,

@@ -12,7 +12,8 @@ def fednova() -> Method:
     """Divides each client's update by the steps it took, and multiplies the mean by their average.
 
     θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n. ‖a_k‖₁ is the number of steps τ with plain SGD; with
-    momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are averaged plainly.
+    momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are averaged plainly, and
+    proximal terms of other methods do not change ‖a_k‖₁.
 
     Reference: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020, eqs. (6) and (7).

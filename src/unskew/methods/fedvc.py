@@ -16,7 +16,8 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
     """Splits large clients and repeats small ones, so that every visit takes the same number of examples.
 
     K visits a round, each to a client drawn with chance n_k/n; it resamples exactly N_VC = ``size`` of its examples,
-    without replacement if it holds as many and with otherwise, takes N_VC/B steps (``epochs`` times), and weighs 1/K.
+    without replacement if it holds as many and with otherwise, takes N_VC/B steps, and weighs 1/K. ``epochs`` is how
+    often it goes over them, whatever --epochs says: the paper's visits go once.
     A client may come twice in a round; its visits draw different examples. Only row numbers are drawn, no image is
     copied.
 

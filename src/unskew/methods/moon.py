@@ -16,7 +16,8 @@ def moon(mu: float = 1.0, tau: float = 0.5) -> Method:
     that enter the classifier. z_glob: the server's model; z_prev: the client's own model after its last visit; both in
     eval mode and without gradient. Where the paper is silent: at a client's first visit there is no z_prev and the
     term is absent; of two visits in one round both see the model that the round before left. Default μ: the CCVR
-    paper's for CIFAR-10 with α = 0.1 and 0.5; it has 5 for α = 0.05.
+    paper's for CIFAR-10 with α = 0.1 and 0.5; it has 5 for α = 0.05. The paper compares the output of a projection
+    head: simple-cnn has one, the features of other networks are compared as they are.
 
     Reference: Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, eq. (3).
     """

@@ -22,8 +22,9 @@ def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method
     loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β = 5).
 
     Departs from the paper: eq. (1) lacks the minus sign and the own class in its denominator; we take Algorithm 1,
-    line 16. ``own=false`` gives eq. (1)'s denominator. Where the paper is silent: an example whose class has no
-    prototype yet has the loss L_ce, and classes without one stay out of the sum.
+    line 16. ``own=false`` gives eq. (1)'s denominator. Eq. (2) divides by all N clients; we divide by those that saw
+    the class. Where the paper is silent: an example whose class has no prototype yet has the loss L_ce, and classes
+    without one stay out of the sum.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, section 3.2 and Algorithm 1.

@@ -80,7 +80,7 @@ def run_round(
         examples=examples,
         train_loss=float(sums["metric/loss"]) / max(examples, 1),
         batches_max=max(_steps(algorithm, engine, visit) for visit in visits),
-        bytes_up=asked + statistics.bytes_up(sums, state.tensors, visits, reported),
+        bytes_up=statistics.bytes_up(sums, state.tensors, visits, reported, asked),
         bytes_down=statistics.bytes_down(state, visits),
         seconds=perf_counter() - began,
         failures=outcome.failures,

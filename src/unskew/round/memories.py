@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import count
 
 from unskew.errors import UserError
-from unskew.tensors import copy, plan_layout, prefixed, views
+from unskew.tensors import Layout, copy, plan_layout, prefixed, views
 from unskew.types import Memory, Tensors, Visit, Visited
 
 Places = Mapping[int, tuple[int, int]]  # client -> its slot and the checksum of what lies there
@@ -69,6 +69,7 @@ class Memories:
         values: Tensors = {}
         for memory in self._remember:
             values |= prefixed(memory.keep(visited), f"{memory.name}/")
+        _same_kinds(self._layout, plan_layout(values)[0])
         content = bytearray(self.slot_bytes)
         for name, view in views(content, self._layout).items():
             view.copy_(values[name])
@@ -88,6 +89,16 @@ class Memories:
                 raise UserError("the file of what clients remember is shorter than it was; start the run anew")
             found += more
         return found
+
+
+def _same_kinds(blank: Layout, kept: Layout) -> None:
+    """Copying would stretch another shape, round another type, and drop what has no place."""
+    said, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in each} for each in (blank, kept))
+    for name in said | given:
+        if said.get(name) != given.get(name):
+            raise ValueError(
+                f"memory {name}: blank says {said.get(name, 'nothing')}, keep gives {given.get(name, 'nothing')}"
+            )
 
 
 def anonymous_file() -> int:

@@ -41,8 +41,8 @@ def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
     return tensors.count_bytes(shared(state)) * sum(visit.client != EVERYONE for visit in visits)
 
 
-def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int) -> int:
-    """What the visits that reported sent back: updates and statistics, in the model's own types.
+def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
+    """What the visits that reported sent back, and ``asked`` before: updates and statistics, in the model's own types.
 
     Sums are float64 since they are sums; on a wire each client's part has the precision of its model. The few numbers
     beside them (weight, loss, counts) are left out.
@@ -50,7 +50,8 @@ def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int)
     if any(visit.client == EVERYONE for visit in visits):
         return 0
     updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(sums, "delta/").items())
-    return (updates + _dtype(model).itemsize * sum(v.numel() for v in tensors.under(sums, "stat/").values())) * reported
+    others = _dtype(model).itemsize * sum(value.numel() for value in tensors.under(sums, "stat/").values())
+    return asked + (updates + others) * reported
 
 
 def _dtype(model: Tensors) -> torch.dtype:
