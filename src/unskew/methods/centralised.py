@@ -31,7 +31,7 @@ def _everyone(key: Key, population: Population, per_round: int) -> list[Visit]:
     held = len(population.order)
     if held == 0:
         raise UserError("no client of the partition holds an example; make the partition anew")
-    share = per_round / population.clients
+    share = per_round / len(population.inhabited)
     return [Visit(EVERYONE, float(held), take=None if share >= 1 else max(1, round(held * share)))]
 
 

@@ -18,7 +18,8 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     Client: ℓ(θ) − ⟨g_k, θ⟩ + α/2·‖θ − θ_global‖², then g_k ← g_k − α·(θ_k − θ_global), g_k = 0 at first.
     Server: h ← h − α·Σ n_k/n·(θ_k − θ_global) over the round's clients, n that of the whole population;
-    θ ← Σ n_k·θ_k / Σ n_k − h/α. α does not damp the server: h/α is the sum of all mean updates so far, whatever α is.
+    θ ← Σ n_k·θ_k / Σ n_k − h/α. α does not damp the server: whatever it is, h/α is the sum of all updates so far, each
+    weighted n_k/n.
 
     Departs from the paper: it weighs clients equally; we weigh them by their examples, h too, so that h stays the
     mean of all g_k. That needs every client at most once a round and its plain update: feddyn holds the sampler and the

@@ -1,0 +1,530 @@
+"""fedvc, scaffold, fednova, feddyn and centralised, worked out a second time from the papers: numpy on a linear model.
+
+Nothing is shared with the package but the key and the plan of batches. θ is W and b side by side, [C, d + 1], float64.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_objectives_golden import everyone, examples_of, some, virtual
+
+from federation import federation, image_set, largest_difference
+from unskew import engines, methods, models
+from unskew.data.batches import Pixels, plan
+from unskew.data.population import Partition, Population
+from unskew.engines.blueprint import dataset
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.round import driver
+from unskew.round.descent import accumulated
+from unskew.types import EVERYONE, Visit
+
+CLOSE = 1e-10
+SIZES = (13, 8, 3, 6, 2)  # with batches of 4 and two epochs: 8, 4, 2, 4 and 2 steps
+SGD = [{"momentum": 0.0, "weight_decay": 0.0}, {"momentum": 0.9, "weight_decay": 0.02}]
+BOTH = pytest.mark.parametrize("sgd", SGD, ids=["plain", "momentum"])
+WHO = {"everyone": (None, everyone), "three of five": (3, some(3))}
+
+
+# The federation
+
+
+def small(method, sizes=SIZES, *, seed=0, **local):
+    """Forty images of 2 × 2 pixels and three classes; eight of them, at SIZES, belong to nobody."""
+    settings = {"batch": 4, "lr": 0.1, "weight_decay": 0.0, **local}
+    images = image_set(40, classes=3, side=2)
+    return federation(method, sizes=sizes, images=images, model="outside_models:linear", seed=seed, **settings)
+
+
+@dataclass(frozen=True)
+class Ran:
+    state: object
+    metrics: list
+    kept: dict  # client -> what it remembers, by name
+
+
+def ran(fed, rounds, per_round=None):
+    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+    per_round = per_round or engine.population.clients
+    try:
+        every = list(driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=rounds, per_round=per_round))
+        last = every[-1][0]
+        places = last.clients.items()
+        kept = {client: engine.memories.recall(Visit(client, 1.0, recall=place)) for client, place in places}
+        return Ran(last, [metrics for _, metrics in every], kept)
+    finally:
+        engine.close()
+
+
+def theta_of(tensors, under="params/"):
+    return np.c_[tensors[f"{under}classifier.weight"].numpy(), tensors[f"{under}classifier.bias"].numpy()]
+
+
+def close(found, wanted):
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=CLOSE)
+
+
+# The same in numpy
+
+
+def gradient(theta, x, y):
+    """Of the mean cross-entropy of softmax(x·θᵀ)."""
+    scores = np.exp(x @ theta.T)
+    p = scores / scores.sum(1, keepdims=True)
+    return (p - np.eye(len(theta))[y]).T @ x / len(x)
+
+
+def pictures(fed, index):
+    x = (fed.data["train/images"].numpy()[index] / 255 - 0.4) / 0.2
+    return np.c_[x.reshape(len(index), -1), np.ones(len(index))], fed.data["train/labels"].numpy()[index]
+
+
+def visit(fed, theta, number, client, repeat=0, take=None, *, more=0.0, alpha=0.0, epochs=None):
+    """The client's θ after SGD from the server's, and its steps; ``more`` is added to each gradient, α pulls back."""
+    local = replace(fed.blueprint.local, epochs=epochs or fed.blueprint.local.epochs)
+    batches = plan(examples_of(fed, client), take, local, fed.key.fold("round", number).fold("client", client, repeat))
+    w, v = theta.copy(), 0.0
+    for index, count in zip(batches.index.numpy(), batches.counts, strict=True):
+        g = gradient(w, *pictures(fed, index[:count])) + more + alpha * (w - theta)
+        v = local.momentum * v + g + local.weight_decay * w
+        w = w - local.lr * v
+    return w, len(batches.counts)
+
+
+def reach(steps, momentum):
+    """‖a‖₁ by brute force: how far SGD with rate 1 goes on gradients that are all one."""
+    x = v = 0.0
+    for _ in range(steps):
+        v = momentum * v + 1
+        x += v
+    return x
+
+
+def sizes_of(fed):
+    return [n for *_, n in everyone(fed, 0)]
+
+
+def mean(weights, values):
+    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
+
+
+def plain_fedavg(fed, rounds, who=everyone, epochs=None):
+    theta = theta_of(fed.state().tensors)
+    for number in range(1, rounds + 1):
+        visits = who(fed, number)
+        theta = mean([w for *_, w in visits], [visit(fed, theta, number, *v[:3], epochs=epochs)[0] for v in visits])
+    return theta
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "who"), WHO.values(), ids=WHO)
+def test_the_numpy_lines_are_fedavg(count, who, sgd):
+    """The ruler itself."""
+    fed = small("fedavg", **sgd)
+    close(theta_of(fed.run(3, per_round=count).tensors), plain_fedavg(fed, 3, who))
+
+
+# FedVC
+
+UNEVEN = (0, 13, 8, 0, 0, 3, 6, 2, 0)  # some clients hold nothing
+
+
+def population_of(fed):
+    return Population(fed.data["population/order"].numpy(), fed.data["population/offsets"].numpy())
+
+
+@BOTH
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_fedvc_is_the_numpy_lines(epochs, sgd):
+    """Clients of 2, 3, 6, 8 and 13 examples; every visit takes 6 and weighs the same."""
+    fed, who = small(f"fedvc(size=6, epochs={epochs})", **sgd), virtual(7, 6)
+    assert max(repeat for _, repeat, *_ in who(fed, 1)) > 0
+    found = ran(fed, 3, per_round=7)
+    close(theta_of(found.state.tensors), plain_fedavg(fed, 3, who, epochs=epochs))
+    assert [m.examples for m in found.metrics] == [7 * 6 * epochs] * 3
+    assert [m.batches_max for m in found.metrics] == [2 * epochs] * 3  # ⌈6/4⌉ steps an epoch
+
+
+def test_a_client_comes_with_chance_proportional_to_its_examples_and_one_without_examples_never():
+    population = population_of(small("fedvc", UNEVEN))
+    visits = methods.parse("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
+    came = Counter(v.client for v in visits)
+    assert sum(came.values()) == 20_000
+    assert came.keys() == {1, 2, 5, 6, 7}
+    expected = {k: 20_000 * n / 32 for k, n in enumerate(UNEVEN) if n}
+    assert sum((came[k] - e) ** 2 / e for k, e in expected.items()) < 13.3  # χ² of four degrees at 1 %
+    owners = np.repeat(np.arange(9), UNEVEN)
+    assert came == Counter(owners[Key(3).fold("chance").numpy().integers(0, 32, 20_000)].tolist())
+
+
+def test_departs_from_the_paper_fedvc_draws_clients_with_replacement_so_that_the_expected_update_is_exact():
+    """Were every draw to come up once, each client would come just n_k times: E[mean Δ] = Σ n_k/n·Δ_k."""
+
+    class EveryDrawOnce:
+        def numpy(self):
+            return self
+
+        def integers(self, low, high, count):
+            assert count == high - low
+            return np.arange(low, high)[::-1]
+
+    visits = methods.parse("fedvc").sampler(EveryDrawOnce(), population_of(small("fedvc", UNEVEN)), 32)
+    assert Counter(v.client for v in visits) == {k: n for k, n in enumerate(UNEVEN) if n}
+    assert all(v.weight == 1 for v in visits)
+    alone = methods.parse("fedvc").sampler(Key(0), population_of(small("fedvc", (5,))), 4)
+    assert [(v.client, v.repeat) for v in alone] == [(0, 0), (0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("held", [5, 6, 7, 13])
+def test_a_visit_draws_without_replacement_if_the_client_holds_enough_and_with_otherwise(held):
+    fed = small("fedvc(size=6, epochs=2)", (held,))
+    (seen,) = methods.parse("fedvc(size=6, epochs=2)").sampler(Key(0), population_of(fed), 1)
+    batches = plan(examples_of(fed, 0), seen.take, replace(fed.blueprint.local, epochs=2), Key(1))
+    rows = batches.index[batches.index >= 0].numpy().reshape(2, 6)
+    assert sorted(rows[0]) == sorted(rows[1])  # what was drawn for the visit serves all its epochs
+    assert set(rows[0]) <= set(examples_of(fed, 0).tolist())
+    assert (len(set(rows[0].tolist())) == 6) == (held >= 6)
+
+
+def test_two_visits_to_one_client_see_different_batches():
+    fed = small("fedvc(size=6)", (13,))
+    found = theta_of(fed.run(1, per_round=2).tensors)
+    theta = theta_of(fed.state().tensors)
+    twice = [visit(fed, theta, 1, 0, repeat, 6, epochs=1)[0] for repeat in (0, 1)]
+    assert np.abs(twice[0] - twice[1]).max() > 1e-3
+    close(found, (twice[0] + twice[1]) / 2)
+
+
+def test_fedvc_has_its_own_epochs_whatever_the_clients_settings_are():
+    assert methods.parse("fedvc", small("fedavg", epochs=5).blueprint.local).local.epochs == 1
+    assert methods.parse("fedvc(epochs=3)", small("fedavg", epochs=5).blueprint.local).local.epochs == 3
+
+
+def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
+    """Four clients of six examples, visits of six, one step each: who comes is all that is drawn."""
+    fed = small("fedvc(size=6)", (6, 6, 6, 6), batch=8)
+    state = fed.state()
+    alone = {}
+    for seed in range(40):
+        key = Key(seed)
+        (seen,) = fed.algorithm.sampler(key.fold("round", 1).fold("sample"), population_of(fed), 1)
+        alone[seen.client] = theta_of(replace(fed, key=key).run(1, per_round=1, state=state).tensors)
+    assert alone.keys() == {0, 1, 2, 3}
+    together = fed.with_method("fedavg")
+    together = replace(together, blueprint=replace(together.blueprint, local=replace(fed.blueprint.local, epochs=1)))
+    close(sum(alone.values()) / 4, theta_of(together.run(1, state=state).tensors))
+
+
+@pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(size=-3)", "fedvc(epochs=0)"])
+def test_fedvc_refuses_visits_without_examples(text):
+    with pytest.raises(UserError, match="give at least 1"):
+        methods.parse(text)
+
+
+# FedNova
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("steps", [0, 1, 2, 7, 100])
+def test_the_norm_of_a_is_how_far_sgd_with_momentum_goes_on_unit_gradients(steps, momentum):
+    assert accumulated(steps, momentum) == pytest.approx(reach(steps, momentum), rel=1e-11)
+
+
+def plain_fednova(fed, rounds, who=everyone, mu=0.0):
+    theta = theta_of(fed.state().tensors)
+    for number in range(1, rounds + 1):
+        visits = who(fed, number)
+        share = np.array([w for *_, w in visits]) / sum(w for *_, w in visits)
+        after, steps = zip(*(visit(fed, theta, number, *v[:3], alpha=mu) for v in visits), strict=True)
+        a = np.array([reach(tau, fed.blueprint.local.momentum) for tau in steps])
+        direction = sum(p * (theta - y) / length for p, y, length in zip(share, after, a, strict=True))
+        theta = theta - (share * a).sum() * direction
+    return theta
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "who"), WHO.values(), ids=WHO)
+def test_fednova_is_the_numpy_lines(count, who, sgd):
+    fed = small("fednova", **sgd)
+    close(theta_of(fed.run(3, per_round=count).tensors), plain_fednova(fed, 3, who))
+    assert np.abs(plain_fednova(fed, 3, who) - plain_fedavg(fed, 3, who)).max() > 1e-3
+
+
+def test_proximal_terms_of_other_methods_do_not_change_the_norm_of_a():
+    fed = small("fednova + fedprox(mu=0.7)", momentum=0.9)
+    close(theta_of(fed.run(2).tensors), plain_fednova(fed, 2, mu=0.7))
+
+
+@BOTH
+def test_fednova_is_fedavg_where_all_clients_take_as_many_steps(sgd):
+    """Sizes 5 to 8 are two batches of 4 alike."""
+    found, plain = (theta_of(small(m, (5, 6, 7, 8), **sgd).run(3).tensors) for m in ("fednova", "fedavg"))
+    np.testing.assert_allclose(found, plain, rtol=0, atol=1e-12)
+
+
+def test_fednova_averages_buffers_plainly():
+    """In the first round the clients do the same under both; only what is made of it differs."""
+    found, plain = (
+        federation(m, sizes=(40, 5, 1), model="outside_models:batch_norm").run(1).tensors for m in ("fednova", "fedavg")
+    )
+    for name in plain:
+        assert torch.equal(found[name], plain[name]) == name.startswith("buffers/")
+
+
+# SCAFFOLD
+
+
+def plain_scaffold(fed, rounds, who=everyone, *, epochs=None, length=reach, weigh=lambda n: n):
+    """θ, c, and c_k of the clients that came. Option II; ``length(steps, m)`` is what x − y is divided by beside η."""
+    local, sizes = fed.blueprint.local, [weigh(n) for n in sizes_of(fed)]
+    theta, c, control = theta_of(fed.state().tensors), 0.0, {}
+    for number in range(1, rounds + 1):
+        visits, models_, fresh = who(fed, number), [], {}
+        for client, repeat, take, _ in visits:
+            own = control.get(client, 0.0)
+            y, steps = visit(fed, theta, number, client, repeat, take, more=c - own, epochs=epochs)
+            models_.append(y)
+            fresh[client] = own - c + (theta - y) / (local.lr * length(steps, local.momentum))
+        theta = mean([w for *_, w in visits], models_)
+        c = c + sum(sizes[k] * (fresh[k] - control.get(k, 0.0)) for k in fresh) / sum(sizes)
+        control |= fresh
+    return theta, c, control
+
+
+def controls(found):
+    return {client: theta_of(kept, "scaffold/params/") for client, kept in found.kept.items()}
+
+
+def compare_scaffold(found, wanted):
+    theta, c, control = wanted
+    close(theta_of(found.state.tensors), theta)
+    close(theta_of(found.state.sent, "scaffold/params/"), c)
+    assert controls(found).keys() == control.keys()
+    for client, value in controls(found).items():
+        close(value, control[client])
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "who"), WHO.values(), ids=WHO)
+def test_scaffold_is_the_numpy_lines(count, who, sgd):
+    fed = small("scaffold", **sgd)
+    compare_scaffold(ran(fed, 3, count), plain_scaffold(fed, 3, who))
+    assert np.abs(plain_scaffold(fed, 3, who)[0] - plain_fedavg(fed, 3, who)).max() > 1e-3
+
+
+@BOTH
+def test_scaffold_with_fedvc_is_the_numpy_lines(sgd):
+    """Clients come twice in a round: both visits use the c_k of the round before, the last one keeps."""
+    fed, who = small("scaffold + fedvc(size=6)", **sgd), virtual(6, 6)
+    assert max(repeat for number in (1, 2, 3) for _, repeat, *_ in who(fed, number)) > 0
+    compare_scaffold(ran(fed, 3, 6), plain_scaffold(fed, 3, who, epochs=1))
+
+
+def test_one_step_of_option_two_makes_the_control_variate_the_gradient_at_the_servers_model():
+    """K = 1, so that (x − y)/(K·η) is the corrected gradient, and c_k⁺ = c_k − c + (g + c − c_k) = g."""
+    fed = small("scaffold", epochs=1, batch=20, momentum=0.0)
+    before, after = ran(fed, 1), ran(fed, 2)
+    for client, value in controls(after).items():
+        close(value, gradient(theta_of(before.state.tensors), *pictures(fed, examples_of(fed, client))))
+
+
+@BOTH
+def test_the_first_round_of_scaffold_is_fedavg_exactly(sgd):
+    found, plain = (small(m, **sgd).run(1, per_round=3).tensors for m in ("scaffold", "fedavg"))
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "scaffold + fedvc(size=6)", "scaffold + fednova + fedavgm"])
+def test_c_stays_the_mean_of_all_c_k_weighted_by_their_examples(method):
+    """A client that never came has c_k = 0."""
+    found = ran(small(method, momentum=0.9), 6, per_round=3)
+    wanted = sum(SIZES[client] / sum(SIZES) * value for client, value in controls(found).items())
+    assert np.abs(wanted).max() > 1e-2
+    close(theta_of(found.state.sent, "scaffold/params/"), wanted)
+
+
+def test_departs_from_the_paper_scaffold_weighs_clients_by_their_examples_in_c_too():
+    """At equal sizes it is the paper's Algorithm 1, which weighs all alike; at others it is not."""
+
+    def alike(n):
+        return 1.0
+
+    equal = small("scaffold", (6, 6, 6), momentum=0.0)
+    compare_scaffold(ran(equal, 3, 2), plain_scaffold(equal, 3, some(2), weigh=alike))
+    uneven = small("scaffold", momentum=0.0)
+    there = plain_scaffold(uneven, 3, some(3), weigh=alike)[1]
+    assert np.abs(theta_of(ran(uneven, 3, 3).state.sent, "scaffold/params/") - there).max() > 1e-3
+
+
+@BOTH
+def test_departs_from_the_paper_scaffold_divides_by_the_norm_of_a_where_there_is_momentum(sgd):
+    """At a rate so small that the gradient stays what it is, c_k is that gradient; by K steps it is up to 1/(1 − m)."""
+    fed = small("scaffold", (8,), epochs=20, batch=8, lr=1e-7, **sgd)
+    start = theta_of(fed.state().tensors)
+    slope = gradient(start, *pictures(fed, examples_of(fed, 0))) + sgd["weight_decay"] * start
+    np.testing.assert_allclose(controls(ran(fed, 1))[0], slope, rtol=1e-4)
+    by_steps = plain_scaffold(fed, 1, length=lambda steps, momentum: steps)[2][0]
+    factor = reach(20, sgd["momentum"]) / 20
+    np.testing.assert_allclose(by_steps, factor * slope, rtol=1e-4)
+    assert factor == 1 if sgd["momentum"] == 0 else 5 < factor < 10
+
+
+# FedDyn
+
+
+def plain_feddyn(fed, rounds, who=everyone, *, alpha, weigh=lambda n: n):
+    """θ, h, and g_k of the clients that came."""
+    sizes = [weigh(n) for n in sizes_of(fed)]
+    theta, h, past = theta_of(fed.state().tensors), 0.0, {}
+    for number in range(1, rounds + 1):
+        came = [client for client, *_ in who(fed, number)]
+        after = {k: visit(fed, theta, number, k, more=-past.get(k, 0.0), alpha=alpha)[0] for k in came}
+        for k in came:
+            past[k] = past.get(k, 0.0) - alpha * (after[k] - theta)
+        h = h - alpha * sum(sizes[k] * (after[k] - theta) for k in came) / sum(sizes)
+        theta = mean([sizes[k] for k in came], [after[k] for k in came]) - h / alpha
+    return theta, h, past
+
+
+def compare_feddyn(found, wanted):
+    theta, h, past = wanted
+    close(theta_of(found.state.tensors), theta)
+    close(theta_of(found.state.memory, "h/params/"), h)
+    assert found.kept.keys() == past.keys()
+    for client, kept in found.kept.items():
+        close(theta_of(kept, "feddyn/params/"), past[client])
+
+
+@BOTH
+@pytest.mark.parametrize("alpha", [0.01, 0.7])
+@pytest.mark.parametrize(("count", "who"), WHO.values(), ids=WHO)
+def test_feddyn_is_the_numpy_lines(count, who, alpha, sgd):
+    fed = small(f"feddyn(alpha={alpha})", **sgd)
+    compare_feddyn(ran(fed, 3, count), plain_feddyn(fed, 3, who, alpha=alpha))
+
+
+def test_departs_from_the_paper_feddyn_weighs_clients_by_their_examples_in_h_too():
+    """At equal sizes it is the paper's Algorithm 1 (h by 1/m, θ by 1/|P|); at others it is not."""
+
+    def alike(n):
+        return 1.0
+
+    equal = small("feddyn(alpha=0.3)", (6, 6, 6))
+    compare_feddyn(ran(equal, 3, 2), plain_feddyn(equal, 3, some(2), alpha=0.3, weigh=alike))
+    uneven = small("feddyn(alpha=0.3)")
+    there = plain_feddyn(uneven, 3, some(3), alpha=0.3, weigh=alike)[0]
+    assert np.abs(theta_of(ran(uneven, 3, 3).state.tensors) - there).max() > 1e-3
+
+
+def mean_of_past(found):
+    return sum(SIZES[k] / sum(SIZES) * theta_of(kept, "feddyn/params/") for k, kept in found.kept.items())
+
+
+def test_h_stays_the_mean_of_all_g_k_weighted_by_their_examples():
+    found = ran(small("feddyn(alpha=0.3)", momentum=0.9), 5, per_round=2)
+    close(theta_of(found.state.memory, "h/params/"), mean_of_past(found))
+
+
+def test_alpha_does_not_damp_feddyns_server():
+    """h/α is the sum of Σ n_k/n·(θ − θ_k): the first round goes the clients' mean way, and their share of it again."""
+    for count, who in WHO.values():
+        fed = small("feddyn(alpha=1e-9)")  # so small that the clients do as under FedAvg
+        start, plain = theta_of(fed.state().tensors), plain_fedavg(fed, 1, who)
+        turnout = sum(weight for *_, weight in who(fed, 1)) / 32
+        found = theta_of(fed.run(1, per_round=count).tensors)
+        np.testing.assert_allclose(found - start, (1 + turnout) * (plain - start), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("other", ["fedvc", "fednova", "fedavgm", "fedadam", "scaffold", "centralised"])
+def test_feddyn_refuses_by_name_what_would_break_its_mean(other):
+    """It needs every client at most once a round, its plain update, and a server of its own."""
+    for text in (f"feddyn + {other}", f"{other} + feddyn"):
+        with pytest.raises(UserError, match=rf"(feddyn and {other}|{other} and feddyn) both want"):
+            methods.parse(text)
+
+
+# Centralised
+
+
+def plain_sgd(fed, rounds, share=None):
+    """Ordinary PyTorch on all that anybody holds; each round a fresh optimiser, and ``share`` of the examples."""
+    blueprint, local = fed.blueprint, fed.blueprint.local
+    dtype = getattr(torch, blueprint.dtype)
+    network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
+    network.load_state_dict({name.partition("/")[2]: value for name, value in fed.state().tensors.items()})
+    train = Pixels.of(*(fed.data[name] for name in ("train/images", "train/labels", "mean", "std")), dtype)
+    held = fed.data["population/order"].numpy()
+    for number in range(1, rounds + 1):
+        key = fed.key.fold("round", number).fold("client", EVERYONE, 0)
+        batches = plan(held, share and round(share * len(held)), local, key)
+        optimizer = torch.optim.SGD(
+            network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=True
+        )
+        for index, count in zip(batches.index, batches.counts, strict=True):
+            images, labels = train.batch(index[:count])
+            optimizer.zero_grad()
+            F.cross_entropy(network(images), labels).backward()
+            optimizer.step()
+    return {f"params/{name}": value.detach() for name, value in network.named_parameters()}
+
+
+@BOTH
+@pytest.mark.parametrize(("count", "share"), [(None, None), (2, 2 / 5)], ids=["all", "two of five"])
+def test_centralised_is_plain_sgd_on_the_pooled_data_bit_for_bit(count, share, sgd):
+    """The momentum starts from zero in each round, as a client's does."""
+    fed = federation("centralised", images=image_set(130), dtype="float32", **sgd)  # 30 images belong to nobody
+    found, wanted = fed.run(3, per_round=count).tensors, plain_sgd(fed, 3, share)
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_centralised_does_not_know_who_holds_what():
+    """The same examples dealt to other clients, in the same order: not a bit differs."""
+    images = image_set(32, classes=3, side=2)
+    dealt = []
+    for sizes in ((32,), (30, 2), (1,) * 32):
+        base = small("centralised", sizes)
+        who = np.repeat(np.arange(len(sizes)), sizes).astype(np.int32)
+        population = Population.from_partition(Partition(who, len(sizes), "by hand", 0))
+        dealt.append(replace(base, data=dataset(images, population)).run(2).tensors)
+    assert largest_difference(dealt[0], dealt[1]) == largest_difference(dealt[0], dealt[2]) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_centralised_has_the_budget_of_as_many_clients_and_sends_nothing(count):
+    """32 examples over five clients, two epochs: K/5 of them, drawn anew each round."""
+    for m in ran(small("centralised"), 2, count).metrics:
+        assert m.examples == 2 * round(32 * count / 5)
+        assert m.batches_max == 2 * -(-round(32 * count / 5) // 4)
+        assert (m.clients, m.bytes_up, m.bytes_down) == (1, 0, 0)
+
+
+def test_centralised_has_fedavgs_budget_where_clients_are_of_one_size():
+    found, plain = (ran(small(m, (6,) * 5), 2, 3).metrics for m in ("centralised", "fedavg"))
+    assert [m.examples for m in found] == [m.examples for m in plain]
+
+
+def test_centralised_has_fedavgs_budget_where_some_clients_hold_nothing():
+    found, plain = (ran(small(m, (6, 6, 0, 0)), 2, 2).metrics for m in ("centralised", "fedavg"))
+    assert [m.examples for m in found] == [m.examples for m in plain]
+
+
+@pytest.mark.parametrize("other", ["moon", "prototypes", "fedir", "fedir(uniform)", "clsnorm"])
+def test_centralised_sends_nothing_beside_other_methods_either(other):
+    assert all((m.bytes_up, m.bytes_down) == (0, 0) for m in ran(small(f"centralised + {other}"), 2).metrics)
+
+
+def test_a_round_of_centralised_is_one_visit_to_all_that_anybody_holds():
+    visits = methods.parse("centralised").sampler(Key(0), population_of(small("centralised")), 5)
+    assert visits == [Visit(EVERYONE, 32.0)]
+    few = methods.parse("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)), 1)
+    assert few == [Visit(EVERYONE, 40.0, take=1)]
+
+
+@pytest.mark.parametrize("other", ["fedvc", "feddyn", "scaffold", "fednova", "fedavgm"])
+def test_centralised_refuses_by_name_what_needs_a_federation(other):
+    with pytest.raises(UserError, match=f"centralised and {other} both want"):
+        methods.parse(f"centralised + {other}")

@@ -1,0 +1,189 @@
+"""Laws between methods: what commutes, what is the same as what, what is refused, what a failure leaves alone."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+
+from federation import federation, largest_difference
+from unskew import engines, methods
+from unskew.errors import UserError
+from unskew.round import driver
+from unskew.types import Visit
+
+SIZES = (14, 9, 1, 6)
+LOCAL = {"epochs": 1, "batch": 6, "momentum": 0.9, "weight_decay": 0.01}
+
+
+def small(method, sizes=SIZES, **local):
+    return federation(method, sizes=sizes, **{**LOCAL, **local})
+
+
+def run(method, sizes=SIZES, rounds=3, per_round=3, **local):
+    return small(method, sizes, **local).run(rounds, per_round=per_round)
+
+
+def apart(left, right, sizes=SIZES, **settings):
+    """How far the results of two texts lie apart."""
+    return largest_difference(*(run(text, sizes, **settings).tensors for text in (left, right)))
+
+
+# Methods on different slots commute
+
+TOGETHER = [
+    ("fedavgm(0.8)", "fedvc(size=6)", "fedir"),
+    ("moon(mu=2)", "clsprox(0.3)"),
+    ("prototypes", "fedir(uniform)", "fedprox(0.3)"),
+    ("scaffold", "moon(mu=2)", "fedvc(size=6)"),
+    ("scaffold", "fednova", "fedadam"),
+    ("feddyn(0.1)", "fedir", "clsnorm"),
+    ("feddyn(0.1)", "moon(mu=2)", "prototypes"),
+    ("clsnorm", "clsprox(0.3)", "prototypes"),
+    ("centralised", "fedprox(0.3)", "clsnorm"),
+]
+
+
+@pytest.mark.parametrize("texts", TOGETHER, ids=" + ".join)
+def test_methods_on_different_slots_commute(texts):
+    first, *others = (run(" + ".join(order)) for order in permutations(texts))
+    for other in others:
+        assert largest_difference(first.tensors, other.tensors) < 1e-12
+        assert largest_difference(first.memory, other.memory) < 1e-12
+        assert other.sent.keys() == first.sent.keys()
+        assert all((other.sent[name] - value).abs().max() < 1e-12 for name, value in first.sent.items())
+
+
+@pytest.mark.parametrize("texts", TOGETHER, ids=" + ".join)
+def test_each_method_of_a_composition_takes_part(texts):
+    """Without any one of them the result is another."""
+    whole = run(" + ".join(texts)).tensors
+    for text in texts:
+        without = run(" + ".join(other for other in texts if other != text)).tensors
+        assert largest_difference(whole, without) > 1e-7, text
+
+
+# Knobs at zero, and federations in which a method has nothing to do
+
+
+@pytest.mark.parametrize("nothing", ["moon(mu=0)", "clsprox(mu=0)"])
+@pytest.mark.parametrize("beside", ["", " + fedavgm(0.8)", " + fedvc(size=6)"])
+def test_a_method_with_its_knob_at_zero_is_not_there(nothing, beside):
+    left, right = (run(f"{text}{beside}", dtype="float32").tensors for text in (nothing, "fedavg"))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fednova", "fedir", "scaffold + fednova + fedir"])
+def test_a_client_alone_has_no_drift_no_other_pace_and_no_other_shares(method):
+    """One client that holds all: c = c_k, p = q_k, one number of steps."""
+    assert apart(method, "fedavg", (20,), per_round=1) < 1e-12
+
+
+def test_one_client_alone_that_is_everyone_has_nothing_to_weigh():
+    assert apart("centralised + fedir", "centralised") < 1e-12
+
+
+@pytest.mark.parametrize("method", ["fedvc(size=6)", "fedvc(size=6) + fedavgm(0.8)", "fedvc(size=6) + scaffold"])
+def test_virtual_clients_all_take_as_many_steps_so_fednova_changes_nothing(method):
+    assert apart(f"{method} + fednova", method) < 1e-12
+
+
+def test_targets_of_fedir_that_differ_by_a_factor_are_one():
+    assert apart('fedir("0.4 0.3 0.2 0.1")', 'fedir("8 6 4 2")') < 1e-12
+    assert apart("fedir(uniform)", 'fedir("3 3 3 3")') < 1e-12
+
+
+def test_clsprox_is_fedprox_where_the_network_is_its_classifier():
+    sizes, rounds = (8, 5, 3), 2
+    left, right = (
+        federation(text, sizes=sizes, model="outside_models:linear", **LOCAL).run(rounds).tensors
+        for text in ("clsprox(0.7)", "fedprox(0.7)")
+    )
+    assert largest_difference(left, right) == 0
+
+
+def test_clsnorm_does_not_see_how_long_the_rows_are():
+    """Logits are those of any positive multiple of a row; what is written is a fixed point."""
+    algorithm, model = methods.parse("clsnorm"), small("clsnorm").state().tensors
+    name = "params/classifier.weight"
+    used = driver.as_used(algorithm, model)
+    longer = model | {name: model[name] * torch.tensor([[0.1], [1.0], [7.0], [300.0]])}
+    assert largest_difference(driver.as_used(algorithm, longer), used) < 1e-15
+    assert largest_difference(driver.as_used(algorithm, used), used) < 1e-15
+    np.testing.assert_allclose(used[name].norm(dim=1), np.ones(4), rtol=0, atol=1e-15)
+
+
+def test_prototypes_leave_the_first_round_alone_and_need_more_than_one():
+    assert apart("prototypes", "fedavg", rounds=1) == 0
+    assert apart("prototypes", "fedavg", rounds=2) > 1e-4
+
+
+# What is refused
+
+REFUSED = [
+    ("fedvc", "feddyn", "sampler"),
+    ("fedvc", "centralised", "sampler"),
+    ("scaffold", "feddyn", "correction"),
+    ("scaffold", "centralised", "correction"),
+    ("fednova", "feddyn", "aggregate"),
+    ("fednova", "centralised", "aggregate"),
+    ("fedavgm", "feddyn", "server"),
+    ("fedavgm", "centralised", "server"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "slot"), REFUSED)
+def test_two_methods_on_one_slot_are_refused_by_both_names_and_the_slots(first, second, slot):
+    for left, right in ((first, second), (second, first)):
+        with pytest.raises(UserError, match=f"{left} and {right} both want the {slot} slot"):
+            methods.parse(f"{left} + {right}")
+
+
+# What clients remember
+
+
+def remembered(state, engine):
+    """What each client keeps, by name."""
+    return {
+        client: {k: v.clone() for k, v in engine.memories.recall(Visit(client, 1.0, recall=place)).items()}
+        for client, place in state.clients.items()
+    }
+
+
+@pytest.mark.parametrize("method", ["moon(mu=2)", "scaffold", "feddyn(0.1)", "scaffold + moon(mu=2)"])
+def test_a_client_that_does_not_come_keeps_what_it_remembers(method):
+    fed = small(method)
+    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+    state, before = fed.state(), {}
+    for number in range(1, 5):
+        visits = fed.algorithm.sampler(fed.key.fold("round", number).fold("sample"), engine.population, 2)
+        state, _ = driver.run_round(fed.algorithm, engine, state, fed.key, per_round=2, rounds=4)
+        now = remembered(state, engine)
+        came = {visit.client for visit in visits}
+        assert now.keys() == before.keys() | came
+        for client, kept in before.items():
+            unchanged = all(torch.equal(now[client][name], value) for name, value in kept.items())
+            assert unchanged == (client not in came)
+        before = now
+    engine.close()
+
+
+@pytest.mark.parametrize("method", ["scaffold", "feddyn(0.1)"])
+def test_a_client_that_fails_leaves_the_means_of_corrections_whole(method):
+    """Client 2 (one example) raises every time: it counts in n, never in a sum, and remembers nothing."""
+    fed = small(f"{method} + outside_methods:raises(1)", epochs=2)  # no other has a batch of one
+    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+    state = fed.state()
+    for _ in range(3):
+        state, metrics = driver.run_round(
+            fed.algorithm, engine, state, fed.key, per_round=4, rounds=3, skip_failures=True
+        )
+        assert [failure.client for failure in metrics.failures] == [2]
+    kept, name = remembered(state, engine), "params/classifier.weight"
+    assert kept.keys() == {0, 1, 3}
+    own = method.partition("(")[0]
+    wanted = sum(SIZES[client] / 30 * values[f"{own}/{name}"] for client, values in kept.items())
+    found = state.sent[f"scaffold/{name}"] if own == "scaffold" else state.memory[f"h/{name}"]
+    assert wanted.abs().max() > 1e-4
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    engine.close()
