@@ -6,6 +6,7 @@ local SGD, updates weighted n_k/n, the server takes their mean.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from unskew.errors import UserError
 from unskew.round.aggregation import weighted_mean
@@ -70,6 +71,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 if after[: len(before)] != before:
                     others = ", ".join(other.name for other in methods[: methods.index(named)])
                     raise UserError(f"{named.name} drops {slot.name} of {others}; a method may only append its own")
+                _own_names(slot.name, before, after, named.name)
                 continue
             if after is before:
                 continue
@@ -80,3 +82,11 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             owner[slot.name] = named.name
         algorithm = changed
     return algorithm
+
+
+def _own_names(slot: str, before: tuple[Any, ...], after: tuple[Any, ...], method: str) -> None:
+    """Statistics and memories are told apart by name: a second one of the same name would overwrite the first."""
+    taken = {each.name for each in before if hasattr(each, "name")}
+    for each in after[len(before) :]:
+        if getattr(each, "name", None) in taken:
+            raise UserError(f"{method} gives the {slot} slot a second {each.name!r}; it needs a name of its own")

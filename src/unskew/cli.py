@@ -21,7 +21,7 @@ from unskew.cli_data import data_app
 from unskew.config import Config
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd
-from unskew.errors import ClientFailure, UserError, nearest
+from unskew.errors import ClientFailure, LostMemory, UserError, nearest
 from unskew.experiment import Observer
 from unskew.preparation import split
 from unskew.report import compare as comparing
@@ -244,7 +244,7 @@ def _watched(work: Any) -> None:
         result: Result = work(observer)
     except (KeyboardInterrupt, ClientFailure, UserError) as error:
         screen.close()
-        if place:
+        if place and not isinstance(error, LostMemory):
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
             _fail(f"{what}; go on with: unskew resume {shlex.quote(str(place[0]))}", 130 if interrupted else 2)

@@ -12,6 +12,10 @@ class UserError(Exception):
     """A mistake that its user can mend: the message says what was given, what was wanted, what to do."""
 
 
+class LostMemory(UserError):
+    """What clients remember is gone or damaged: no client's failure, and nothing that resuming could mend."""
+
+
 class ClientFailure(Exception):
     """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed."""
 

@@ -81,7 +81,8 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         memories = runs.open_memories(path) if bench.algorithm.remember else None
         engine = engines.open_engine(chosen, prepared.blueprint, data, workers, memories)
         stack.callback(engine.close)
-        if engine.memories is not None:
+        if engine.memories is not None and first.round < config.rounds:
+            engine.memories.require(first.clients)
             engine.memories.pin(first.clients)
         done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
@@ -178,8 +179,8 @@ def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, sec
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
     runs.write_model(path / "model.safetensors", model)
+    runs.drop_memories(path)  # before the result, which says that nothing is left to do
     runs.write_json(path / "result.json", to_json(result))
-    runs.drop_memories(path)
     return result
 
 

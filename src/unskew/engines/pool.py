@@ -17,7 +17,7 @@ from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import one_thread
 from unskew.engines.process import Worker, unpack
 from unskew.engines.shared import SharedFile
-from unskew.errors import UserError
+from unskew.errors import LostMemory, UserError
 from unskew.key import Key
 from unskew.round.memories import Memories
 from unskew.tensors import Layout
@@ -103,6 +103,8 @@ class Pool:
         place, slot = message["place"], message["slot"]
         if worker.tasks.get(slot) != place:
             raise RuntimeError(f"a worker answered for visit {place}, which it was not given")
+        if "lost" in message:
+            raise LostMemory(message["lost"])
         if "failure" in message:
             work.fail(place, message["failure"])
         else:

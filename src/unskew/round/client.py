@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unskew import tensors
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
+from unskew.errors import LostMemory
 from unskew.key import Key
 from unskew.models.layers import Network
 from unskew.round.descent import descend
@@ -98,6 +99,8 @@ def attempt(job: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure
     """One visit, or the reason why it came to nothing."""
     try:
         sums = job(shared, visit, key.fold("client", visit.client, visit.repeat))
+    except LostMemory:
+        raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
         return Failure(visit.client, f"{type(error).__name__}: {error}", visit.repeat)
     if not tensors.finite(sums):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from unskew import tensors
 from unskew.data.batches import steps_for
-from unskew.errors import ClientFailure
+from unskew.errors import ClientFailure, UserError
 from unskew.key import Key
 from unskew.round import statistics
 from unskew.round.client import CHUNK
@@ -60,6 +60,8 @@ def run_round(
     state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
     visits = algorithm.sampler(here.fold("sample"), engine.population, per_round)
+    if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
+        raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
     if engine.memories is not None:
         visits = engine.memories.assign(visits, state.clients)
     outcome = engine.map_sum("train", statistics.shared(state), visits, here)

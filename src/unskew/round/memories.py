@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 
-from unskew.errors import UserError
+from unskew.errors import LostMemory, UserError
 from unskew.tensors import Layout, copy, plan_layout, prefixed, views
 from unskew.types import Memory, Tensors, Visit, Visited
 
@@ -50,16 +50,25 @@ class Memories:
 
     def sync(self) -> None:
         """Make everything written durable."""
-        os.fsync(self.descriptor)
+        try:
+            os.fsync(self.descriptor)
+        except OSError as error:
+            raise UserError(f"what clients remember cannot be written: {error.strerror or error}") from error
+
+    def require(self, places: Places) -> None:
+        """Refuse at once a file that is too short for what a state refers to."""
+        for client, (slot, _) in places.items():
+            if os.fstat(self.descriptor).st_size < (slot + 1) * self.slot_bytes:
+                raise LostMemory(f"what client {client} remembers is gone: its file is cut short; start the run anew")
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
         if visit.recall is None:
             return {}
         slot, checksum = visit.recall
-        found = self._bytes(slot)
+        found = self._bytes(slot, f"client {visit.client}")
         if zlib.crc32(found) != checksum:
-            raise UserError(f"what client {visit.client} remembers is damaged on disk; start the run anew")
+            raise LostMemory(f"what client {visit.client} remembers is damaged on disk; start the run anew")
         return views(found, self._layout)
 
     def keep(self, visited: Visited) -> None:
@@ -81,12 +90,12 @@ class Memories:
         """Give the file back."""
         os.close(self.descriptor)
 
-    def _bytes(self, slot: int) -> bytearray:
+    def _bytes(self, slot: int, whose: str = "a client") -> bytearray:
         found = bytearray()
         while len(found) < self.slot_bytes:
             more = os.pread(self.descriptor, self.slot_bytes - len(found), slot * self.slot_bytes + len(found))
             if not more:
-                raise UserError("the file of what clients remember is shorter than it was; start the run anew")
+                raise LostMemory(f"what {whose} remembers is gone: its file is cut short; start the run anew")
             found += more
         return found
 

@@ -1,0 +1,248 @@
+"""What a round says it sent, weighed against the very tensors that every visit was given and gave back."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from federation import federation, image_set
+from unskew import engines
+from unskew.errors import UserError
+from unskew.methods import METHODS, parse
+from unskew.round import driver
+from unskew.types import EVERYONE
+
+SIZES = (9, 0, 4, 1, 6)  # one client holds nothing: it is never asked and never comes
+CLASSES, FEATURES = 4, 64  # of tiny-cnn on these images
+MODEL = 4 * (160 + 4_640 + 8_256 + 260)  # tiny-cnn's parameters for 8×8 grey images and 4 classes, float32
+
+COMBINED = [
+    "scaffold + prototypes + fedir",
+    "moon + fedvc(size=8) + scaffold",
+    "fednova + prototypes + fedavgm(0.5)",
+    "feddyn + moon + prototypes + fedir",
+    'fedir(target="uniform") + clsnorm + fedadam',
+]
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """One job at one client: what went there, what came back; None where it raised."""
+
+    job: str
+    client: int
+    repeat: int
+    shared: dict
+    sums: dict | None
+
+
+class Scales:
+    """An engine, and beside it a list of all that went through the clients' hands."""
+
+    def __init__(self, engine) -> None:
+        self._engine = engine
+        self.population, self.memories = engine.population, engine.memories
+        self.seen: list[Weighing] = []
+        self.failed: set[tuple[str, int, int]] = set()
+        engine._jobs = {name: self._weighed(name, job) for name, job in engine._jobs.items()}
+
+    def map_sum(self, job, shared, visits, key):
+        outcome = self._engine.map_sum(job, shared, visits, key)
+        self.failed |= {(job, failure.client, failure.repeat) for failure in outcome.failures}
+        return outcome
+
+    def close(self):
+        self._engine.close()
+
+    def up(self) -> int:
+        """Updates in the type of the tensor they change, statistics in the model's type; a few numbers: nothing."""
+        heard = [s for s in self.seen if s.client != EVERYONE and (s.job, s.client, s.repeat) not in self.failed]
+        return sum(self._size(s, name, value) for s in heard for name, value in (s.sums or {}).items())
+
+    def down(self) -> int:
+        sent = [s.shared for s in self.seen if s.client != EVERYONE]
+        return sum(value.numel() * value.element_size() for shared in sent for value in shared.values())
+
+    def _size(self, seen, name, value):
+        if name.startswith("delta/"):
+            return value.numel() * seen.shared[name.removeprefix("delta/")].element_size()
+        return value.numel() * self.element_size if name.startswith("stat/") else 0
+
+    def _weighed(self, name, job):
+        def weighed(shared, visit, key):
+            sums = None
+            try:
+                sums = job(shared, visit, key)
+            finally:
+                self.seen.append(Weighing(name, visit.client, visit.repeat, dict(shared), sums))
+            return sums
+
+        return weighed
+
+
+def rounds(method, number=2, *, per_round=3, dtype="float32", skip=False, model="tiny-cnn", sizes=SIZES):
+    """Each round's metrics with the scales that stood beside it; nothing of the round's own code weighs there."""
+    small = federation(method, sizes=sizes, images=image_set(sum(sizes)), model=model, dtype=dtype, batch=4, epochs=1)
+    engine = Scales(engines.open_engine("loop", small.blueprint, small.data, 1))
+    engine.element_size = {"float32": 4, "float64": 8}[dtype]
+    state, found = small.state(), []
+    for _ in range(number):
+        engine.seen, engine.failed = [], set()
+        state, row = driver.run_round(
+            small.algorithm, engine, state, small.key, per_round=per_round, rounds=9, skip_failures=skip
+        )
+        found.append((row, engine.up(), engine.down(), engine.seen))
+    engine.close()
+    return found
+
+
+def ups(method, **options):
+    return [row.bytes_up for row, *_ in rounds(method, **options)]
+
+
+def downs(method, **options):
+    return [row.bytes_down for row, *_ in rounds(method, **options)]
+
+
+@pytest.mark.parametrize("method", [*METHODS, *COMBINED])
+def test_bytes_are_those_of_the_tensors_that_went_and_came(method):
+    for row, up, down, seen in rounds(method, 3):
+        assert (row.bytes_up, row.bytes_down) == (up, down)
+        assert row.clients == sum(each.job == "train" for each in seen)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "moon + scaffold", "prototypes + fedir", "feddyn"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_counters_and_running_means_weigh_what_they_are(method, dtype):
+    """BatchNorm counts its batches in int64 beside float32: 8 bytes there, 4 elsewhere."""
+    for row, up, down, seen in rounds(method, model="outside_models:batch_norm", dtype=dtype):
+        assert (row.bytes_up, row.bytes_down) == (up, down)
+        sent = next(each.shared for each in seen if each.job == "train")
+        assert sent["buffers/encoder.1.num_batches_tracked"].dtype == torch.int64
+        assert sent["params/classifier.weight"].dtype == getattr(torch, dtype)
+
+
+def test_both_types_differ_by_a_factor_of_two():
+    for method in ("fedavg", *COMBINED):
+        assert ups(method, dtype="float64") == [2 * size for size in ups(method)]
+        assert downs(method, dtype="float64") == [2 * size for size in downs(method)]
+
+
+@pytest.mark.parametrize("failing", ["raises", "nan"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold + prototypes + fedir", "moon + feddyn"])
+def test_a_failed_visit_was_sent_to_and_not_heard_from(method, failing):
+    """Client 3 holds one example, as does the last batch of client 0: two of four fail."""
+    source = f"{method} + outside_methods:{failing}(1)"
+    asked = 4 * CLASSES * 4 if "fedir" in method else 0
+    for row, up, down, seen in rounds(source, 2, per_round=9, skip=True):
+        assert [failure.client for failure in row.failures] == [0, 3]
+        heard = next(each for each in seen if each.client == 2 and each.job == "train")
+        share = sum(v.numel() * 4 for name, v in heard.sums.items() if name.startswith(("delta/", "stat/")))
+        assert (row.bytes_up, row.bytes_down) == (up, down)
+        assert row.bytes_up == 2 * share + (asked if row.round == 1 else 0)
+        assert row.bytes_down == 4 * sum(value.numel() * 4 for value in heard.shared.values())
+
+
+def test_several_visits_to_one_client_are_sent_to_and_heard_each():
+    (row, up, down, seen), *_ = rounds("fedvc(size=4) + scaffold", 1, per_round=7, sizes=(5, 1))
+    assert len({each.client for each in seen}) < len(seen) == 7
+    assert (row.bytes_up, row.bytes_down) == (up, down) == (7 * 2 * MODEL, 7 * 2 * MODEL)
+
+
+# The ratios that the documentation gives
+
+
+def test_fedavg_sends_the_model_to_each_visit_and_back():
+    assert ups("fedavg") == downs("fedavg") == [3 * MODEL, 3 * MODEL]
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["moon", "feddyn", "fednova", "fedprox", "clsprox", "clsnorm", "fedavgm", "fedadam", "fedyogi", "fedadagrad"],
+)
+def test_what_stays_with_clients_or_server_costs_nothing_on_the_way(method):
+    assert ups(method, number=3) == downs(method, number=3) == [3 * MODEL] * 3
+
+
+def test_scaffold_sends_twice_as_much_both_ways():
+    assert ups("scaffold", number=3) == downs("scaffold", number=3) == [2 * 3 * MODEL] * 3
+
+
+def test_scaffold_does_not_double_buffers():
+    """What it adds is one number for each parameter: a running mean has no control variate."""
+    plain = rounds("fedavg", 1, model="outside_models:batch_norm")[0]
+    more = rounds("scaffold", 1, model="outside_models:batch_norm")[0]
+    parameters = sum(v.numel() for name, v in plain[3][0].shared.items() if name.startswith("params/"))
+    assert more[0].bytes_up - plain[0].bytes_up == more[0].bytes_down - plain[0].bytes_down == 3 * 4 * parameters
+    assert plain[0].bytes_down > 3 * 4 * parameters
+
+
+def test_prototypes_send_their_features_and_which_classes_they_saw():
+    """Up a mean feature for each class and whether there is one; down the same and α, from the second round on."""
+    up = 3 * (MODEL + 4 * (CLASSES * FEATURES + CLASSES))
+    assert ups("prototypes", number=3) == [up] * 3
+    assert downs("prototypes", number=3) == [3 * MODEL, up + 3 * 4, up + 3 * 4]
+
+
+def test_fedir_asks_every_client_for_its_label_counts_once():
+    """Four hold something and are asked, three come: the counts of four, in the first round alone. The target goes to
+    three in every round."""
+    asked = 4 * CLASSES * 4
+    assert ups("fedir", number=3) == [3 * MODEL + asked, 3 * MODEL, 3 * MODEL]
+    assert downs("fedir", number=3) == [3 * (MODEL + CLASSES * 4)] * 3
+    first, second = rounds("fedir", 2)
+    assert [each.client for each in first[3] if each.job == "survey"] == [0, 2, 3, 4]
+    assert all(each.shared == {} for each in first[3] if each.job == "survey")
+    assert not any(each.job == "survey" for each in second[3])
+
+
+def test_fedir_asks_nobody_where_the_target_is_given():
+    for target in ("uniform", "0.4 0.3 0.2 0.1"):
+        assert ups(f'fedir(target="{target}")') == [3 * MODEL] * 2
+        assert downs(f'fedir(target="{target}")') == [3 * (MODEL + CLASSES * 4)] * 2
+
+
+def test_a_run_that_goes_on_asks_nobody_again():
+    small = federation("fedir", sizes=SIZES, images=image_set(20), dtype="float32")
+    state = small.run(1)
+    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    _, row = driver.run_round(small.algorithm, engine, state, small.key, per_round=2)
+    assert row.bytes_up == 2 * MODEL
+
+
+# The baseline
+
+
+def with_centralised():
+    """Every method that the baseline may be put together with."""
+    for method in METHODS:
+        try:
+            parse(f"centralised + {method}")
+        except UserError:
+            continue
+        yield method
+
+
+@pytest.mark.parametrize("method", list(with_centralised()))
+def test_data_in_one_place_need_no_sending(method):
+    for per_round in (2, 5):
+        for row, *_ in rounds(f"centralised + {method}", 2, per_round=per_round):
+            assert (row.bytes_up, row.bytes_down) == (0, 0)
+
+
+def test_the_baseline_alone_sends_nothing():
+    assert ups("centralised", number=3) == downs("centralised", number=3) == [0, 0, 0]
+
+
+# Both engines
+
+
+def test_the_pool_counts_what_the_loop_counts():
+    small = federation("scaffold + prototypes + fedir", sizes=SIZES, images=image_set(20), dtype="float32")
+    counted = []
+    for name in ("loop", "pool"):
+        engine = engines.open_engine(name, small.blueprint, small.data, 1)
+        rows = [row for _, row in driver.run(small.algorithm, engine, small.state(), small.key, rounds=3, per_round=3)]
+        counted.append([replace(row, seconds=0.0) for row in rows])
+        engine.close()
+    assert counted[0] == counted[1]
