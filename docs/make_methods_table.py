@@ -163,9 +163,9 @@ def _word(method: str) -> str:
 
 def replaced(page: str, name: str, lines: list[str]) -> str:
     """The page with the part between its two marks made anew."""
-    start, end = f"<!-- {name} -->\n", f"\n<!-- /{name} -->"
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
     before, _, rest = page.partition(start)
-    return before + start + "\n".join(lines) + end + rest.partition(end)[2]
+    return before + start + "\n".join([*lines, end]) + rest.partition(end)[2]
 
 
 def main() -> None:
@@ -173,6 +173,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("runs/methods"), help="where the runs lie")
     parser.add_argument("--only", choices=["table", "curves"], help="one of the two")
+    parser.add_argument(
+        "--no-training", action="store_true", help="write what the finished runs say, and train nothing"
+    )
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     jobs = []
@@ -183,11 +186,13 @@ def main() -> None:
             flags = ["--partition", f"file:{uneven_partition(options.work, seed)}", "--seed", str(seed), *UNEVEN]
             flags += ["--evaluate-every", "5"]
             jobs += [(options.work / f"uneven-{_word(method)}-{seed}", method, flags) for method in CURVES]
-    with ThreadPoolExecutor(cores()) as pool:
-        list(pool.map(lambda job: train(*job), jobs))
+    if not options.no_training:
+        with ThreadPoolExecutor(cores()) as pool:
+            list(pool.map(lambda job: train(*job), jobs))
     page = PAGE.read_text(encoding="utf-8")
     if options.only != "curves":
-        page = replaced(page, "table", table({name: read_result(options.work / name) for name in METHODS}))
+        done = [name for name in METHODS if (options.work / name / "result.json").exists()]
+        page = replaced(page, "table", table({name: read_result(options.work / name) for name in done}))
     if options.only != "table":
         page = replaced(page, "uneven", steadiness(options.work))
         curves(options.work).savefig(PICTURE, dpi=110)

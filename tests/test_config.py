@@ -26,7 +26,7 @@ configs = st.builds(
     clients=st.none() | counts,
     per_round=st.none() | counts,
     method=st.sampled_from(METHODS),
-    model=st.none() | texts,
+    model=st.none() | texts.filter(bool),
     rounds=counts,
     epochs=counts,
     batch=counts,
@@ -256,3 +256,9 @@ def test_the_clients_are_told_the_local_settings():
     config = Config(epochs=3, batch=7, lr=0.5, momentum=0.25, weight_decay=0.125, augment=True)
     assert config.local() == Local(epochs=3, batch=7, lr=0.5, momentum=0.25, weight_decay=0.125, augment=True)
     assert Config().local().augment is False
+
+
+@pytest.mark.parametrize("key", ["model", "baseline"])
+def test_an_empty_name_is_not_taken_for_none(key):
+    with pytest.raises(UserError, match=f"--{key} is empty; leave it out"):
+        checked(replace(Config(), **{key: ""}))

@@ -190,7 +190,7 @@ def test_a_call_that_does_not_fit_is_pointed_at(before, source, message):
 
 
 def test_a_function_without_knobs_takes_none():
-    assert complaint("f(1)", lambda: None) == ("method f takes none, 1 given", 0)
+    assert complaint("f(1)", lambda: None) == ("method f takes no values, 1 given", 0)
     assert complaint("f(mu=1)", lambda: None) == ("method f has no knob 'mu'; it takes none", 0)
 
 

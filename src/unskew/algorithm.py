@@ -71,7 +71,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 if after[: len(before)] != before:
                     others = ", ".join(other.name for other in methods[: methods.index(named)])
                     raise UserError(f"{named.name} drops {slot.name} of {others}; a method may only append its own")
-                _own_names(slot.name, before, after, named.name)
+                _claim_names(slot.name, after[len(before) :], named.name, owner)
                 continue
             if after is before:
                 continue
@@ -84,9 +84,10 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     return algorithm
 
 
-def _own_names(slot: str, before: tuple[Any, ...], after: tuple[Any, ...], method: str) -> None:
+def _claim_names(slot: str, added: tuple[Any, ...], method: str, owner: dict[str, str]) -> None:
     """Statistics and memories are told apart by name: a second one of the same name would overwrite the first."""
-    taken = {each.name for each in before if hasattr(each, "name")}
-    for each in after[len(before) :]:
-        if getattr(each, "name", None) in taken:
-            raise UserError(f"{method} gives the {slot} slot a second {each.name!r}; it needs a name of its own")
+    for each in added:
+        if (name := getattr(each, "name", None)) is None:
+            continue
+        if (other := owner.setdefault(f"{slot}/{name}", method)) != method:
+            raise UserError(f"{other} and {method} both call what they give the {slot} slot {name!r}; rename one")

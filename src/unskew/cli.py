@@ -247,7 +247,10 @@ def _watched(work: Any) -> None:
         if place and not isinstance(error, LostMemory):
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
-            _fail(f"{what}; go on with: unskew resume {shlex.quote(str(place[0]))}", 130 if interrupted else 2)
+            hint = f"go on with: unskew resume {shlex.quote(str(place[0]))}"
+            if isinstance(error, ClientFailure) and what.startswith("client"):
+                hint = hint.replace("go on with", "go on without such clients") + " --on-failure skip"
+            _fail(f"{what}; {hint}", 130 if interrupted else 2)
         raise
     finally:
         screen.close()

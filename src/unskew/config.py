@@ -101,6 +101,9 @@ def checked(config: Config) -> Config:
         raise UserError(f"--on-failure {config.on_failure}: {nearest(config.on_failure, FAILURE_POLICIES)}")
     if config.seed >= 2**63:
         raise UserError(f"--seed {config.seed}: give a number below 2^63")
+    for key in ("baseline", "model"):
+        if getattr(config, key) == "":
+            raise UserError(f"{_flag(key)} is empty; leave it out, or name one")
     check_name(config.engine)
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
     return replace(

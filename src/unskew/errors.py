@@ -12,8 +12,12 @@ class UserError(Exception):
     """A mistake that its user can mend: the message says what was given, what was wanted, what to do."""
 
 
-class LostMemory(UserError):
-    """What clients remember is gone or damaged: no client's failure, and nothing that resuming could mend."""
+class StorageFailure(UserError):
+    """What clients remember cannot be written: the machine's failure, and no client is skipped for it."""
+
+
+class LostMemory(StorageFailure):
+    """What clients remember is gone or damaged: nothing that resuming could mend."""
 
 
 class ClientFailure(Exception):
@@ -23,7 +27,7 @@ class ClientFailure(Exception):
 def nearest(name: str, names: Iterable[str]) -> str:
     """A closing remark for an unknown name: the nearest known one, or all of them."""
     known = list(names)
-    close = get_close_matches(name, known, n=1, cutoff=0.5)
+    close = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
 
 

@@ -137,7 +137,10 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         + model
         + 300 * prepared.config.rounds
         + 4 * len(prepared.images.train)
-        + kept * (2 * len(prepared.population.inhabited) + len(visits)),  # a checkpoint's, the latest, those under way
+        + kept
+        * (
+            2 * min(len(prepared.population.inhabited), prepared.config.rounds * len(visits)) + len(visits)
+        ),  # a checkpoint's, the latest, those under way
     )
 
 
@@ -172,7 +175,11 @@ def _fingerprint(images: ImageSet) -> str:
 
 def _baseline(path: str, sha256: str) -> Result:
     """The finished run that accuracy is compared with; one on other data would compare nothing."""
-    found = read_result(Path(path))
+    try:
+        found = read_result(Path(path))
+        configs.read(Path(path) / "config.toml")
+    except UserError as error:
+        raise UserError(f"--baseline: {error}; a run whose baseline was moved finds it by its config.toml") from error
     if found.data_sha256 != sha256:
         raise UserError(f"--baseline {path} was trained on other data ({found.data}); give a run on the same set")
     if not found.accuracy > 0:
@@ -182,12 +189,12 @@ def _baseline(path: str, sha256: str) -> Result:
 
 def _differences(prepared: Prepared) -> tuple[str, ...]:
     """What the baseline did otherwise: relative accuracy means most where nothing but the method differs."""
-    there = configs.read(Path(prepared.config.baseline or "") / "config.toml")
-    return tuple(
-        f"{key.replace('_', ' ')} {getattr(there, key)} there"
-        for key in ("model", "augment", "rounds", "epochs", "batch", "lr", "momentum", "weight_decay", "seed")
-        if getattr(there, key) != getattr(prepared.config, key)
-    )
+    there, here = configs.read(Path(prepared.config.baseline or "") / "config.toml"), prepared.config
+    others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
+    local = methods.parse(there.method, there.local()).local  # as the methods use it: fedvc has epochs of its own
+    for key in ("epochs", "batch", "lr", "momentum", "weight_decay"):
+        others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
+    return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)
 
 
 def _says_clients(scheme: str) -> bool:

@@ -43,7 +43,11 @@ class Progress:
 
 def create(path: Path) -> None:
     """A new, empty run folder; one that holds something is refused."""
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is no folder; choose another --out")
+    if (path / "result.json").exists():
+        raise UserError(f"{path} holds a finished run; choose another --out")
+    if path.exists() and any(path.iterdir()):
         raise UserError(f"{path} exists and is not empty; choose another --out, or go on with: unskew resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)

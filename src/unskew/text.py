@@ -91,7 +91,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
             hint = nearest(knob, knobs) if knobs else "it takes none"
             raise complain(call.source, call.start, f"{what} {call.name} has no knob {knob!r}; {hint}")
     if len(call.values) > len(knobs):
-        wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "none"
+        wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
         raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, {len(call.values)} given")
     given = dict(zip(knobs, call.values, strict=False))
     for knob, value in call.knobs.items():

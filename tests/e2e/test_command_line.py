@@ -135,7 +135,7 @@ def test_a_run_that_exists_is_not_written_over(capsys, tmp_path):
     before = (tmp_path / "a" / "result.json").read_bytes()
     code, _, error = unskew(capsys, "run", *FAST, "--out", "a")
     assert code == 2
-    assert "unskew resume a" in error
+    assert "a holds a finished run; choose another --out" in error
     assert (tmp_path / "a" / "result.json").read_bytes() == before
     code, _, error = unskew(capsys, "resume", "a")
     assert code == 2

@@ -281,8 +281,9 @@ def test_memories_lost_meanwhile_are_one_clear_message(tmp_path, stopped, capsys
     for _ in range(2):  # trying again makes nothing worse
         assert resumed(run, *skip) == 2
         errors = capsys.readouterr().err
-        assert errors.startswith("unskew: client ")
+        assert errors.startswith("unskew: what client ")
         assert "remember" in errors
+        assert "unskew resume" not in errors
         assert "start the run anew" in errors
         assert errors.count("\n") == 1
     assert not (run / "result.json").exists()
@@ -322,8 +323,7 @@ def test_a_full_disk_stops_the_run_by_name_and_it_goes_on_when_there_is_room(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     errors = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "round 2, job train: " in errors
-    assert "File too large" in errors
+    assert "what clients remember cannot be written: File too large" in errors
     assert errors.endswith(f"go on with: unskew resume {run}\n")
     assert errors.count("\n") == 1
     assert resumed(run) == 0

@@ -8,9 +8,10 @@ import torch
 
 import outside_methods
 from unskew.checks import LawBroken, _bounded, _refusal, _resumes, check_method
-from unskew.errors import ClientFailure
-from unskew.methods import METHODS, describe
-from unskew.types import ServerOptimizer
+from unskew.errors import ClientFailure, UserError
+from unskew.methods import METHODS, describe, parse
+from unskew.round.memories import whole_model
+from unskew.types import ServerOptimizer, Statistic
 
 NEUTRAL = {
     "fedavg": "fedavg(lr=1)",
@@ -99,3 +100,39 @@ def test_the_battery_catches_a_method_that_breaks_a_law(method, law):
 def test_the_battery_catches_a_neutral_text_that_is_not_neutral():
     with pytest.raises(LawBroken, match=r"fedprox\(mu=1\) is not FedAvg"):
         check_method("fedprox", neutral="fedprox(mu=1)")
+
+
+def twin():
+    """A method that calls its memory as MOON does."""
+    return lambda algorithm: replace(algorithm, remember=(*algorithm.remember, whole_model("moon")))
+
+
+@pytest.mark.parametrize("order", ["moon + test_method_battery:twin", "test_method_battery:twin + moon"])
+def test_two_memories_of_one_name_are_refused_by_both_names(order):
+    with pytest.raises(UserError, match=r"moon.*twin|twin.*moon") as said:
+        parse(order)
+    assert "remember slot 'moon'; rename one" in str(said.value)
+
+
+def floating():
+    """A statistic that is no tensor."""
+    statistic = Statistic("x", measure=lambda visited: {"y": 1.0})
+    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+
+
+def folding():
+    """A statistic whose fold raises."""
+    statistic = Statistic("x", fold=lambda sent, sums, moment: sums["nothing"])
+    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("floating", "stat/x/y: a sum must be a float64 tensor, this is float"),
+        ("folding", "server, statistic x: KeyError"),
+    ],
+)
+def test_a_statistic_that_is_wrong_is_named(method, said):
+    with pytest.raises(ClientFailure, match=said):
+        check_method(f"test_method_battery:{method}")

@@ -206,5 +206,5 @@ def test_a_model_that_is_not_a_number_is_not_evaluated():
     small = federation()
     engine = engines.open_engine("loop", small.blueprint, small.data, 1)
     broken = {name: torch.full_like(value, float("nan")) for name, value in small.state().tensors.items()}
-    with pytest.raises(ClientFailure, match=r"test chunk 0, job evaluate: .*NaN or infinity"):
+    with pytest.raises(ClientFailure, match=r"the model on the test images, job evaluate: .*NaN or infinity"):
         driver.evaluate(engine, broken, 30, small.key)

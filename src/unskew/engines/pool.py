@@ -17,7 +17,7 @@ from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import one_thread
 from unskew.engines.process import Worker, unpack
 from unskew.engines.shared import SharedFile
-from unskew.errors import LostMemory, UserError
+from unskew.errors import LostMemory, StorageFailure, UserError
 from unskew.key import Key
 from unskew.round.memories import Memories
 from unskew.tensors import Layout
@@ -103,8 +103,8 @@ class Pool:
         place, slot = message["place"], message["slot"]
         if worker.tasks.get(slot) != place:
             raise RuntimeError(f"a worker answered for visit {place}, which it was not given")
-        if "lost" in message:
-            raise LostMemory(message["lost"])
+        if "storage" in message:
+            raise (LostMemory if message["lost"] else StorageFailure)(message["storage"])
         if "failure" in message:
             work.fail(place, message["failure"])
         else:

@@ -16,7 +16,7 @@ import torch
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.memory import keep_freed_memory
 from unskew.engines.shared import SLOTS, Line, SharedFile
-from unskew.errors import LostMemory
+from unskew.errors import LostMemory, StorageFailure
 from unskew.key import Key
 from unskew.round.client import attempt, jobs
 from unskew.tensors import Layout
@@ -47,8 +47,8 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
         answer = {"place": message["place"], "slot": slot}
         try:
             result = attempt(job, shared, _visit(message["visit"]), key)
-        except LostMemory as error:
-            parent.send(answer | {"lost": str(error)})
+        except StorageFailure as error:
+            parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
             continue
         if isinstance(result, Failure):
             parent.send(answer | {"failure": result.reason})

@@ -66,4 +66,7 @@ def _shares(target: str) -> Tensor:
         if not 0 < value < math.inf:
             raise ValueError(f"fedir(target=…): class {place} has the share {value:g}; every class needs one above 0")
     shares = torch.tensor(values, dtype=torch.float64)
-    return shares / shares.sum()
+    shares = shares / shares.sum()
+    if not bool((shares.float() > 0).all()):  # clients see them in the model's type
+        raise ValueError(f"fedir(target={target}): these shares are too far apart, or too large, to be told as numbers")
+    return shares

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unskew import tensors
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
-from unskew.errors import LostMemory
+from unskew.errors import StorageFailure
 from unskew.key import Key
 from unskew.models.layers import Network
 from unskew.round.descent import descend
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Job = Callable[[Tensors, Visit, Key], Sums]
 
+UNFINITE = "its result holds NaN or infinity; a smaller --lr or smaller knobs of the method may help"
 CHUNK = 500  # images in one forward pass without gradient: test images in one visit of the job "evaluate"
 
 
@@ -99,13 +100,21 @@ def attempt(job: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure
     """One visit, or the reason why it came to nothing."""
     try:
         sums = job(shared, visit, key.fold("client", visit.client, visit.repeat))
-    except LostMemory:
+        _check(sums)
+    except StorageFailure:
         raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
         return Failure(visit.client, f"{type(error).__name__}: {error}", visit.repeat)
     if not tensors.finite(sums):
-        return Failure(visit.client, "its result holds NaN or infinity; a smaller --lr may help", visit.repeat)
+        return Failure(visit.client, UNFINITE, visit.repeat)
     return sums
+
+
+def _check(sums: Sums) -> None:
+    for name, value in sums.items():
+        if not isinstance(value, Tensor) or value.dtype != torch.float64:
+            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(f"{name}: a sum must be a float64 tensor, this is {found}")
 
 
 def survey(bench: Bench, visit: Visit) -> Sums:

@@ -126,7 +126,7 @@ def evaluate(engine: Engine, model: Tensors, examples: int, key: Key) -> Evaluat
 def _judge(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
     """Stop at a failed client, unless the user would rather go on without it and somebody is left."""
     for failure in outcome.failures:
-        where = f"test chunk {failure.client}" if job == "evaluate" else f"client {failure.client}"
+        where = "the model on the test images" if job == "evaluate" else f"client {failure.client}"
         when = "" if number is None else f", round {number}"
         if not skip or not outcome.sums:
             raise ClientFailure(f"{where}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)")

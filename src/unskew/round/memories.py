@@ -7,11 +7,12 @@ So a round that fails, or a crash at any moment, leaves every version that a sta
 import os
 import tempfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 
-from unskew.errors import LostMemory, UserError
+from unskew.errors import LostMemory, StorageFailure
 from unskew.tensors import Layout, copy, plan_layout, prefixed, views
 from unskew.types import Memory, Tensors, Visit, Visited
 
@@ -50,10 +51,8 @@ class Memories:
 
     def sync(self) -> None:
         """Make everything written durable."""
-        try:
+        with _storage():
             os.fsync(self.descriptor)
-        except OSError as error:
-            raise UserError(f"what clients remember cannot be written: {error.strerror or error}") from error
 
     def require(self, places: Places) -> None:
         """Refuse at once a file that is too short for what a state refers to."""
@@ -83,8 +82,9 @@ class Memories:
         for name, view in views(content, self._layout).items():
             view.copy_(values[name])
         start, done = visited.visit.keep * self.slot_bytes, 0
-        while done < self.slot_bytes:
-            done += os.pwrite(self.descriptor, memoryview(content)[done:], start + done)
+        with _storage():
+            while done < self.slot_bytes:
+                done += os.pwrite(self.descriptor, memoryview(content)[done:], start + done)
 
     def close(self) -> None:
         """Give the file back."""
@@ -108,6 +108,15 @@ def _same_kinds(blank: Layout, kept: Layout) -> None:
             raise ValueError(
                 f"memory {name}: blank says {said.get(name, 'nothing')}, keep gives {given.get(name, 'nothing')}"
             )
+
+
+@contextmanager
+def _storage() -> Iterator[None]:
+    """A full or broken disk, said as what it is."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailure(f"what clients remember cannot be written: {error.strerror or error}") from error
 
 
 def anonymous_file() -> int:

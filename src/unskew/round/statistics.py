@@ -1,10 +1,12 @@
 """6. What else travels: statistics beside the model, their way to the clients and back, and what all of it weighs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
 from unskew import tensors
+from unskew.errors import ClientFailure
 from unskew.types import EVERYONE, Moment, ServerState, Statistic, Sums, Tensors, Visit
 
 
@@ -17,7 +19,8 @@ def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> 
     """What is sent once every client has been asked."""
     for s in statistics:
         if s.surveyed is not None:
-            sent = sent | tensors.prefixed(s.surveyed(tensors.under(sums, f"stat/{s.name}/")), f"{s.name}/")
+            with _named(s.name):
+                sent = sent | tensors.prefixed(s.surveyed(tensors.under(sums, f"stat/{s.name}/")), f"{s.name}/")
     return sent
 
 
@@ -26,7 +29,8 @@ def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, moment: M
     for s in statistics:
         if s.fold is not None:
             last, came = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
-            sent = sent | tensors.prefixed(s.fold(last, came, moment), f"{s.name}/")
+            with _named(s.name):
+                sent = sent | tensors.prefixed(s.fold(last, came, moment), f"{s.name}/")
     return sent
 
 
@@ -52,6 +56,15 @@ def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int,
     updates = sum(v.numel() * model[name].element_size() for name, v in tensors.under(sums, "delta/").items())
     others = _dtype(model).itemsize * sum(value.numel() for value in tensors.under(sums, "stat/").values())
     return asked + (updates + others) * reported
+
+
+@contextmanager
+def _named(statistic: str) -> Iterator[None]:
+    """What a method's own fold raises, with the statistic's name."""
+    try:
+        yield
+    except Exception as error:
+        raise ClientFailure(f"server, statistic {statistic}: {type(error).__name__}: {error}") from error
 
 
 def _dtype(model: Tensors) -> torch.dtype:
