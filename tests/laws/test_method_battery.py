@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import outside_methods
-from unskew.checks import LawBroken, _bounded, _refusal, _resumes, check_method
+from unskew.checks import QUICK, LawBroken, _bounded, _refusal, _resumes, check_method
 from unskew.errors import ClientFailure, UserError
 from unskew.methods import METHODS, describe, parse
 from unskew.round.memories import whole_model
@@ -20,18 +20,19 @@ NEUTRAL = {
     "moon": "moon(mu=0)",
     "clsprox": "clsprox(mu=0)",
 }
-PAIRS = [f"{one} + {other}" for one, other in combinations(METHODS, 2)]
+PAIRS = [f"{one} + {other}" for one, other in combinations((QUICK.get(name, name) for name in METHODS), 2)]
+STATEFUL = {"moon", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm"}  # that resuming could forget
 REFUSED = [pair for pair in PAIRS if _refusal(pair)]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_passes_the_battery(name):
-    assert len(check_method(name, neutral=NEUTRAL.get(name))) == 7 + (name in NEUTRAL)
+    assert len(check_method(QUICK.get(name, name), neutral=NEUTRAL.get(name))) == 7 + (name in NEUTRAL)
 
 
-@pytest.mark.parametrize("pair", COMPOSED)
-def test_every_pair_resumes_exactly_and_keeps_its_memory_bounded(pair):
+@pytest.mark.parametrize("pair", [pair for pair in COMPOSED if set(pair.split(" + ")) <= STATEFUL])
+def test_every_pair_that_keeps_something_resumes_exactly_and_keeps_its_memory_bounded(pair):
     assert _resumes(pair) is None
     assert _bounded(pair) is None
 
@@ -46,7 +47,7 @@ def test_pairs_are_refused_only_where_both_want_one_slot():
     claims = {row.name: set(row.slots.split(", ")) - {"terms", "statistics", "remember", ""} for row in describe()}
     assert len(COMPOSED) > len(REFUSED) > 10
     for pair in PAIRS:
-        one, other = pair.split(" + ")
+        one, other = (name.partition("(")[0] for name in pair.split(" + "))
         assert (pair in REFUSED) == bool(claims[one] & claims[other])
 
 
