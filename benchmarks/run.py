@@ -40,7 +40,7 @@ def main():
         "small": lambda: rounds.small_clients(images, 3 * options.repeats),
         "idle": lambda: rounds.idle_clients(options.repeats),
         "crowd": lambda: rounds.large_population(options.repeats),
-        "methods": lambda: methods.steps(images, 4 * options.repeats),
+        "methods": lambda: methods.steps(images, 2 * options.repeats),
     }
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "
