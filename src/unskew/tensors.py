@@ -32,6 +32,11 @@ def under(tensors: Tensors, prefix: str) -> Tensors:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
+def parameters(model: Tensors) -> Tensors:
+    """What is trained of a model, its names as they are; buffers are left out."""
+    return {name: value for name, value in model.items() if name.startswith("params/")}
+
+
 def prefixed(tensors: Tensors, prefix: str) -> Tensors:
     """The same tensors one namespace deeper."""
     return {prefix + name: value for name, value in tensors.items()}

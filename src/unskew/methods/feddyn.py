@@ -10,6 +10,7 @@ from unskew.algorithm import Method
 from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
 from unskew.round.server import moved
+from unskew.tensors import parameters
 from unskew.types import Loss, Memory, Moment, ServerOptimizer, Step, Tensors, Visited
 
 
@@ -36,7 +37,7 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     def keep(visited: Visited) -> Tensors:
         before, kept = tensors.under(visited.memory, "feddyn/"), {}
-        for name in _params(visited.model):
+        for name in parameters(visited.model):
             moved_by = visited.model[name] - visited.shared[name]
             kept[name] = -alpha * moved_by if not before else before[name] - alpha * moved_by
         return kept
@@ -57,14 +58,10 @@ def feddyn(alpha: float = 0.01) -> Method:
         correction=_linear,
         aggregate=partial(weighted_mean),
         server=ServerOptimizer(init, update),
-        remember=(*algorithm.remember, Memory("feddyn", blank=_params, keep=keep)),
+        remember=(*algorithm.remember, Memory("feddyn", blank=parameters, keep=keep)),
     )
 
 
 def _linear(shared: Tensors, memory: Tensors) -> Tensors:
     """−g_k."""
     return {name: -g for name, g in tensors.under(memory, "feddyn/").items()}
-
-
-def _params(model: Tensors) -> Tensors:
-    return {name: value for name, value in model.items() if name.startswith("params/")}

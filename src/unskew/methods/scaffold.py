@@ -6,6 +6,7 @@ import torch
 
 from unskew.algorithm import Method
 from unskew.round.descent import accumulated
+from unskew.tensors import parameters
 from unskew.types import Memory, Moment, Statistic, Sums, Tensors, Visited
 
 
@@ -24,7 +25,7 @@ def scaffold() -> Method:
     Algorithm 1 and eq. (4), option II.
     """
     statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_everybody)
-    memory = Memory("scaffold", blank=_params, keep=_own_control)
+    memory = Memory("scaffold", blank=parameters, keep=_own_control)
     return lambda algorithm: replace(
         algorithm,
         correction=_difference,
@@ -63,13 +64,9 @@ def _everybody(sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
 
 
 def _zeros(model: Tensors) -> Tensors:
-    return {name: torch.zeros_like(value) for name, value in _params(model).items()}
-
-
-def _params(model: Tensors) -> Tensors:
-    return {name: value for name, value in model.items() if name.startswith("params/")}
+    return {name: torch.zeros_like(value) for name, value in parameters(model).items()}
 
 
 def _pairs(visited: Visited) -> list[tuple[str, torch.Tensor]]:
     """The parameters' names and what the server sent under them."""
-    return [(name, visited.shared[name]) for name in _params(visited.model)]
+    return [(name, visited.shared[name]) for name in parameters(visited.model)]

@@ -46,7 +46,7 @@ class Evaluation:
 def start(algorithm: "Algorithm", model: Tensors) -> ServerState:
     """The state before the first round."""
     sent = statistics.first_sent(algorithm.statistics, model)
-    return ServerState(0, tensors.copy(model), algorithm.server.init(_params(model)), sent)
+    return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 
 
 def run_round(
@@ -69,7 +69,9 @@ def run_round(
     sums = outcome.sums
     moment = Moment(number, max(rounds, number), engine.population, _turnout(engine, outcome))
     gradient = algorithm.aggregate(sums)
-    params, memory = algorithm.server.update(_params(state.tensors), _params(gradient), state.memory, moment)
+    params, memory = algorithm.server.update(
+        tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, moment
+    )
     buffers = moved(_buffers(state.tensors), gradient, 1.0)
     sent = statistics.folded(algorithm.statistics, state.sent, sums, moment)
     if not tensors.finite(params | memory | sent):
@@ -149,10 +151,6 @@ def _remembered(
 def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:
     held = engine.population.size(visit.client) if visit.take is None else visit.take
     return steps_for(held, algorithm.local)
-
-
-def _params(model: Tensors) -> Tensors:
-    return {name: value for name, value in model.items() if name.startswith("params/")}
 
 
 def _buffers(model: Tensors) -> Tensors:
