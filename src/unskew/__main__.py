@@ -1,24 +1,51 @@
 """Where the command starts: an interrupt is understood before the long imports begin."""
 
+import os
 import signal
 import sys
 from typing import Any
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Import the command line and run it."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        from unskew.cli import main as command
+    # An exception that crosses a C++ module in its initialisation aborts the process, so nothing is raised there.
+    _on_interrupt(_leave)
+    from unskew.cli import main as command
 
+    _on_interrupt(_interrupt)
+    try:
         command()
     except KeyboardInterrupt:
-        sys.stderr.write("unskew: interrupted\n")
-        sys.exit(130)
+        _leave()
+    except SystemExit as ending:
+        if ending.code == INTERRUPTED:  # said already; an interrupt that passed eval() would let Python end by signal
+            _end()
+        raise
+
+
+def _on_interrupt(handler: Any) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
 
 
 def _interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
+
+
+def _leave(*_: Any) -> None:
+    os.write(2, b"unskew: interrupted\n")
+    _end()
+
+
+def _end() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, RuntimeError):  # closed, or whoever read it has gone, or we are within a write
+            continue
+    os._exit(INTERRUPTED)
 
 
 if __name__ == "__main__":
