@@ -1,11 +1,14 @@
 """The classifier after calibration: a linear layer behind the transformation its features were given in re-training."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.calibration.gaussians import ClassReport
+from unskew.types import Tensors
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,26 @@ class CalibratedClassifier(nn.Module):
         self.transformation = transformation
         self.report = report
 
+    def tensors(self) -> Tensors:
+        """What ``calibrated`` takes."""
+        steps = torch.tensor([float(self.transformation.relu), self.transformation.tukey], dtype=torch.float64)
+        return {
+            "calibrated/weight": self.linear.weight.detach(),
+            "calibrated/bias": self.linear.bias.detach(),
+            "calibrated/transformation": steps,
+        }
+
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""
         logits: Tensor = self.linear(self.transformation(features))
         return logits
+
+
+def calibrated(shared: Tensors) -> Callable[[Tensor], Tensor]:
+    """The calibrated classifier that was sent, as a function of features."""
+    relu, tukey = shared["calibrated/transformation"].tolist()
+    transformation = Transformation(bool(relu), tukey)
+    return lambda features: F.linear(transformation(features), shared["calibrated/weight"], shared["calibrated/bias"])
 
 
 def copy_of(classifier: nn.Linear) -> nn.Linear:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew import text
+from unskew.calibration.forms import Form
 from unskew.calibration.gaussians import ClassReport, Gaussians
 from unskew.calibration.head import CalibratedClassifier, Report, Transformation
 from unskew.calibration.retrain import Descent, discriminant, retrained
@@ -24,18 +25,20 @@ class Calibration:
     """A way from statistics to a classifier, and the transformation that features pass before it."""
 
     make: Callable[[nn.Linear, ClassStatistics, Key], Made]
+    form: Form = field(default_factory=Form)  # of the statistics it wants
     transformation: Transformation = field(default_factory=Transformation)
 
 
 def ccvr(
     per_class: int = 2000, epochs: int = 10, lr: float = 0.001, batch: int = 64, momentum: float = 0.9,
     weight_decay: float = 1e-5, relu: bool = False, tukey: float = 1.0, proportional: bool = False,
+    covariance: str = "full",
 ) -> Calibration:  # fmt: skip
     """Re-trains the classifier on virtual features drawn from each class's Gaussian.
 
     M_c = ``per_class`` features from N(μ_c, Σ_c) for every class, or with ``proportional`` that many on average and
     M_c ∝ N_c; then SGD on the classifier alone, from the trained one. Defaults: Table 8's for CIFAR-10 with α = 0.1 and
-    0.05.
+    0.05. ``covariance`` is how much of Σ_c the clients send: full, diagonal, shared, "low-rank(32)".
 
     Departs from the paper: it applies ReLU and Tukey's transformation (λ 0.5) and does not say whether before or after
     the statistics are taken; ours are off unless asked for (``relu=true, tukey=0.5``), come after, and real features
@@ -44,6 +47,7 @@ def ccvr(
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
     """
+    form = Form.parse(covariance)
     _positive("ccvr", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
     if not 0 <= momentum < 1:
         raise ValueError(f"ccvr(momentum={momentum}): give 0 or more and less than 1")
@@ -59,10 +63,12 @@ def ccvr(
         absent = [label for label in range(statistics.classes) if label not in set(statistics.held.tolist())]
         return *retrained(classifier, transformation(features), labels, descent, key, absent), reports
 
-    return Calibration(make, transformation)
+    return Calibration(make, form, transformation)
 
 
-def uscc(per_class: int = 400, epochs: int = 20, lr: float = 0.001, batch: int = 64) -> Calibration:
+def uscc(
+    per_class: int = 400, epochs: int = 20, lr: float = 0.001, batch: int = 64, covariance: str = "full"
+) -> Calibration:
     """FedECCR's second stage: as ccvr, without transformation, equally many features a class.
 
     Where the paper is silent, rate and momentum are ccvr's.
@@ -70,7 +76,7 @@ def uscc(per_class: int = 400, epochs: int = 20, lr: float = 0.001, batch: int =
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, section 3.3 and Algorithm 2.
     """
-    return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch)
+    return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch, covariance=covariance)
 
 
 def lda(ridge: float = 0.001) -> Calibration:
@@ -97,7 +103,7 @@ def lda(ridge: float = 0.001) -> Calibration:
             tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs),
         )
 
-    return Calibration(make)
+    return Calibration(make, Form("shared"))
 
 
 CALIBRATIONS: dict[str, Callable[..., Calibration]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda}
@@ -137,7 +143,8 @@ def calibrate(
         words = ", ".join(map(str, absent[:10])) + (" …" if len(absent) > 10 else "")
         warnings.warn(f"nobody holds class {words}: the classifier keeps its row for it", stacklevel=2)
     began = time.perf_counter()
-    linear, before, after, reports = calibration.make(classifier, statistics, Key(seed).fold("calibrate"))
+    with torch.random.fork_rng(devices=[]):  # a new layer draws weights that are overwritten, and disturbs nobody
+        linear, before, after, reports = calibration.make(classifier, statistics, Key(seed).fold("calibrate"))
     report = Report(method, reports, absent, before, after, time.perf_counter() - began)
     return CalibratedClassifier(linear, calibration.transformation, report)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unskew.calibration.head import copy_of
 from unskew.key import Key
+from unskew.tensors import one_thread
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,22 @@ def retrained(
     kept = [value.detach()[list(frozen)].clone() for value in values]
     velocity = [torch.empty_like(value) for value in values]
     first = True
-    for epoch in range(descent.epochs):
-        order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
-        for rows in torch.split(order, descent.batch):
-            loss = F.cross_entropy(linear(features[rows]), labels[rows])
-            gradients = torch.autograd.grad(loss, values)
-            with torch.no_grad():
-                torch._fused_sgd_(
-                    values, [gradient.contiguous() for gradient in gradients], velocity if descent.momentum else [],
-                    weight_decay=descent.weight_decay, momentum=descent.momentum, lr=descent.lr, dampening=0.0,
-                    nesterov=False, maximize=False, is_first_step=first,
-                )  # fmt: skip
-                if frozen:
-                    for value, old in zip(values, kept, strict=True):
-                        value[list(frozen)] = old
-            first = False
+    with one_thread():  # steps of 64 features: a second thread would only wait
+        for epoch in range(descent.epochs):
+            order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
+            for rows in torch.split(order, descent.batch):
+                loss = F.cross_entropy(linear(features[rows]), labels[rows])
+                gradients = torch.autograd.grad(loss, values)
+                with torch.no_grad():
+                    torch._fused_sgd_(
+                        values, [gradient.contiguous() for gradient in gradients], velocity if descent.momentum else [],
+                        weight_decay=descent.weight_decay, momentum=descent.momentum, lr=descent.lr, dampening=0.0,
+                        nesterov=False, maximize=False, is_first_step=first,
+                    )  # fmt: skip
+                    if frozen:
+                        for value, old in zip(values, kept, strict=True):
+                            value[list(frozen)] = old
+                first = False
     return linear, before, _loss(linear, features, labels)
 
 

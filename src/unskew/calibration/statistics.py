@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unskew.calibration.forms import Form
 from unskew.errors import UserError
-from unskew.types import Tensors
+from unskew.types import Sums, Tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -161,6 +161,27 @@ class ClassStatistics:
         if degrees < 1:
             raise UserError("no class has two examples; a covariance needs them")
         return pooled_scatter(self) / degrees
+
+    def spread_out(self) -> Sums:
+        """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
+        whole = self + ClassStatistics(
+            self.classes, self.form, torch.arange(self.classes), torch.zeros(self.classes, dtype=torch.int64),
+            {name: torch.zeros(shape, dtype=torch.float64)
+             for name, shape in self.form.shapes(self.classes, self.width).items()},
+        )  # fmt: skip
+        return {"number": whole.number.double(), **whole.sums}
+
+    @staticmethod
+    def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
+        """What ``spread_out`` gave, added over clients; classes that nobody holds are left out."""
+        form, number = Form.parse(form), sums["number"].round().long()
+        held = number.nonzero()[:, 0]
+        rows = {
+            name: value if name == "second" and form.name == "shared" else value[held]
+            for name, value in sums.items()
+            if name != "number"
+        }
+        return ClassStatistics(len(number), form, held, number[held], rows)
 
     def tensors(self) -> Tensors:
         """All that they are, by name."""
