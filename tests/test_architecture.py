@@ -12,7 +12,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"errors", "key", "text", "types"},
     {"tensors"},
-    {"data", "models"},
+    {"data", "models", "calibration"},
     {"round"},
     {"algorithm"},
     {"methods"},
@@ -20,6 +20,7 @@ LAYERS = [
     {"config", "runs"},
     {"milestones", "results"},
     {"preparation"},
+    {"finishing"},
     {"experiment", "checks"},
     {"report"},
     {"cli_data"},

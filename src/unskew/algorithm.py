@@ -25,7 +25,7 @@ from unskew.types import (
     Term,
 )
 
-SHARED_SLOTS = ("terms", "statistics", "remember")  # that many methods may use: each appends its own
+SHARED_SLOTS = ("terms", "statistics", "remember", "finish")  # that many methods may use: each appends its own
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Algorithm:
     server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
     statistics: tuple[Statistic, ...] = ()  # what else travels
     remember: tuple[Memory, ...] = ()  # what clients keep between visits
+    finish: tuple[str, ...] = ()  # calibrations after the last round, by their text
 
 
 Method = Callable[[Algorithm], Algorithm]
@@ -58,7 +59,7 @@ class Named:
 def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
 
-    ``terms``, ``statistics`` and ``remember`` are shared: each method appends its own, in the order of the text.
+    ``terms``, ``statistics``, ``remember`` and ``finish`` are shared: each method appends its own, in the order of the text.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:

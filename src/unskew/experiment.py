@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,16 @@ from unskew.data.batches import steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
+from unskew.finishing import Calibrated, Gathering, finish
 from unskew.key import Key
 from unskew.preparation import Overview, Prepared, asked, first_visits, overview, prepare, skew
 from unskew.results import Result, to_json
 from unskew.round import driver
 from unskew.round.client import Bench
 from unskew.round.driver import Metrics
-from unskew.types import ImageSet, ServerState
+from unskew.types import ImageSet, ServerState, Tensors
 
-Observer = Callable[[Overview | Metrics], None]
+Observer = Callable[[Overview | Metrics | Gathering], None]
 
 
 def run(
@@ -110,7 +111,9 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:
                     save()
                     saved = time.monotonic()
-            return _finish(prepared, path, done[0], chosen, time.monotonic() - began)
+            model = driver.as_used(bench.algorithm, done[0].tensors)
+            calibrated = finish(prepared, engine, model, bench.algorithm.finish, observe)
+            return _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
         except BaseException:
             if done[0].round:
                 save()
@@ -144,11 +147,12 @@ def _choose(prepared: Prepared, bench: Bench, workers: int, rounds: int) -> str:
     return engines.choose("auto", workers, work, len(visits))
 
 
-def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, seconds: float) -> Result:
+def _finish(
+    prepared: Prepared, path: Path, model: Tensors, calibrated: Sequence[Calibrated], engine: str, seconds: float
+) -> Result:
     config, rows = prepared.config, runs.read_metrics(path)
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
-    model = driver.as_used(prepared.algorithm, state.tensors)
     result = Result(
         path=path,
         method=config.method,
@@ -172,6 +176,7 @@ def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, sec
         partition_hash=prepared.partition.hash,
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
+        calibrations={each.result.name: each.result for each in calibrated},
     )
     if prepared.baseline is not None:
         reference = prepared.baseline.accuracy
@@ -179,6 +184,8 @@ def _finish(prepared: Prepared, path: Path, state: ServerState, engine: str, sec
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
     runs.write_model(path / "model.safetensors", model)
+    for each in calibrated:
+        runs.write_calibration(path, each.result.name, each.classifier)
     runs.drop_memories(path)  # before the result, which says that nothing is left to do
     runs.write_json(path / "result.json", to_json(result))
     return result
@@ -193,5 +200,5 @@ def _slug(config: Config) -> str:
     return words.strip("-")[:80]
 
 
-def _ignore(_: Overview | Metrics) -> None:
+def _ignore(_: Overview | Metrics | Gathering) -> None:
     return

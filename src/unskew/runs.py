@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from unskew.calibration.head import CalibratedClassifier
 from unskew.errors import UserError
 from unskew.round.driver import Metrics
 from unskew.tensors import sha256, under
@@ -124,6 +126,15 @@ def write_model(path: Path, model: Tensors) -> None:
     """Weights as safetensors, under the network's own names."""
     plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in model.items()}
     write_whole(path, save({name: value.contiguous() for name, value in plain.items()}))
+
+
+def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -> None:
+    """A calibrated classifier beside the run's own weights: ``calibration-<name>.safetensors``."""
+    words = re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-")
+    step = classifier.transformation
+    about = {"unskew": json.dumps({"method": name, "relu": step.relu, "tukey": step.tukey})}
+    content = {"weight": classifier.linear.weight.detach(), "bias": classifier.linear.bias.detach()}
+    write_whole(path / f"calibration-{words}.safetensors", save(content, metadata=about))
 
 
 class MetricsFile:

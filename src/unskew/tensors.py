@@ -2,7 +2,8 @@
 
 import hashlib
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -133,3 +134,14 @@ def half_squared_distance(values: Sequence[Tensor], reference: Sequence[Tensor])
     """½·Σ‖values − reference‖², differentiable in ``values``."""
     result: Tensor = _HalfSquaredDistance.apply(list(reference), *values)  # type: ignore[no-untyped-call]
     return result
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread inside, as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -7,13 +7,14 @@ import torch
 
 from unskew import methods
 from unskew.engines.blueprint import Blueprint, build
-from unskew.engines.loop import Loop, one_thread
+from unskew.engines.loop import Loop
 from unskew.engines.pool import Pool
 from unskew.engines.shared import SharedFile
 from unskew.errors import UserError, nearest
 from unskew.round.client import Bench
 from unskew.round.descent import sgd
 from unskew.round.memories import anonymous_file
+from unskew.tensors import one_thread
 from unskew.types import Tensors
 
 ENGINES = ("auto", "loop", "pool")

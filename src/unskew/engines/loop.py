@@ -1,14 +1,13 @@
 """One client after another in this process: the definition of what an engine does."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-
-import torch
+from collections.abc import Sequence
 
 from unskew import tensors
 from unskew.engines.memory import keep_freed_memory
 from unskew.key import Key
-from unskew.round.client import Bench, attempt, jobs
+from unskew.round.client import Bench, attempt
+from unskew.round.client import job as find
+from unskew.tensors import one_thread
 from unskew.types import Failure, Outcome, Sums, Tensors, Visit
 
 
@@ -20,15 +19,16 @@ class Loop:
     def __init__(self, bench: Bench) -> None:
         keep_freed_memory()
         self.population, self.memories = bench.population, bench.memories
-        self._jobs = jobs(bench)
+        self._bench = bench
 
     def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """Do the job for each visit and add up what comes out."""
         total: Sums | None = None
         failures = []
+        work = find(self._bench, job)
         with one_thread():
             for visit in visits:
-                result = attempt(self._jobs[job], shared, visit, key)
+                result = attempt(work, shared, visit, key)
                 if isinstance(result, Failure):
                     failures.append(result)
                 else:
@@ -39,14 +39,3 @@ class Loop:
         """Give the memories' file back."""
         if self.memories is not None:
             self.memories.close()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """PyTorch on one thread inside, as before outside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.loop import one_thread
 from unskew.engines.process import Worker, unpack
 from unskew.engines.shared import SharedFile
 from unskew.errors import LostMemory, StorageFailure, UserError
 from unskew.key import Key
 from unskew.round.memories import Memories
-from unskew.tensors import Layout
+from unskew.tensors import Layout, one_thread
 from unskew.types import Failure, Outcome, Sums, Tensors, Visit
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed

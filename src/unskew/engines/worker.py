@@ -18,7 +18,7 @@ from unskew.engines.memory import keep_freed_memory
 from unskew.engines.shared import SLOTS, Line, SharedFile
 from unskew.errors import LostMemory, StorageFailure
 from unskew.key import Key
-from unskew.round.client import attempt, jobs
+from unskew.round.client import attempt, job
 from unskew.tensors import Layout
 from unskew.types import Failure, Visit
 
@@ -34,19 +34,19 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
         return
     sys.path[:] = hello["path"]
     memories = others[SLOTS] if len(others) > SLOTS else None
-    table = jobs(build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories))
+    bench = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
     inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
     told: list[Layout | None] = [None for _ in slots]
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
         if "begin" in message:
-            job, key = table[message["begin"]], Key(message["seed"], tuple(message["key"]))
+            work, key = job(bench, message["begin"]), Key(message["seed"], tuple(message["key"]))
             shared = inbox.read(message["weights"])
             continue
         slot = message["slot"]
         answer = {"place": message["place"], "slot": slot}
         try:
-            result = attempt(job, shared, _visit(message["visit"]), key)
+            result = attempt(work, shared, _visit(message["visit"]), key)
         except StorageFailure as error:
             parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
             continue

@@ -16,6 +16,7 @@ from unskew.methods.fedir import fedir
 from unskew.methods.fednova import fednova
 from unskew.methods.fedprox import fedprox
 from unskew.methods.fedvc import fedvc
+from unskew.methods.finishers import FINISHERS
 from unskew.methods.moon import moon
 from unskew.methods.prototypes import prototypes
 from unskew.methods.scaffold import scaffold
@@ -38,6 +39,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedyogi": fedyogi,
     "fedadagrad": fedadagrad,
     "centralised": centralised,
+    **FINISHERS,
 }
 
 

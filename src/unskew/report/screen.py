@@ -9,6 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from unskew.finishing import Gathering
 from unskew.preparation import Overview
 from unskew.results import Result
 from unskew.round.driver import Metrics
@@ -25,10 +26,16 @@ class Screen:
         self._began = 0.0
         self._first = 0
 
-    def __call__(self, event: Overview | Metrics) -> None:
+    def __call__(self, event: Overview | Metrics | Gathering) -> None:
         """Show the event."""
         if isinstance(event, Overview):
             self._overview(event)
+        elif isinstance(event, Gathering):
+            self._console.print(
+                f"{event.method}: {event.clients:,} clients send {size(event.bytes_up)} of {event.form} class statistics",
+                markup=False,
+                soft_wrap=True,
+            )
         else:
             self._round(event)
 

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew import tensors
+from unskew.calibration.head import calibrated
+from unskew.calibration.statistics import ClassStatistics
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.errors import StorageFailure
@@ -87,19 +89,22 @@ class Bench:
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
-def jobs(bench: Bench) -> dict[str, Job]:
-    """The table of jobs."""
-    return {
+def job(bench: Bench, name: str) -> Job:
+    """The job of that name; what follows a colon tells it more, as in ``moments:full``."""
+    word, _, more = name.partition(":")
+    table: dict[str, Job] = {
         "survey": lambda shared, visit, key: survey(bench, visit),
         "train": lambda shared, visit, key: train(bench, shared, visit, key),
+        "moments": lambda shared, visit, key: moments(bench, shared, visit, more),
         "evaluate": lambda shared, visit, key: evaluate(bench, shared, visit),
     }
+    return table[word]
 
 
-def attempt(job: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure:
+def attempt(work: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure:
     """One visit, or the reason why it came to nothing."""
     try:
-        sums = job(shared, visit, key.fold("client", visit.client, visit.repeat))
+        sums = work(shared, visit, key.fold("client", visit.client, visit.repeat))
         _check(sums)
     except StorageFailure:
         raise
@@ -156,14 +161,28 @@ def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
     return sums
 
 
+def moments(bench: Bench, shared: Tensors, visit: Visit, form: str) -> Sums:
+    """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
+    bench.load(shared, training=False)
+    index = torch.from_numpy(bench.population.examples(visit.client).astype(np.int64))
+    batches = (bench.train.batch(some) for some in torch.split(index, CHUNK))
+    classes = bench.network.classifier.out_features
+    found = ClassStatistics.measure(bench.network.encoder, batches, classes, form=form)
+    return tensors.prefixed(found.spread_out(), "stat/moments/")
+
+
 def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
-    """Right answers and loss on the test images of chunk ``visit.client``, by class."""
+    """Right answers and loss on the test images of chunk ``visit.client``, by class.
+
+    A calibrated classifier, where one is sent, stands in for the model's own.
+    """
     start = visit.client * CHUNK
     index = torch.arange(start, min(start + CHUNK, len(bench.test.labels)))
     bench.load(shared, training=False)
     with torch.no_grad():
         images, labels = bench.test.batch(index)
-        logits = bench.logits(bench.network.encoder(images))
+        features = bench.network.encoder(images)
+        logits = bench.logits(features) if "calibrated/weight" not in shared else calibrated(shared)(features)
         loss = F.cross_entropy(logits.double(), labels, reduction="sum")
     right = labels[logits.argmax(1) == labels]
     classes = logits.shape[1]

@@ -1,0 +1,85 @@
+"""How much of a class's covariance is described: everything, its diagonal, one for all classes, or a few directions.
+
+Shapes: P classes held, d features, r directions.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from unskew import text
+from unskew.errors import UserError, nearest
+from unskew.key import Key
+
+NAMES = ("full", "diagonal", "shared", "low-rank")
+
+
+@dataclass(frozen=True)
+class Form:
+    """``full``: Σzzᵀ of each class. ``diagonal``: Σz² of each class. ``shared``: Σzzᵀ over all classes.
+
+    ``low-rank(r)``: Σz·(zᵀΩ) of each class for one Ω [d, r] that everybody knows, and Σz². Every form is a sum over
+    examples, so that clients' statistics are added; from Σzzᵀ·Ω the server finds the r directions that matter
+    (Nyström), and what they leave of each feature's variance stays on the diagonal.
+    """
+
+    name: str = "full"
+    rank: int = 0
+
+    @staticmethod
+    def parse(source: "str | Form") -> "Form":
+        """The form of a text such as ``low-rank(32)``."""
+        if isinstance(source, Form):
+            return source
+        calls = text.parse(source, "covariance form")
+        name = calls[0].name
+        if len(calls) > 1 or name not in NAMES:
+            raise UserError(f"no covariance form is called {source!r}; {nearest(name, NAMES)}")
+        if name == "low-rank":
+            return text.apply(calls[0], _low_rank, "covariance form")  # type: ignore[no-any-return]
+        return text.apply(calls[0], lambda: Form(name), "covariance form")  # type: ignore[no-any-return]
+
+    def __str__(self) -> str:
+        """The text that ``parse`` takes."""
+        return f"low-rank({self.rank})" if self.name == "low-rank" else self.name
+
+    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each float64 sum for so many classes held and features; the counts come on top."""
+        second: dict[str, dict[str, tuple[int, ...]]] = {
+            "full": {"second": (held, width, width)},
+            "diagonal": {"squares": (held, width)},
+            "shared": {"second": (width, width)},
+            "low-rank": {"sketch": (held, width, self.rank), "squares": (held, width)},
+        }
+        return {"sums": (held, width), **second[self.name]}
+
+    def bytes(self, held: int, width: int) -> int:
+        """What statistics of this form weigh: float64 sums, int64 labels and counts."""
+        return 16 * held + 8 * sum(torch.Size(shape).numel() for shape in self.shapes(held, width).values())
+
+    def measure(self, features: Tensor) -> dict[str, Tensor]:
+        """The second moments of features [n, d]: of one class, or of all where the form is ``shared``."""
+        if self.name == "low-rank":
+            return {"sketch": features.t() @ (features @ directions(features.shape[1], self.rank)),
+                    "squares": features.square().sum(0)}  # fmt: skip
+        if self.name == "diagonal":
+            return {"squares": features.square().sum(0)}
+        return {"second": features.t() @ features}
+
+
+@lru_cache(maxsize=4)
+def directions(width: int, rank: int) -> Tensor:
+    """Ω [d, r]: r orthonormal directions, the same for everybody."""
+    if rank > width:
+        raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
+    drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
+    found: Tensor = torch.linalg.qr(drawn).Q
+    return found
+
+
+def _low_rank(rank: int = 32) -> Form:
+    if rank < 1:
+        raise ValueError(f"low-rank({rank}): rank counts directions, give at least 1")
+    return Form("low-rank", rank)

@@ -1,0 +1,284 @@
+"""Class statistics: count, sum and second moment of the features of each class, added up over clients.
+
+Shapes: C classes, P of them held, d features.
+"""
+
+import json
+from collections.abc import Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from unskew.calibration.forms import Form
+from unskew.errors import UserError
+from unskew.types import Sums, Tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BUFFER = 2048  # features held back before they are added: one product a class for many batches
+
+
+@dataclass(frozen=True, eq=False)
+class ClassStatistics:
+    """What a client tells of its features: for each class it holds N, Σz and a second moment, in float64.
+
+    ``a + b`` is the statistics of both clients' features together; mean and covariance (divisor N − 1) of a sum over
+    clients are those of the pooled features. Classes that a client does not hold take no room.
+    """
+
+    classes: int
+    form: Form
+    held: Tensor  # [P], the classes held, ascending
+    number: Tensor  # [P], how many examples of each
+    sums: Tensors  # the form's sums, float64
+
+    @staticmethod
+    def empty(classes: int, width: int, form: str | Form = "full") -> "ClassStatistics":
+        """Those of a client that holds nothing."""
+        form = Form.parse(form)
+        none = torch.zeros(0, dtype=torch.int64)
+        sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in form.shapes(0, width).items()}
+        return ClassStatistics(classes, form, none, none, sums)
+
+    @staticmethod
+    def of_features(features: Tensor, labels: Tensor, classes: int, form: str | Form = "full") -> "ClassStatistics":
+        """Those of features [n, d] with labels [n]."""
+        form = Form.parse(form)
+        _check_batch(features, labels, classes)
+        features, labels = features.detach().double().cpu(), labels.detach().cpu().long()
+        order = torch.argsort(labels, stable=True)
+        held, number = torch.unique_consecutive(labels[order], return_counts=True)
+        if not len(held):
+            return ClassStatistics.empty(classes, features.shape[1], form)
+        parts = torch.split_with_sizes(features[order], number.tolist())
+        sums: Tensors = {"sums": torch.stack([part.sum(0) for part in parts])}
+        if form.name == "shared":
+            sums |= form.measure(features)
+        else:
+            measured = [form.measure(part) for part in parts]
+            sums |= {name: torch.stack([each[name] for each in measured]) for name in measured[0]}
+        return ClassStatistics(classes, form, held, number, sums)
+
+    @staticmethod
+    def measure(
+        encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int, *, form: str | Form = "full"
+    ) -> "ClassStatistics":
+        """Those of the encoder's features of (images, labels) batches, in one pass; never all features in memory.
+
+        The encoder runs in eval mode without gradients and is left as it was.
+        """
+        total: ClassStatistics | None = None
+        waiting: list[tuple[Tensor, Tensor]] = []
+        count = 0
+
+        def take() -> None:
+            nonlocal total, count
+            if waiting:
+                features, labels = (torch.cat(each) for each in zip(*waiting, strict=True))
+                found = ClassStatistics.of_features(features, labels, classes, form)
+                total = found if total is None else total + found
+                waiting.clear()
+                count = 0
+
+        with _resting(encoder), torch.no_grad():
+            for images, labels in batches:
+                features = encoder(images)
+                _check_batch(features, labels, classes)
+                waiting.append((features, labels))
+                count += len(labels)
+                if count >= BUFFER:
+                    take()
+        take()
+        if total is None:
+            raise UserError("no batch was given: statistics need at least one, even of no images, to know the features")
+        return total
+
+    def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
+        """The statistics of both together."""
+        if (self.classes, self.form, self.width) != (other.classes, other.form, other.width):
+            raise UserError(f"these statistics do not belong together: {self.about()} and {other.about()}")
+        held = torch.unique(torch.cat([self.held, other.held]))
+        number = torch.zeros(len(held), dtype=torch.int64)
+        shapes = self.form.shapes(len(held), self.width)
+        sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        for each in (self, other):
+            places = torch.searchsorted(held, each.held)
+            number.index_add_(0, places, each.number)
+            for name, value in each.sums.items():
+                if name == "second" and self.form.name == "shared":
+                    sums[name] += value
+                else:
+                    sums[name].index_add_(0, places, value)
+        return ClassStatistics(self.classes, self.form, held, number, sums)
+
+    @property
+    def width(self) -> int:
+        """d."""
+        return self.sums["sums"].shape[1]
+
+    @property
+    def counts(self) -> Tensor:
+        """[C], how many examples of each class."""
+        return torch.zeros(self.classes, dtype=torch.int64).index_copy(0, self.held, self.number)
+
+    @property
+    def size(self) -> int:
+        """The bytes that these statistics weigh on a wire."""
+        return self.form.bytes(len(self.held), self.width)
+
+    def about(self) -> str:
+        """What they are, in a few words."""
+        return f"{self.form} over {self.classes} classes of {self.width} features, {len(self.held)} held"
+
+    def mean(self, label: int) -> Tensor:
+        """[d], the mean feature of a class."""
+        place = self._place(label)
+        return self.sums["sums"][place] / self.number[place]
+
+    def covariance(self, label: int) -> Tensor:
+        """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
+        from unskew.calibration.gaussians import scatter
+
+        place = self._place(label)
+        if self.form.name == "shared":
+            return self.within()
+        if self.number[place] < 2:
+            raise UserError(f"class {label} has one example; a covariance needs two")
+        return scatter(self, place) / (self.number[place] - 1)
+
+    def within(self) -> Tensor:
+        """[d, d], the covariance around the classes' own means, pooled over all of them; divisor N − P."""
+        from unskew.calibration.gaussians import pooled_scatter
+
+        degrees = int(self.number.sum()) - len(self.held)
+        if degrees < 1:
+            raise UserError("no class has two examples; a covariance needs them")
+        return pooled_scatter(self) / degrees
+
+    def spread_out(self) -> Sums:
+        """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
+        whole = self + ClassStatistics(
+            self.classes, self.form, torch.arange(self.classes), torch.zeros(self.classes, dtype=torch.int64),
+            {name: torch.zeros(shape, dtype=torch.float64)
+             for name, shape in self.form.shapes(self.classes, self.width).items()},
+        )  # fmt: skip
+        return {"number": whole.number.double(), **whole.sums}
+
+    @staticmethod
+    def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
+        """What ``spread_out`` gave, added over clients; classes that nobody holds are left out."""
+        form, number = Form.parse(form), sums["number"].round().long()
+        held = number.nonzero()[:, 0]
+        rows = {
+            name: value if name == "second" and form.name == "shared" else value[held]
+            for name, value in sums.items()
+            if name != "number"
+        }
+        return ClassStatistics(len(number), form, held, number[held], rows)
+
+    def tensors(self) -> Tensors:
+        """All that they are, by name."""
+        return {"held": self.held, "number": self.number, **self.sums}
+
+    def to_bytes(self) -> bytes:
+        """As a safetensors file holds them."""
+        about = {"unskew": json.dumps({"statistics": 1, "classes": self.classes, "form": str(self.form)})}
+        return save({name: value.contiguous() for name, value in self.tensors().items()}, metadata=about)
+
+    def save(self, path: str | Path) -> None:
+        """Write them to a safetensors file."""
+        try:
+            Path(path).write_bytes(self.to_bytes())
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    @staticmethod
+    def load(path: str | Path) -> "ClassStatistics":
+        """Read and check a file that may come from a stranger."""
+        try:
+            with safe_open(path, framework="pt") as content:
+                about = json.loads((content.metadata() or {})["unskew"])
+                values = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+            classes, form = about["classes"], Form.parse(about["form"])
+        except FileNotFoundError:
+            raise UserError(f"there is no file {path}") from None
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(f"{path} holds no class statistics of this version: {error}") from error
+        return checked(classes, form, values, str(path))
+
+    def _place(self, label: int) -> int:
+        found = (self.held == label).nonzero()
+        if not len(found):
+            raise UserError(f"nobody holds class {label}; {len(self.held)} of {self.classes} classes are held")
+        return int(found[0, 0])
+
+
+def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
+    """The statistics if they can be true, or a UserError that names who sent them."""
+
+    def refuse(why: str) -> UserError:
+        return UserError(f"the statistics of {who} are refused: {why}")
+
+    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 1:
+        raise refuse(f"{classes!r} is no number of classes")
+    wanted = {"held", "number", *form.shapes(0, 1)}
+    if set(values) != wanted:
+        raise refuse(f"they hold {', '.join(sorted(values))}, wanted are {', '.join(sorted(wanted))}")
+    held, number = values["held"], values["number"]
+    sums = {name: value for name, value in values.items() if name not in ("held", "number")}
+    if held.dtype != torch.int64 or number.dtype != torch.int64 or held.dim() != 1 or number.shape != held.shape:
+        raise refuse("labels and counts must be one whole number for each class held")
+    if any(value.dtype != torch.float64 for value in sums.values()):
+        raise refuse("sums must be float64")
+    if len(held) and (held[0] < 0 or held[-1] >= classes or bool((held.diff() <= 0).any())):
+        raise refuse(f"labels must ascend from 0 to {classes - 1}")
+    if bool((number < 1).any()):
+        raise refuse(f"class {int(held[number < 1][0])} has a count of {int(number[number < 1][0])}")
+    width = sums["sums"].shape[-1] if sums["sums"].dim() == 2 else 0
+    for name, shape in form.shapes(len(held), width).items():
+        if tuple(sums[name].shape) != shape or width < 1:
+            raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}")
+        if not bool(sums[name].isfinite().all()):
+            raise refuse(f"{name} holds NaN or infinity")
+    second = sums.get("second")
+    if second is not None and len(held):
+        scale = second.abs().amax()
+        if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
+            raise refuse("second moments must be symmetric")
+        if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
+            raise refuse("second moments must not be negative")
+    if "squares" in sums and bool((sums["squares"] < 0).any()):
+        raise refuse("sums of squares must not be negative")
+    return ClassStatistics(classes, form, held, number, sums)
+
+
+def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
+    if features.dim() != 2 or len(features) != len(labels) or labels.dim() != 1:
+        raise UserError(
+            f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
+        )
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise UserError(
+            f"labels must lie in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}"
+        )
+    if not bool(features.isfinite().all()):
+        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+
+
+@contextmanager
+def _resting(encoder: nn.Module) -> "Iterator[None]":
+    """The module in eval mode inside, each part as it was outside."""
+    before = {part: part.training for part in encoder.modules()}
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for part, training in before.items():
+            part.training = training
