@@ -21,7 +21,7 @@ LAYERS = [
     {"milestones", "results"},
     {"preparation"},
     {"finishing"},
-    {"experiment", "checks"},
+    {"afterwards", "experiment", "checks"},
     {"report"},
     {"cli_data"},
     {"__init__", "cli"},

@@ -18,6 +18,7 @@ from unskew.types import (
     Head,
     Local,
     Memory,
+    Promise,
     Sampler,
     Scale,
     ServerOptimizer,
@@ -43,6 +44,9 @@ class Algorithm:
     statistics: tuple[Statistic, ...] = ()  # what else travels
     remember: tuple[Memory, ...] = ()  # what clients keep between visits
     finish: tuple[str, ...] = ()  # calibrations after the last round, by their text
+    withhold: int = 0  # of a class's statistics: kept at home where a client has fewer examples
+    secure: bool = False  # statistics are masked, and only their sum is seen
+    private: Promise | None = None  # noise on the statistics' sum
 
 
 Method = Callable[[Algorithm], Algorithm]
@@ -59,7 +63,7 @@ class Named:
 def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
 
-    ``terms``, ``statistics``, ``remember`` and ``finish`` are shared: each method appends its own, in the order of the text.
+    ``terms``, ``statistics``, ``remember`` and ``finish`` are shared: each method appends its own, in the text's order.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:

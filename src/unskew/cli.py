@@ -15,8 +15,8 @@ import typer
 from rich.table import Table
 
 import unskew
+from unskew import afterwards, experiment, methods, runs
 from unskew import config as configs
-from unskew import experiment, methods, runs
 from unskew.cli_data import data_app
 from unskew.config import Config
 from unskew.data import partition_files, sources
@@ -100,6 +100,21 @@ def resume(
 ) -> None:
     """Go on where a run stopped; the result equals that of a run never stopped."""
     _watched(lambda screen: experiment.resume(path, observe=screen, on_failure=on_failure))
+
+
+@app.command()
+def calibrate(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")],
+    methods_: Annotated[
+        list[str], typer.Argument(metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | …')
+    ],
+    engine: Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
+) -> None:
+    """Make a run's classifier anew, in one way or several side by side; the run's own weights stay as they are."""
+    screen = Screen(out)
+    result = afterwards.calibrate_run(path, *methods_, engine=engine, workers=workers, observe=screen)
+    out.print(summary(result))
 
 
 @app.command()

@@ -44,3 +44,11 @@ def imported(name: str, what: str) -> Callable[..., Any]:
         raise UserError(f"{what} {name!r} is not a function")
     result: Callable[..., Any] = found
     return result
+
+
+def extra(module: str) -> Any:
+    """A module of the packages that only privacy needs, imported where it is used."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f'{module.split(".")[0]} is not installed; pip install "unskew[privacy]"') from error

@@ -16,7 +16,7 @@ from unskew.data.batches import steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
-from unskew.finishing import Calibrated, Gathering, finish
+from unskew.finishing import Calibrated, Event, check, finish
 from unskew.key import Key
 from unskew.preparation import Overview, Prepared, asked, first_visits, overview, prepare, skew
 from unskew.results import Result, to_json
@@ -25,7 +25,7 @@ from unskew.round.client import Bench
 from unskew.round.driver import Metrics
 from unskew.types import ImageSet, ServerState, Tensors
 
-Observer = Callable[[Overview | Metrics | Gathering], None]
+Observer = Callable[[Overview | Metrics | Event], None]
 
 
 def run(
@@ -72,6 +72,8 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     data = dataset(prepared.images, prepared.population)
     bench = build(prepared.blueprint, data)
     models.initialise(bench.network, key.fold("model"))
+    for source in bench.algorithm.finish:
+        check(source, bench.algorithm, bench)
     first, progress = _beginning(prepared, bench, path)
     workers = min(config.workers or engines.cores(), len(first_visits(prepared)))
     chosen = _choose(prepared, bench, workers, config.rounds - first.round)
@@ -112,7 +114,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     save()
                     saved = time.monotonic()
             model = driver.as_used(bench.algorithm, done[0].tensors)
-            calibrated = finish(prepared, engine, model, bench.algorithm.finish, observe)
+            calibrated = finish(prepared, bench, engine, model, bench.algorithm, observe)
             return _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
         except BaseException:
             if done[0].round:
@@ -200,5 +202,5 @@ def _slug(config: Config) -> str:
     return words.strip("-")[:80]
 
 
-def _ignore(_: Overview | Metrics | Gathering) -> None:
+def _ignore(_: Overview | Metrics | Event) -> None:
     return

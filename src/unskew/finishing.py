@@ -3,25 +3,37 @@
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor
 
-from unskew import models, tensors
+from unskew import tensors
+from unskew.algorithm import Algorithm
+from unskew.calibration.asking import Ask, width_of
+from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.forms import Form
 from unskew.calibration.head import CalibratedClassifier
-from unskew.calibration.methods import calibrate, parse
+from unskew.calibration.methods import Calibration, calibrate, parse, retrained_on
+from unskew.calibration.mixture import PASSES, found_centres
+from unskew.calibration.private import noisy
+from unskew.calibration.secure import Layout, secure_sum
 from unskew.calibration.statistics import ClassStatistics
 from unskew.data.population import cells
-from unskew.errors import UserError
+from unskew.errors import UserError, extra
 from unskew.key import Key
+from unskew.models.cut import cut
 from unskew.preparation import Prepared
-from unskew.results import Calibration
+from unskew.results import Calibration as Row
 from unskew.round import driver
-from unskew.types import Engine, Tensors, Visit
+from unskew.round.client import CHUNK, Bench
+from unskew.types import Engine, Sums, Tensors, Visit
 
-MOST_BYTES = 2 * 2**30  # of a dense sum over clients in this process
+OTHERS = ("shared", "diagonal", "low-rank(32)")
+MOST_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
+CLOSER = 1 - 1e-3  # under a secure sum features are clipped a little shorter: fixed point may lengthen the sum
 
 
 @dataclass(frozen=True)
@@ -29,73 +41,217 @@ class Gathering:
     """What is about to be sent for a calibration, said before it is."""
 
     method: str
-    form: str
+    what: str
     clients: int
     bytes_up: int
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What a calibration may gain, said before it is made."""
+
+    method: str
+    forecast: Forecast
 
 
 @dataclass(frozen=True)
 class Calibrated:
     """A calibrated classifier, how it did, and what there is to say of it."""
 
-    result: Calibration
+    result: Row
     classifier: CalibratedClassifier
     notes: tuple[str, ...]
 
 
+Event = Gathering | Foretold | Calibrated
+
+
 def finish(
-    prepared: Prepared, engine: Engine, model: Tensors, sources: Sequence[str], observe: Callable[[Gathering], None]
-) -> list[Calibrated]:
-    """Each calibration in turn; statistics of one form are gathered once."""
-    key, gathered, made = Key(prepared.config.seed), dict[Form, tuple[ClassStatistics, int, float]](), []
-    for source in sources:
-        form = parse(source).form
-        _fits(form, model)
-        if form not in gathered:
-            cost = sent_bytes(prepared, form, model)
-            observe(Gathering(source, str(form), len(engine.population.inhabited), cost))
-            began = time.perf_counter()
-            gathered[form] = (gather(engine, model, form, key), cost, time.perf_counter() - began)
-        statistics, cost, seconds = gathered[form]
+    prepared: Prepared, bench: Bench, engine: Engine, model: Tensors, algorithm: Algorithm,
+    observe: Callable[[Event], None],
+) -> list[Calibrated]:  # fmt: skip
+    """Each of the algorithm's calibrations in turn; the same statistics are gathered once."""
+    if not algorithm.finish:
+        return []
+    work, made = _Work(prepared, bench, engine, model, algorithm, observe), []
+    for source in algorithm.finish:
+        check(source, algorithm, bench)
+    for source in algorithm.finish:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            classifier = calibrate(_classifier(prepared, model), statistics, source, prepared.config.seed)
-        found = driver.evaluate(engine, model | classifier.tensors(), len(prepared.images.test), key)
-        result = Calibration(source, found.accuracy, found.loss, cost, seconds + classifier.report.seconds)
-        made.append(Calibrated(result, classifier, tuple(str(warning.message) for warning in said)))
+            classifier, sent, seconds = work.made(source)
+        values = tensors.prefixed(classifier.tensors(), "calibrated/")
+        found = driver.evaluate(engine, model | values, len(prepared.images.test), work.key)
+        name = " + ".join([source, *protections(algorithm)]) if parse(source).make else source
+        row = Row(name, found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
+        notes = dict.fromkeys([*(str(warning.message) for warning in said), *classifier.report.notes()])
+        done = Calibrated(row, classifier, tuple(notes))
+        observe(done)
+        made.append(done)
     return made
 
 
-def gather(engine: Engine, model: Tensors, form: Form, key: Key) -> ClassStatistics:
-    """The statistics of all clients' features under the model, added up."""
-    visits = [Visit(client, 1.0) for client in engine.population.inhabited.tolist()]
-    outcome = engine.map_sum(f"moments:{form}", model, visits, key.fold("moments"))
-    if outcome.failures:
-        failure = outcome.failures[0]
-        raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
-    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), form)
-
-
-def sent_bytes(prepared: Prepared, form: Form, model: Tensors) -> int:
-    """What all clients together send: each only of the classes it holds."""
-    owner, _, _ = cells(prepared.partition.client, prepared.images.train.labels, len(prepared.images.classes))
-    width = model["params/classifier.weight"].shape[1]
-    return sum(form.bytes(int(held), width) for held in np.unique(owner, return_counts=True)[1])
-
-
-def _fits(form: Form, model: Tensors) -> None:
-    classes, width = model["params/classifier.weight"].shape
-    needed = form.bytes(classes, width)
+def check(source: str, algorithm: Algorithm, bench: Bench) -> None:
+    """Refuse a calibration that this network cannot have, that takes too much memory, or that breaks a promise."""
+    calibration = parse(source)
+    encoder, _ = cut(bench.network, calibration.layers)
+    if calibration.make is None:
+        return
+    width = width_of(encoder, tuple(bench.train.images.shape[1:])) + calibration.expand
+    classes = bench.network.classifier.out_features * calibration.components
+    needed = calibration.form.bytes(classes, width)
     if needed > MOST_BYTES:
+        forms = [f"{form} ({Form.parse(form).bytes(classes, width) / 1e9:.2f} GB)" for form in OTHERS]
         raise UserError(
-            f"{form} covariances of {classes:,} classes and {width:,} features take {needed / 1e9:.1f} GB a client; "
-            f"take covariance=shared ({Form('shared').bytes(classes, width) / 1e6:.0f} MB) or diagonal"
+            f"{source}: {calibration.form} covariances of {classes:,} classes and {width:,} features take "
+            f"{needed / 1e9:.1f} GB a client, more than {MOST_BYTES / 1e9:.1f}; take covariance = {', '.join(forms)}"
         )
+    if algorithm.secure:
+        extra("cryptography")
+    if algorithm.private is not None:
+        extra("dp_accounting")
+    if algorithm.private is not None and (calibration.components > 1 or calibration.form.name == "low-rank"):
+        what = "components" if calibration.components > 1 else str(calibration.form)
+        raise UserError(f"{source} with private: the promise covers one release of one Gaussian a class, not {what}")
 
 
-def _classifier(prepared: Prepared, model: Tensors) -> nn.Linear:
-    blueprint = prepared.blueprint
-    network = models.build(blueprint.model, blueprint.shape, blueprint.classes)
-    classifier = network.classifier
-    classifier.load_state_dict(tensors.under(model, "params/classifier."))
-    return classifier
+def protections(algorithm: Algorithm) -> list[str]:
+    """What keeps the statistics private, as the text of a method has it."""
+    found = []
+    if algorithm.withhold:
+        found.append(f"withhold({algorithm.withhold})")
+    if algorithm.private is not None:
+        found.append(str(algorithm.private))
+    if algorithm.secure:
+        found.append("secure")
+    return found
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What calibrations of one model have in common."""
+
+    prepared: Prepared
+    bench: Bench
+    engine: Engine
+    model: Tensors
+    algorithm: Algorithm
+    observe: Callable[[Event], None]
+
+    @property
+    def key(self) -> Key:
+        return Key(self.prepared.config.seed)
+
+    @cached_property
+    def _known(self) -> dict[Ask, tuple[ClassStatistics, int, float]]:
+        return {}
+
+    def ask(self, calibration: Calibration) -> Ask:
+        """What the calibration wants to know of the clients."""
+        promise = self.algorithm.private
+        clip = 0.0 if promise is None else promise.clip * (CLOSER if self.algorithm.secure else 1)
+        return Ask(
+            str(calibration.form), calibration.layers, calibration.expand, calibration.components,
+            self.algorithm.withhold, clip,
+        )  # fmt: skip
+
+    def made(self, source: str) -> tuple[CalibratedClassifier, int, float]:
+        """The classifier, the bytes that clients sent for it, the seconds that they took."""
+        calibration, seed = parse(source), self.prepared.config.seed
+        self.bench.load(self.model, training=False)
+        _, head = cut(self.bench.network, calibration.layers)
+        if calibration.make is None:
+            began = time.perf_counter()
+            features, labels = real_features(self.bench, calibration, self.key)
+            return retrained_on(head, features, labels, source, seed), 0, time.perf_counter() - began
+        statistics, sent, seconds = self.statistics(source, self.ask(calibration))
+        if calibration.components == 1:
+            known = head if not calibration.expand else None
+            classes = self.bench.network.classifier.out_features
+            self.observe(Foretold(source, forecast(known, statistics, classes, self.key)))
+        return calibrate(head, statistics, source, seed), sent, seconds
+
+    def statistics(self, source: str, ask: Ask) -> tuple[ClassStatistics, int, float]:
+        """What was asked for, of all clients together; bytes and seconds."""
+        if ask in self._known:
+            return self._known[ask]
+        began = time.perf_counter()
+        centres, sent = None, self.sent_bytes(ask)
+        whole = replace(ask, components=1)
+        if ask.components > 1:
+            first, before, _ = self.statistics(source, whole)
+            step = replace(ask, form="diagonal")
+            sent += before + PASSES * self.sent_bytes(step)
+            self.observe(Gathering(source, f"{ask.components} parts of each class", self._clients, sent - before))
+            centres = found_centres(first, ask.components, lambda moved: self.gather(step, moved), self.key)
+        else:
+            self.observe(Gathering(source, f"{ask.form} class statistics", self._clients, sent))
+        found = self.gather(ask, centres)
+        promise = self.algorithm.private
+        if promise is not None:
+            found = noisy(found, promise.clip, promise.epsilon, promise.delta, self.key.fold("private"))
+        self._known[ask] = found, sent, time.perf_counter() - began
+        return self._known[ask]
+
+    @property
+    def _clients(self) -> int:
+        return len(self.engine.population.inhabited)
+
+    def gather(self, ask: Ask, centres: Tensor | None) -> ClassStatistics:
+        """The statistics of all clients' features under the model, added up; masked where they must not be seen."""
+        shared = self.model if centres is None else self.model | {"centres": centres}
+        job, key = f"moments:{ask.to_text()}", self.key.fold("moments")
+        visits = [Visit(client, 1.0) for client in self.engine.population.inhabited.tolist()]
+        if not self.algorithm.secure:
+            return ClassStatistics.gathered(self._asked(job, shared, visits, key), ask.form)
+
+        def client(visit: Visit) -> Callable[[], ClassStatistics]:
+            return lambda: ClassStatistics.gathered(self._asked(job, shared, [visit], key), ask.form)
+
+        _, width = ask.encoder(self.bench.network, self.prepared.blueprint.shape)
+        layout = Layout.of(self._labels(ask), width, ask.form)
+        return secure_sum({visit.client: client(visit) for visit in visits}, layout)
+
+    def _asked(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Sums:
+        outcome = self.engine.map_sum(job, shared, visits, key)
+        if outcome.failures:
+            failure = outcome.failures[0]
+            raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
+        return tensors.under(outcome.sums, "stat/moments/")
+
+    def _labels(self, ask: Ask) -> int:
+        return self.bench.network.classifier.out_features * ask.components
+
+    def sent_bytes(self, ask: Ask) -> int:
+        """What all clients together send: each only of the classes it holds; all classes where they are masked."""
+        _, width = ask.encoder(self.bench.network, self.prepared.blueprint.shape)
+        form = Form.parse(ask.form)
+        if self.algorithm.secure:
+            return self._clients * Layout.of(self._labels(ask), width, form).bytes
+        owner, _, number = cells(
+            self.prepared.partition.client, self.prepared.images.train.labels, len(self.prepared.images.classes)
+        )
+        told = owner[number >= ask.min_count]
+        held = np.bincount(told, minlength=int(owner.max()) + 1)[np.unique(owner)]
+        return sum(form.bytes(int(count) * ask.components, width) for count in held)
+
+
+def real_features(bench: Bench, calibration: Calibration, key: Key) -> tuple[Tensor, Tensor]:
+    """The training features [n, d] that the oracle wants, and their labels: a simulation has the images at hand."""
+    encoder, _ = cut(bench.network, calibration.layers)
+    index = torch.from_numpy(np.sort(bench.population.order.astype(np.int64)))
+    if calibration.real:
+        index = _some(index, bench.train.labels[index], calibration.real, key)
+    features = []
+    with torch.no_grad():
+        for some in torch.split(index, CHUNK):
+            features.append(encoder(bench.train.batch(some)[0]))
+    return torch.cat(features), bench.train.labels[index]
+
+
+def _some(index: Tensor, labels: Tensor, per_class: int, key: Key) -> Tensor:
+    """So many of each class, or all where there are fewer."""
+    order = torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())
+    index, labels = index[order], labels[order]
+    kept = [index[labels == label][:per_class] for label in range(int(labels.max()) + 1)]
+    return torch.cat(kept).sort().values

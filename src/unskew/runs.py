@@ -130,11 +130,36 @@ def write_model(path: Path, model: Tensors) -> None:
 
 def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -> None:
     """A calibrated classifier beside the run's own weights: ``calibration-<name>.safetensors``."""
+    rows = [asdict(row) for row in classifier.report.classes]
+    about = {"unskew": json.dumps({"method": name, "classes": rows, "kept_rows": classifier.report.kept_rows})}
+    content = {key: value.contiguous() for key, value in classifier.tensors().items()}
+    write_whole(calibration_file(path, name), save(content, metadata=about))
+
+
+def calibration_file(path: Path, name: str) -> Path:
+    """Where the calibrated classifier of that name lies."""
     words = re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-")
-    step = classifier.transformation
-    about = {"unskew": json.dumps({"method": name, "relu": step.relu, "tukey": step.tukey})}
-    content = {"weight": classifier.linear.weight.detach(), "bias": classifier.linear.bias.detach()}
-    write_whole(path / f"calibration-{words}.safetensors", save(content, metadata=about))
+    return path / f"calibration-{words}.safetensors"
+
+
+def read_calibration(path: Path, name: str) -> Tensors:
+    """A calibrated classifier's tensors, as ``unskew.calibration.head.stand_in`` takes them."""
+    return _read_tensors(calibration_file(path, name))
+
+
+def read_model(path: Path) -> Tensors:
+    """The weights that ``write_model`` wrote, under the network's own names."""
+    return _read_tensors(path)
+
+
+def _read_tensors(path: Path) -> Tensors:
+    try:
+        with safe_open(path, framework="pt") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise UserError(f"{path} is not there") from None
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
 
 
 class MetricsFile:

@@ -137,6 +137,19 @@ class Visited:
 
 
 @dataclass(frozen=True)
+class Promise:
+    """Differential privacy of what is released: (ε, δ) for features of length ``clip`` at most."""
+
+    epsilon: float
+    delta: float
+    clip: float
+
+    def __str__(self) -> str:
+        """As the text of a method has it."""
+        return f"private(epsilon={self.epsilon:g}, delta={self.delta:g}, clip={self.clip:g})"
+
+
+@dataclass(frozen=True)
 class Moment:
     """Where a run stands when the server moves."""
 

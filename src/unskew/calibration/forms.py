@@ -12,8 +12,10 @@ from torch import Tensor
 from unskew import text
 from unskew.errors import UserError, nearest
 from unskew.key import Key
+from unskew.types import Tensors
 
 NAMES = ("full", "diagonal", "shared", "low-rank")
+MOST = 2**24  # classes, or features, that a stranger may speak of: a few bytes must not ask for terabytes
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,14 @@ class Form:
         """The text that ``parse`` takes."""
         return f"low-rank({self.rank})" if self.name == "low-rank" else self.name
 
+    @property
+    def common(self) -> tuple[str, ...]:
+        """The sums that are one for all classes."""
+        return ("second",) if self.name == "shared" else ()
+
     def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
         """The shape of each float64 sum for so many classes held and features; the counts come on top."""
+        _check_rank(self.rank, width)
         second: dict[str, dict[str, tuple[int, ...]]] = {
             "full": {"second": (held, width, width)},
             "diagonal": {"squares": (held, width)},
@@ -59,7 +67,30 @@ class Form:
         """What statistics of this form weigh: float64 sums, int64 labels and counts."""
         return 16 * held + 8 * sum(torch.Size(shape).numel() for shape in self.shapes(held, width).values())
 
-    def measure(self, features: Tensor) -> dict[str, Tensor]:
+    def fault(self, held: int, sums: Tensors) -> str:
+        """Why these cannot be the sums of so many classes held; empty: they can be."""
+        if any(value.dtype != torch.float64 for value in sums.values()):
+            return "sums must be float64"
+        given, least = tuple(sums["sums"].shape), max(1, self.rank)
+        if len(given) != 2 or not least <= given[1] <= MOST:
+            return f"sums has the shape {given}, wanted is ({held}, d) with d from {least} to {MOST}"
+        for name, shape in self.shapes(held, given[1]).items():
+            if tuple(sums[name].shape) != shape:
+                return f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}"
+            if not bool(sums[name].isfinite().all()):
+                return f"{name} holds NaN or infinity"
+        if "second" in sums and sums["second"].numel():
+            second = sums["second"]
+            scale = second.abs().amax((-2, -1), keepdim=True)  # of each class: a large one excuses no small one
+            if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
+                return "second moments must be symmetric"
+            if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
+                return "second moments must not be negative"
+        if "squares" in sums and bool((sums["squares"] < 0).any()):
+            return "sums of squares must not be negative"
+        return ""
+
+    def measure(self, features: Tensor) -> Tensors:
         """The second moments of features [n, d]: of one class, or of all where the form is ``shared``."""
         if self.name == "low-rank":
             return {"sketch": features.t() @ (features @ directions(features.shape[1], self.rank)),
@@ -72,11 +103,15 @@ class Form:
 @lru_cache(maxsize=4)
 def directions(width: int, rank: int) -> Tensor:
     """Ω [d, r]: r orthonormal directions, the same for everybody."""
-    if rank > width:
-        raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
+    _check_rank(rank, width)
     drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
     found: Tensor = torch.linalg.qr(drawn).Q
     return found
+
+
+def _check_rank(rank: int, width: int) -> None:
+    if rank > width:
+        raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
 
 
 def _low_rank(rank: int = 32) -> Form:

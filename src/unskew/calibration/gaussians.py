@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.forms import directions
+from unskew.errors import UserError
 from unskew.key import Key
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class ClassReport:
     label: int
     count: int
     shrunk: float = 0.0  # the weight of the pooled covariance
-    clipped: float = 0.0  # negative eigenvalues set to zero
+    clipped: float = 0.0  # negative eigenvalues set to zero, as a share of all of them, signs aside
     left_over: float = 0.0  # variance outside the low-rank directions, kept on the diagonal
 
 
@@ -58,9 +59,19 @@ class Gaussians:
         self.means = statistics.sums["sums"] / statistics.number[:, None]  # [P, d]
 
     @cached_property
+    def within(self) -> Tensor:
+        """[d, d], the covariance pooled over all classes: found once, however many small classes want it."""
+        return self.statistics.within()
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """[d], each feature's variance pooled over all classes, for the forms that know no more."""
+        return _pooled_squares(self.statistics)
+
+    @cached_property
     def common(self) -> tuple[Spread, float]:
         """The spread pooled over all classes, and the share of it that was clipped."""
-        return _spread(self.statistics.within())
+        return _spread(self.within)
 
     def draw(self, place: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
         """[M, d] features of the class at this place, and what had to be done for them."""
@@ -81,14 +92,14 @@ class Gaussians:
         weight = max(0.0, 1 - (count - 1) / held.width)
         if held.form.name == "full":
             own = scatter(held, place) / max(count - 1, 1)
-            mixed = own if weight == 0 else (1 - weight) * own + weight * held.within()
+            mixed = own if weight == 0 else (1 - weight) * own + weight * self.within
             spread, clipped = _spread(mixed)
             return spread, ClassReport(label, count, weight, clipped)
         if held.form.name == "diagonal":
             own = _squares(held, place) / max(count - 1, 1)
-            mixed = own if weight == 0 else (1 - weight) * own + weight * _pooled_squares(held)
+            mixed = own if weight == 0 else (1 - weight) * own + weight * self.variance
             return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, _negative_share(mixed))
-        return _low_rank_spread(held, place, weight, label, count)
+        return _low_rank_spread(held, place, weight, self.variance if weight > 0 else None)
 
 
 def scatter(statistics: "ClassStatistics", place: int) -> Tensor:
@@ -100,7 +111,7 @@ def scatter(statistics: "ClassStatistics", place: int) -> Tensor:
     if form == "diagonal":
         return torch.diag(_squares(statistics, place))
     factor, rest = _nystrom(statistics, place)
-    return factor @ factor.t() + torch.diag(rest)
+    return factor @ factor.t() + torch.diag(rest.clamp(min=0))
 
 
 def pooled_scatter(statistics: "ClassStatistics") -> Tensor:
@@ -123,9 +134,9 @@ def _spread(covariance: Tensor) -> tuple[Spread, float]:
 
 
 def _negative_share(values: Tensor) -> float:
-    """Σ of what is below zero, as a share of Σ of what is above."""
-    above = float(values.clamp(min=0).sum())
-    return -float(values.clamp(max=0).sum()) / above if above else 0.0
+    """Σ of what is below zero, as a share of the sum of all, signs aside."""
+    total = float(values.abs().sum())
+    return float(values.clamp(max=0).abs().sum()) / total if total else 0.0
 
 
 def _squares(statistics: "ClassStatistics", place: int) -> Tensor:
@@ -136,9 +147,11 @@ def _squares(statistics: "ClassStatistics", place: int) -> Tensor:
 
 def _pooled_squares(statistics: "ClassStatistics") -> Tensor:
     """[d], each feature's variance pooled over the classes."""
+    degrees = int(statistics.number.sum()) - len(statistics.held)
+    if degrees < 1:
+        raise UserError("no class has two examples; a covariance needs them")
     number = statistics.number[:, None]
-    total = (statistics.sums["squares"] - statistics.sums["sums"].square() / number).sum(0)
-    return total / max(int(statistics.number.sum()) - len(statistics.held), 1)
+    return (statistics.sums["squares"] - statistics.sums["sums"].square() / number).sum(0) / degrees
 
 
 def _nystrom(statistics: "ClassStatistics", place: int) -> tuple[Tensor, Tensor]:
@@ -153,17 +166,21 @@ def _nystrom(statistics: "ClassStatistics", place: int) -> tuple[Tensor, Tensor]
     values, vectors = torch.linalg.eigh((small + small.mT) / 2)
     kept = values > 1e-10 * values.abs().max()
     factor = products @ (vectors[:, kept] / values[kept].sqrt())
-    return factor, (_squares(statistics, place) - factor.square().sum(1)).clamp(min=0)
+    return factor, _squares(statistics, place) - factor.square().sum(1)
 
 
 def _low_rank_spread(
-    statistics: "ClassStatistics", place: int, weight: float, label: int, count: int
+    statistics: "ClassStatistics", place: int, weight: float, pooled: Tensor | None
 ) -> tuple[Spread, ClassReport]:
     """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
+    label, count = int(statistics.held[place]), int(statistics.number[place])
     factor, rest = (
         value / max(count - 1, 1) ** power for value, power in zip(_nystrom(statistics, place), (0.5, 1), strict=True)
     )
+    clipped = _negative_share(torch.cat([factor.square().sum(1), rest]))
+    rest = rest.clamp(min=0)
     own = float(factor.square().sum()), float(rest.sum())
-    if weight > 0:
-        factor, rest = (1 - weight) ** 0.5 * factor, (1 - weight) * rest + weight * _pooled_squares(statistics)
-    return Spread(factor, rest), ClassReport(label, count, weight, left_over=own[1] / max(sum(own), 1e-300))
+    if pooled is not None:
+        factor, rest = (1 - weight) ** 0.5 * factor, (1 - weight) * rest + weight * pooled.clamp(min=0)
+    left_over = own[1] / max(sum(own), 1e-300) if count > 1 else 0.0  # of one example there is only rounding
+    return Spread(factor, rest), ClassReport(label, count, weight, clipped if count > 1 else 0.0, left_over)

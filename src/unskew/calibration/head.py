@@ -1,29 +1,61 @@
-"""The classifier after calibration: a linear layer behind the transformation its features were given in re-training."""
+"""The classifier after calibration: what features pass before it, and the linear layers made anew.
 
+Shapes: n features of d dimensions, m random ones beside them, C classes.
+"""
+
+import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unskew import tensors
 from unskew.calibration.gaussians import ClassReport
+from unskew.errors import UserError
+from unskew.key import Key
 from unskew.types import Tensors
 
+NEVER = -1e4  # the logit of a class that a classifier made from nothing knows nothing of
 
-@dataclass(frozen=True)
-class Transformation:
+
+class Transformation(nn.Module):
     """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. Features become more alike to Gaussian ones."""
 
-    relu: bool = False
-    tukey: float = 1.0
+    def __init__(self, relu: bool = False, tukey: float = 1.0) -> None:
+        super().__init__()
+        self.relu = relu
+        self.tukey = tukey
 
-    def __call__(self, features: Tensor) -> Tensor:
+    def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, d]."""
         found = features.clamp(min=0) if self.relu else features
         if self.tukey == 1:
             return found
         return found.clamp(min=1e-12).log() if self.tukey == 0 else found.pow(self.tukey)
+
+
+class Lift(nn.Module):
+    """ReLU of m random sums of the features, and of the features: [ReLU(z·W), ReLU(z)].
+
+    A linear classifier behind it bends where the random sums change sign. W is the same for everybody who gives the
+    same d and m, and no scale has to be known: ReLU keeps that of the features.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    @staticmethod
+    def of(width: int, expand: int) -> "Lift":
+        """The one that everybody has for so many features."""
+        return Lift(_random_sums(width, expand))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n, d] -> [n, m + d]."""
+        return torch.cat([features @ self.get_buffer("weight").to(features.dtype), features], dim=1).relu()
 
 
 @dataclass(frozen=True)
@@ -37,45 +69,92 @@ class Report:
     loss_after: float
     seconds: float
 
+    def notes(self) -> list[str]:
+        """What had to be done to covariances, in words; empty where they were used as they are."""
+        found = []
+        if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:
+            found.append(
+                f"{len(shrunk)} of {len(self.classes)} class covariances have fewer examples than features: mixed with "
+                f"the pooled one, its weight up to {max(shrunk):.2f}"
+            )
+        if alone := sum(row.count == 1 for row in self.classes):
+            found.append(f"{alone} of {len(self.classes)} classes have one example: they have the pooled covariance")
+        if (clipped := max((row.clipped for row in self.classes), default=0.0)) > 1e-6:
+            found.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
+        if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
+            found.append(f"low rank leaves at most {rest:.0%} of a class's variance to the diagonal")
+        return found
+
 
 class CalibratedClassifier(nn.Module):
-    """To be put in the classifier's place: transformation, then the re-trained linear layer."""
+    """To be put in the classifier's place: what features pass first, then the linear layers made anew."""
 
-    def __init__(self, linear: nn.Linear, transformation: Transformation, report: Report) -> None:
+    def __init__(self, before: Transformation | Lift, head: nn.Module, report: Report, layers: int = 1) -> None:
         super().__init__()
-        self.linear = linear
-        self.transformation = transformation
+        self.before = before
+        self.head = head
         self.report = report
+        self.layers = layers
 
     def tensors(self) -> Tensors:
-        """What ``calibrated`` takes."""
-        steps = torch.tensor([float(self.transformation.relu), self.transformation.tukey], dtype=torch.float64)
-        return {
-            "calibrated/weight": self.linear.weight.detach(),
-            "calibrated/bias": self.linear.bias.detach(),
-            "calibrated/transformation": steps,
-        }
+        """All that it is, by name: what ``stand_in`` takes."""
+        steps = [float(self.layers), 0.0, 1.0]
+        if isinstance(self.before, Transformation):
+            steps[1:] = [float(self.before.relu), self.before.tukey]
+        lift = {"lift": self.before.get_buffer("weight")} if isinstance(self.before, Lift) else {}
+        head = {f"head.{name}": value.detach() for name, value in self.head.state_dict().items()}
+        return {"steps": torch.tensor(steps, dtype=torch.float64), **lift, **head}
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""
-        logits: Tensor = self.linear(self.transformation(features))
+        logits: Tensor = self.head(self.before(features))
         return logits
 
 
-def calibrated(shared: Tensors) -> Callable[[Tensor], Tensor]:
-    """The calibrated classifier that was sent, as a function of features."""
-    relu, tukey = shared["calibrated/transformation"].tolist()
-    transformation = Transformation(bool(relu), tukey)
-    return lambda features: F.linear(transformation(features), shared["calibrated/weight"], shared["calibrated/bias"])
+def stand_in(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Module]]) -> tuple[nn.Module, nn.Module]:
+    """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and the network that may be cut."""
+    layers, relu, tukey = values["steps"].tolist()
+    encoder, plain = cut(int(layers))
+    before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
+    state = tensors.under(values, "head.")
+    if set(state) == {"weight", "bias"}:
+        head: nn.Module = _blank(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
+    else:
+        head = copy.deepcopy(plain)
+    head.load_state_dict(state)
+    report = Report("", (), (), float("nan"), float("nan"), 0.0)
+    return encoder, CalibratedClassifier(before, head, report, int(layers)).eval()
 
 
-def copy_of(classifier: nn.Linear) -> nn.Linear:
-    """The same layer in memory of its own, with a bias where it had none."""
-    made = nn.Linear(classifier.in_features, classifier.out_features, dtype=classifier.weight.dtype)
+def copy_of(head: nn.Module) -> nn.Module:
+    """The same layers in memory of their own and in eval mode; a single linear layer gets a bias where it had none."""
+    if not isinstance(head, nn.Linear):
+        return copy.deepcopy(head).eval()
+    made = _blank(head.in_features, head.out_features, head.weight.dtype)
     with torch.no_grad():
-        made.weight.copy_(classifier.weight)
-        if classifier.bias is None:
+        made.weight.copy_(head.weight)
+        if head.bias is None:
             made.bias.zero_()
         else:
-            made.bias.copy_(classifier.bias)
+            made.bias.copy_(head.bias)
     return made
+
+
+def last_linear(head: nn.Module) -> nn.Linear:
+    """The layer whose rows belong to the classes."""
+    found = [part for part in head.modules() if isinstance(part, nn.Linear)]
+    if not found:
+        raise UserError(f"a classifier must end in an nn.Linear; this is a {type(head).__name__} without one")
+    return found[-1]
+
+
+def _blank(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+    """A layer that draws no weights: they are about to be overwritten."""
+    return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device="cpu")
+
+
+@lru_cache(maxsize=2)
+def _random_sums(width: int, expand: int) -> Tensor:
+    """[d, m] of standard deviation 1/√d: a random sum is about as large as one feature."""
+    generator = Key(0).fold("lift", width).torch()
+    return torch.randn(width, expand, generator=generator).div_(math.sqrt(width))

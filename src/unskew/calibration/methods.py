@@ -1,9 +1,9 @@
-"""The table of calibrations: ccvr, uscc, lda; what each does with class statistics and a classifier."""
+"""The table of calibrations: ccvr, uscc, lda, oracle; what each does with class statistics and a classifier."""
 
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -11,28 +11,33 @@ from torch import Tensor, nn
 from unskew import text
 from unskew.calibration.forms import Form
 from unskew.calibration.gaussians import ClassReport, Gaussians
-from unskew.calibration.head import CalibratedClassifier, Report, Transformation
+from unskew.calibration.head import CalibratedClassifier, Lift, Report, Transformation, last_linear
 from unskew.calibration.retrain import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
 from unskew.errors import UserError, nearest
 from unskew.key import Key
 
-Made = tuple[nn.Linear, float, float, tuple[ClassReport, ...]]
+Made = tuple[nn.Module, float, float, tuple[ClassReport, ...]]  # the head, its loss before and after, what was done
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A way from statistics to a classifier, and the transformation that features pass before it."""
+    """A way from statistics to a classifier, and what has to be asked for it."""
 
-    make: Callable[[nn.Linear, ClassStatistics, Key], Made]
+    make: Callable[[nn.Module | None, ClassStatistics, int, Key], Made] | None  # None: needs real features
     form: Form = field(default_factory=Form)  # of the statistics it wants
+    layers: int = 1  # linear layers that it makes anew
+    expand: int = 0  # random features that it wants beside the network's own
+    components: int = 1  # Gaussians a class
     transformation: Transformation = field(default_factory=Transformation)
+    real: int | None = None  # real features of each class, for the oracle; 0: all
+    descent: Descent = field(default_factory=Descent)
 
 
 def ccvr(
     per_class: int = 2000, epochs: int = 10, lr: float = 0.001, batch: int = 64, momentum: float = 0.9,
     weight_decay: float = 1e-5, relu: bool = False, tukey: float = 1.0, proportional: bool = False,
-    covariance: str = "full",
+    covariance: str = "full", layers: int = 1, components: int = 1,
 ) -> Calibration:  # fmt: skip
     """Re-trains the classifier on virtual features drawn from each class's Gaussian.
 
@@ -42,15 +47,18 @@ def ccvr(
 
     Departs from the paper: it applies ReLU and Tukey's transformation (λ 0.5) and does not say whether before or after
     the statistics are taken; ours are off unless asked for (``relu=true, tukey=0.5``), come after, and real features
-    pass the same transformation at inference.
+    pass the same transformation at inference. Beyond it: ``layers`` linear layers may be re-trained instead of one,
+    and a class may have several Gaussians (``components``), found by k-means over the federation.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
     """
     form = Form.parse(covariance)
-    _positive("ccvr", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
+    _positive("ccvr", per_class=per_class, epochs=epochs, batch=batch, lr=lr, layers=layers, components=components)
     if not 0 <= momentum < 1:
         raise ValueError(f"ccvr(momentum={momentum}): give 0 or more and less than 1")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"ccvr(weight_decay={weight_decay}): give 0 or more")
     if not 0 <= tukey <= 1:
         raise ValueError(f"ccvr(tukey={tukey}): Tukey's power lies between 0 (the logarithm) and 1 (as they are)")
     if tukey < 1 and not relu:
@@ -58,12 +66,15 @@ def ccvr(
     transformation = Transformation(relu, tukey)
     descent = Descent(epochs, batch, lr, momentum, weight_decay)
 
-    def make(classifier: nn.Linear, statistics: ClassStatistics, key: Key) -> Made:
-        features, labels, reports = virtual_features(statistics, per_class, key, proportional=proportional)
-        absent = [label for label in range(statistics.classes) if label not in set(statistics.held.tolist())]
-        return *retrained(classifier, transformation(features), labels, descent, key, absent), reports
+    def make(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Made:
+        assert head is not None
+        features, labels, reports = virtual_features(
+            statistics, per_class, key, proportional=proportional, components=components
+        )
+        absent = sorted(set(range(classes)) - set(labels.tolist()))
+        return *retrained(head, transformation(features), labels, descent, key, absent), reports
 
-    return Calibration(make, form, transformation)
+    return Calibration(make, form, layers, components=components, transformation=transformation)
 
 
 def uscc(
@@ -79,34 +90,54 @@ def uscc(
     return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch, covariance=covariance)
 
 
-def lda(ridge: float = 0.001) -> Calibration:
+def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Calibration:
     """Replaces the classifier by the linear discriminant of class means and pooled covariance, in closed form.
 
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c: the best classifier if all classes are Gaussians of one shape and
-    equally likely. No training, nothing drawn.
+    equally likely. No training, nothing drawn. With ``layers`` above 1 it stands in for so many linear layers of the
+    network; with ``expand`` it sees ReLU of so many random sums of their input beside ReLU of the input itself, and is
+    no longer linear in it.
 
-    Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936.
+    Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936; random
+    features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
     """
     if not 0 < ridge < float("inf"):
         raise ValueError(
             f"lda(ridge={ridge}): give a number above 0; features of a network are often linearly dependent"
         )
+    _positive("lda", layers=layers)
+    if expand < 0:
+        raise ValueError(f"lda(expand={expand}): it counts random features, give 0 or more")
 
-    def make(classifier: nn.Linear, statistics: ClassStatistics, key: Key) -> Made:
+    def make(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Made:
         means = statistics.sums["sums"] / statistics.number[:, None]
-        linear = discriminant(classifier, means, statistics.within(), statistics.held, ridge)
+        linear = discriminant(head, means, statistics.within(), statistics.held, ridge, classes)
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
-        return (
-            linear,
-            float("nan"),
-            float("nan"),
-            tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs),
-        )
+        reports = tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
+        return linear, float("nan"), float("nan"), reports
 
-    return Calibration(make, Form("shared"))
+    return Calibration(make, Form("shared"), layers, expand)
 
 
-CALIBRATIONS: dict[str, Callable[..., Calibration]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda}
+def oracle(
+    per_class: str | int = "all", epochs: int = 50, lr: float = 0.001, batch: int = 64, momentum: float = 0.9,
+    weight_decay: float = 1e-5, layers: int = 1,
+) -> Calibration:  # fmt: skip
+    """Re-trains the classifier on the clients' real features, all or ``per_class`` of each class: for study alone.
+
+    What calibration could reach at most with these features, if they could be pooled.
+
+    Reference: Luo et al., NeurIPS 2021, Table 5.
+    """
+    count = 0 if per_class == "all" else per_class
+    if type(count) is not int or (count < 1 and per_class != "all"):
+        raise ValueError(f"oracle(per_class={per_class}): give all, or how many features of each class")
+    _positive("oracle", epochs=epochs, batch=batch, lr=lr, layers=layers)
+    descent = Descent(epochs, batch, lr, momentum, weight_decay)
+    return Calibration(None, layers=layers, real=count, descent=descent)
+
+
+CALIBRATIONS: dict[str, Callable[..., Calibration]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda, "oracle": oracle}
 
 
 def parse(source: str) -> Calibration:
@@ -123,46 +154,88 @@ def parse(source: str) -> Calibration:
 
 
 def calibrate(
-    classifier: nn.Linear, statistics: ClassStatistics, method: str = "ccvr", seed: int = 0
+    classifier: nn.Module, statistics: ClassStatistics, method: str = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:
-    """A module to put in the classifier's place, made from the statistics alone; the classifier is left as it was."""
+    """A module to put in the classifier's place, made from the statistics alone; the classifier is left as it was.
+
+    ``classifier`` is an ``nn.Linear``, or a module that ends in one where ``layers`` says that more is made anew: it
+    takes the features that the statistics are of.
+    """
     calibration = parse(method)
-    if not isinstance(classifier, nn.Linear):
-        raise UserError(f"the classifier must be an nn.Linear, this is a {type(classifier).__name__}")
-    wanted = (statistics.classes, statistics.width)
-    if (classifier.out_features, classifier.in_features) != wanted:
-        raise UserError(
-            f"the classifier takes {classifier.in_features} features to {classifier.out_features} classes, "
-            f"the statistics are of {wanted[1]} features and {wanted[0]} classes"
-        )
-    if not len(statistics.held):
-        raise UserError("the statistics are of nobody: no class is held")
-    held = set(statistics.held.tolist())
-    absent = tuple(label for label in range(statistics.classes) if label not in held)
+    if calibration.make is None:
+        raise UserError(f"{method} needs the clients' real features, which only a simulation has; unskew calibrate RUN")
+    classes = _fitting(classifier, statistics, calibration)
+    held = {label // calibration.components for label in statistics.held.tolist()}
+    absent = tuple(label for label in range(classes) if label not in held)
     if absent:
         words = ", ".join(map(str, absent[:10])) + (" …" if len(absent) > 10 else "")
         warnings.warn(f"nobody holds class {words}: the classifier keeps its row for it", stacklevel=2)
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # a new layer draws weights that are overwritten, and disturbs nobody
-        linear, before, after, reports = calibration.make(classifier, statistics, Key(seed).fold("calibrate"))
+        head, before, after, reports = calibration.make(classifier, statistics, classes, Key(seed).fold("calibrate"))
     report = Report(method, reports, absent, before, after, time.perf_counter() - began)
-    return CalibratedClassifier(linear, calibration.transformation, report)
+    width = statistics.width - calibration.expand
+    first = Lift.of(width, calibration.expand) if calibration.expand else calibration.transformation
+    return CalibratedClassifier(first, head, report, calibration.layers)
+
+
+def retrained_on(
+    classifier: nn.Module, features: Tensor, labels: Tensor, method: str, seed: int = 0
+) -> CalibratedClassifier:
+    """The oracle: a classifier trained on these real features [n, d]; refused where there is nothing to train on."""
+    calibration, began = parse(method), time.perf_counter()
+    if not len(labels):
+        raise UserError(f"{method}: there is no feature to train on")
+    classes = last_linear(classifier).out_features
+    absent = tuple(sorted(set(range(classes)) - set(labels.tolist())))
+    with torch.random.fork_rng(devices=[]):
+        head, before, after = retrained(
+            classifier, features, labels, calibration.descent, Key(seed).fold("oracle"), absent
+        )
+    counts = torch.bincount(labels, minlength=classes).tolist()
+    reports = tuple(ClassReport(label, count) for label, count in enumerate(counts) if count)
+    report = Report(method, reports, absent, before, after, time.perf_counter() - began)
+    return CalibratedClassifier(Transformation(), head, report, calibration.layers)
 
 
 def virtual_features(
-    statistics: ClassStatistics, per_class: int, key: Key, *, proportional: bool = False
+    statistics: ClassStatistics, per_class: int, key: Key, *, proportional: bool = False, components: int = 1
 ) -> tuple[Tensor, Tensor, tuple[ClassReport, ...]]:
-    """Features [n, d] drawn from every class's Gaussian in float32, labels [n], and what was done for each class."""
+    """Features [n, d] drawn from every class's Gaussian in float32, labels [n], and what was done for each class.
+
+    A class of several components has their features in the proportion of their examples.
+    """
     gaussians = Gaussians(statistics)
-    share = statistics.number / statistics.number.sum() * len(statistics.held)
+    owner = statistics.held // components
+    held, places = torch.unique(owner, return_inverse=True)
+    size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, places, statistics.number.double())
+    share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[places])
     features, labels, reports = [], [], []
-    for place, label in enumerate(statistics.held.tolist()):
-        count = max(1, round(per_class * float(share[place]))) if proportional else per_class
-        drawn, report = gaussians.draw(place, count, key)
+    for place, label in enumerate(owner.tolist()):
+        drawn, report = gaussians.draw(place, max(1, round(per_class * float(share[place]))), key)
         features.append(drawn.float())
-        labels.append(torch.full((count,), label))
-        reports.append(report)
+        labels.append(torch.full((len(drawn),), label))
+        reports.append(replace(report, label=label))
     return torch.cat(features), torch.cat(labels), tuple(reports)
+
+
+def _fitting(classifier: nn.Module, statistics: ClassStatistics, calibration: Calibration) -> int:
+    """How many classes there are, if classifier, statistics and calibration belong together."""
+    if not isinstance(classifier, nn.Module):
+        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+    if calibration.layers == 1 and not isinstance(classifier, nn.Linear):
+        raise UserError(f"the classifier must be an nn.Linear, this is a {type(classifier).__name__}; or give layers")
+    classes = last_linear(classifier).out_features
+    layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
+    wanted = (classes * calibration.components, layers[0].in_features + calibration.expand)
+    if (statistics.classes, statistics.width) != wanted:
+        raise UserError(
+            f"the classifier takes {layers[0].in_features} features to {classes} classes and so wants statistics of "
+            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}"
+        )
+    if not len(statistics.held):
+        raise UserError("the statistics are of nobody: no class is held")
+    return classes
 
 
 def _positive(name: str, **values: float) -> None:

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.secure import extra
 from unskew.calibration.statistics import ClassStatistics, checked
-from unskew.errors import UserError
+from unskew.errors import UserError, extra
 from unskew.key import Key
 from unskew.types import Tensors
 

@@ -3,6 +3,7 @@
 Shapes: n features of d dimensions, C classes.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,14 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.head import copy_of
+from unskew.calibration.head import NEVER, copy_of, last_linear
+from unskew.errors import UserError
 from unskew.key import Key
 from unskew.tensors import one_thread
 
 
 @dataclass(frozen=True)
 class Descent:
-    """How the classifier is trained: SGD with momentum; the CCVR paper's Table 8."""
+    """How a head is trained: SGD with momentum; the CCVR paper's Table 8."""
 
     epochs: int = 10
     batch: int = 64
@@ -27,24 +29,25 @@ class Descent:
 
 
 def retrained(
-    classifier: nn.Linear, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
-) -> tuple[nn.Linear, float, float]:
+    head: nn.Module, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
+) -> tuple[nn.Module, float, float]:
     """A copy trained on these features with cross-entropy, and the mean loss before and after.
 
-    The rows of ``frozen`` classes stay as they are, to the last bit.
+    The last layer's rows of ``frozen`` classes stay as they are, to the last bit.
     """
-    linear = copy_of(classifier)
-    features = features.to(linear.weight.dtype)
-    before = _loss(linear, features, labels)
-    values = [linear.weight, linear.bias]
-    kept = [value.detach()[list(frozen)].clone() for value in values]
+    head = copy_of(head)
+    values: list[Tensor] = [value for value in head.parameters() if value.requires_grad]
+    features = features.to(values[0].dtype)
+    before = _loss(head, features, labels)
+    rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
+    kept = [value.detach()[list(frozen)].clone() for value in rows]
     velocity = [torch.empty_like(value) for value in values]
     first = True
     with one_thread():  # steps of 64 features: a second thread would only wait
         for epoch in range(descent.epochs):
             order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
-            for rows in torch.split(order, descent.batch):
-                loss = F.cross_entropy(linear(features[rows]), labels[rows])
+            for some in torch.split(order, descent.batch):
+                loss = F.cross_entropy(head(features[some]), labels[some])
                 gradients = torch.autograd.grad(loss, values)
                 with torch.no_grad():
                     torch._fused_sgd_(
@@ -53,31 +56,45 @@ def retrained(
                         nesterov=False, maximize=False, is_first_step=first,
                     )  # fmt: skip
                     if frozen:
-                        for value, old in zip(values, kept, strict=True):
+                        for value, old in zip(rows, kept, strict=True):
                             value[list(frozen)] = old
                 first = False
-    return linear, before, _loss(linear, features, labels)
+    after = _loss(head, features, labels)
+    if not math.isfinite(after):
+        raise UserError(f"re-training with lr={descent.lr:g} ended in NaN or infinity; give a smaller lr")
+    return head, before, after
 
 
-def discriminant(classifier: nn.Linear, means: Tensor, within: Tensor, held: Tensor, ridge: float) -> nn.Linear:
-    """The linear discriminant of Gaussians with one covariance, all classes equally likely; other rows stay.
+def discriminant(
+    head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
+) -> nn.Linear:
+    """The linear discriminant of Gaussians with one covariance, all classes equally likely.
 
-    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c.
+    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
+    the same width; where there is none they are never answered.
     """
     width = within.shape[0]
     regular = within + (ridge * within.diagonal().mean()) * torch.eye(width, dtype=torch.float64)
     weight = torch.linalg.solve(regular, means.t()).t()  # [P, d]
-    linear = copy_of(classifier)
+    if not bool(weight.isfinite().all()):
+        raise UserError(f"lda(ridge={ridge:g}) has no solution: the features do not vary; look at the encoder")
+    if isinstance(head, nn.Linear) and head.in_features == width:
+        linear = copy_of(head)
+    else:
+        linear = nn.Linear(width, classes, dtype=torch.float32)
+        nn.init.zeros_(linear.weight)
+        nn.init.constant_(linear.bias, NEVER)
+    assert isinstance(linear, nn.Linear)
     with torch.no_grad():
         linear.weight[held] = weight.to(linear.weight.dtype)
         linear.bias[held] = (-0.5 * (weight * means).sum(1)).to(linear.bias.dtype)
     return linear
 
 
-def _loss(linear: nn.Linear, features: Tensor, labels: Tensor) -> float:
+def _loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
     total = 0.0
     with torch.no_grad():
         for start in range(0, len(labels), 4096):
             some = slice(start, start + 4096)
-            total += float(F.cross_entropy(linear(features[some]), labels[some], reduction="sum"))
+            total += float(F.cross_entropy(head(features[some]), labels[some], reduction="sum"))
     return total / max(len(labels), 1)

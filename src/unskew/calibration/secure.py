@@ -22,7 +22,6 @@ Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 """
 
 import hashlib
-import importlib
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from unskew.calibration.forms import Form
 from unskew.calibration.statistics import ClassStatistics, checked
-from unskew.errors import UserError
+from unskew.errors import UserError, extra
 
 LEAST = 3  # of two clients each can take itself off the sum and has the other
 MOST = 2**40  # examples of a class in a sum; more are a sign of masks that did not cancel
@@ -115,7 +114,7 @@ class Layout:
         return checked(self.classes, self.form, values, who)
 
     def _by_class(self, name: str) -> bool:
-        return name == "sums" or self.form.name != "shared"
+        return name not in self.form.common
 
     def _steps(self, value: Tensor, name: str, clients: int, who: str) -> Tensor:
         limit = (2**63 - 1) // clients
@@ -244,14 +243,6 @@ def secure_sum(
             break
         peers = {client: peers[client] for client in answers}
     return unmasked_sum(answers, {client: maskings[client].opened(session) for client in answers}, layout, least=least)
-
-
-def extra(module: str) -> Any:
-    """A module of the packages that only privacy needs, imported where it is used."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise UserError(f'{module.split(".")[0]} is not installed; pip install "unskew[privacy]"') from error
 
 
 def _add_stream(vector: Words, key: bytes, sign: int) -> None:

@@ -4,25 +4,24 @@ Shapes: C classes, P of them held, d features.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.forms import Form
+from unskew.calibration.forms import MOST, Form
+from unskew.calibration.merging import Merging
 from unskew.errors import UserError
 from unskew.types import Sums, Tensors
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
+MOST_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,55 +67,53 @@ class ClassStatistics:
 
     @staticmethod
     def measure(
-        encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int, *, form: str | Form = "full"
-    ) -> "ClassStatistics":
+        encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int, *, form: str | Form = "full",
+        relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
+    ) -> "ClassStatistics":  # fmt: skip
         """Those of the encoder's features of (images, labels) batches, in one pass; never all features in memory.
 
         The encoder runs in eval mode without gradients and is left as it was.
         """
-        total: ClassStatistics | None = None
+        total = Merging()
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
 
         def take() -> None:
-            nonlocal total, count
+            nonlocal count
             if waiting:
                 features, labels = (torch.cat(each) for each in zip(*waiting, strict=True))
-                found = ClassStatistics.of_features(features, labels, classes, form)
-                total = found if total is None else total + found
+                total.add(ClassStatistics.of_features(features, labels, classes, form))
                 waiting.clear()
                 count = 0
 
         with _resting(encoder), torch.no_grad():
             for images, labels in batches:
                 features = encoder(images)
+                if relabel is not None:
+                    labels = relabel(features, labels)
                 _check_batch(features, labels, classes)
-                waiting.append((features, labels))
+                if waiting and waiting[0][0].shape[1] != features.shape[1]:
+                    raise UserError(f"the encoder gave {waiting[0][0].shape[1]} features, then {features.shape[1]}")
+                waiting.append((features.clone(), labels.clone()))  # whoever gave them may use their memory again
                 count += len(labels)
                 if count >= BUFFER:
                     take()
         take()
-        if total is None:
+        if total.nothing:
             raise UserError("no batch was given: statistics need at least one, even of no images, to know the features")
-        return total
+        return total.total()
+
+    @staticmethod
+    def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
+        """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
+        total = Merging()
+        for part in parts:
+            total.add(part)
+        return total.total()
 
     def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
         """The statistics of both together."""
-        if (self.classes, self.form, self.width) != (other.classes, other.form, other.width):
-            raise UserError(f"these statistics do not belong together: {self.about()} and {other.about()}")
-        held = torch.unique(torch.cat([self.held, other.held]))
-        number = torch.zeros(len(held), dtype=torch.int64)
-        shapes = self.form.shapes(len(held), self.width)
-        sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        for each in (self, other):
-            places = torch.searchsorted(held, each.held)
-            number.index_add_(0, places, each.number)
-            for name, value in each.sums.items():
-                if name == "second" and self.form.name == "shared":
-                    sums[name] += value
-                else:
-                    sums[name].index_add_(0, places, value)
-        return ClassStatistics(self.classes, self.form, held, number, sums)
+        return ClassStatistics.merged((self, other))
 
     @property
     def width(self) -> int:
@@ -164,23 +161,21 @@ class ClassStatistics:
 
     def spread_out(self) -> Sums:
         """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
-        whole = self + ClassStatistics(
-            self.classes, self.form, torch.arange(self.classes), torch.zeros(self.classes, dtype=torch.int64),
-            {name: torch.zeros(shape, dtype=torch.float64)
-             for name, shape in self.form.shapes(self.classes, self.width).items()},
-        )  # fmt: skip
-        return {"number": whole.number.double(), **whole.sums}
+        shapes = self.form.shapes(self.classes, self.width)
+        sums = {
+            name: value.clone()
+            if name in self.form.common
+            else value.new_zeros(shapes[name]).index_copy_(0, self.held, value)
+            for name, value in self.sums.items()
+        }
+        return {"number": self.counts.double(), **sums}
 
     @staticmethod
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
         """What ``spread_out`` gave, added over clients; classes that nobody holds are left out."""
         form, number = Form.parse(form), sums["number"].round().long()
         held = number.nonzero()[:, 0]
-        rows = {
-            name: value if name == "second" and form.name == "shared" else value[held]
-            for name, value in sums.items()
-            if name != "number"
-        }
+        rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
         return ClassStatistics(len(number), form, held, number[held], rows)
 
     def tensors(self) -> Tensors:
@@ -205,12 +200,16 @@ class ClassStatistics:
         try:
             with safe_open(path, framework="pt") as content:
                 about = json.loads((content.metadata() or {})["unskew"])
-                values = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+                # copies: what safe_open gives is the file itself, and changes with it
+                values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
+            if about["statistics"] != 1:
+                raise ValueError(f"they are of version {about['statistics']!r}")
             classes, form = about["classes"], Form.parse(about["form"])
         except FileNotFoundError:
             raise UserError(f"there is no file {path}") from None
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"{path} holds no class statistics of this version: {error}") from error
+        except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
+            line = str(why).partition("\n")[0]
+            raise UserError(f"{path} holds no class statistics of this version: {line}") from why
         return checked(classes, form, values, str(path))
 
     def _place(self, label: int) -> int:
@@ -226,44 +225,34 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
     def refuse(why: str) -> UserError:
         return UserError(f"the statistics of {who} are refused: {why}")
 
-    if not isinstance(classes, int) or isinstance(classes, bool) or classes < 1:
+    if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MOST:
         raise refuse(f"{classes!r} is no number of classes")
-    wanted = {"held", "number", *form.shapes(0, 1)}
+    wanted = {"held", "number", *form.shapes(0, form.rank or 1)}
     if set(values) != wanted:
         raise refuse(f"they hold {', '.join(sorted(values))}, wanted are {', '.join(sorted(wanted))}")
     held, number = values["held"], values["number"]
     sums = {name: value for name, value in values.items() if name not in ("held", "number")}
     if held.dtype != torch.int64 or number.dtype != torch.int64 or held.dim() != 1 or number.shape != held.shape:
         raise refuse("labels and counts must be one whole number for each class held")
-    if any(value.dtype != torch.float64 for value in sums.values()):
-        raise refuse("sums must be float64")
-    if len(held) and (held[0] < 0 or held[-1] >= classes or bool((held.diff() <= 0).any())):
+    if bool(((held < 0) | (held >= classes)).any()) or bool((held[1:] <= held[:-1]).any()):
         raise refuse(f"labels must ascend from 0 to {classes - 1}")
-    if bool((number < 1).any()):
-        raise refuse(f"class {int(held[number < 1][0])} has a count of {int(number[number < 1][0])}")
-    width = sums["sums"].shape[-1] if sums["sums"].dim() == 2 else 0
-    for name, shape in form.shapes(len(held), width).items():
-        if tuple(sums[name].shape) != shape or width < 1:
-            raise refuse(f"{name} has the shape {tuple(sums[name].shape)}, wanted is {shape}")
-        if not bool(sums[name].isfinite().all()):
-            raise refuse(f"{name} holds NaN or infinity")
-    second = sums.get("second")
-    if second is not None and len(held):
-        scale = second.abs().amax()
-        if bool(((second - second.mT).abs() > 1e-9 * scale).any()):
-            raise refuse("second moments must be symmetric")
-        if bool((second.diagonal(dim1=-2, dim2=-1) < 0).any()):
-            raise refuse("second moments must not be negative")
-    if "squares" in sums and bool((sums["squares"] < 0).any()):
-        raise refuse("sums of squares must not be negative")
+    odd = (number < 1) | (number > MOST_EXAMPLES)
+    if bool(odd.any()):
+        raise refuse(f"class {int(held[odd][0])} has a count of {int(number[odd][0])}")
+    if why := form.fault(len(held), sums):
+        raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)
 
 
 def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
-    if features.dim() != 2 or len(features) != len(labels) or labels.dim() != 1:
+    if not isinstance(features, Tensor):
+        raise UserError(f"features must be a tensor [n, d], this is a {type(features).__name__}")
+    if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
         raise UserError(
             f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
         )
+    if features.is_complex() or labels.is_complex() or labels.is_floating_point():
+        raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
         raise UserError(
             f"labels must lie in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}"
@@ -273,7 +262,7 @@ def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
 
 
 @contextmanager
-def _resting(encoder: nn.Module) -> "Iterator[None]":
+def _resting(encoder: nn.Module) -> Iterator[None]:
     """The module in eval mode inside, each part as it was outside."""
     before = {part: part.training for part in encoder.modules()}
     encoder.eval()

@@ -18,6 +18,7 @@ from unskew.methods.fedprox import fedprox
 from unskew.methods.fedvc import fedvc
 from unskew.methods.finishers import FINISHERS
 from unskew.methods.moon import moon
+from unskew.methods.protections import private, secure, withhold
 from unskew.methods.prototypes import prototypes
 from unskew.methods.scaffold import scaffold
 from unskew.types import Local
@@ -40,6 +41,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "fedadagrad": fedadagrad,
     "centralised": centralised,
     **FINISHERS,
+    "withhold": withhold,
+    "secure": secure,
+    "private": private,
 }
 
 
@@ -54,8 +58,8 @@ class Description:
     reference: str
 
 
-def parse(source: str, local: Local | None = None) -> Algorithm:
-    """The algorithm that a method's text stands for, on top of FedAvg with these local settings.
+def parse(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
+    """The algorithm that a method's text stands for, on top of FedAvg with these local settings, or of ``base``.
 
     Methods of other packages are written ``package.module:function(…)``.
     """
@@ -70,7 +74,7 @@ def parse(source: str, local: Local | None = None) -> Algorithm:
             hint = nearest(call.name, METHODS)
             raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
         methods.append(Named(str(call), text.apply(call, build, "method")))
-    return compose(methods, Algorithm(local=local or Local()))
+    return compose(methods, base or Algorithm(local=local or Local()))
 
 
 def canonical(source: str) -> str:

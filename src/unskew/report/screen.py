@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from unskew.finishing import Gathering
+from unskew.finishing import Event, Foretold, Gathering
 from unskew.preparation import Overview
 from unskew.results import Result
 from unskew.round.driver import Metrics
@@ -26,18 +26,16 @@ class Screen:
         self._began = 0.0
         self._first = 0
 
-    def __call__(self, event: Overview | Metrics | Gathering) -> None:
+    def __call__(self, event: Overview | Metrics | Event) -> None:
         """Show the event."""
         if isinstance(event, Overview):
             self._overview(event)
-        elif isinstance(event, Gathering):
-            self._console.print(
-                f"{event.method}: {event.clients:,} clients send {size(event.bytes_up)} of {event.form} class statistics",
-                markup=False,
-                soft_wrap=True,
-            )
-        else:
+        elif isinstance(event, Metrics):
             self._round(event)
+        else:
+            self.close()
+            for line in calibration_lines(event):
+                self._console.print(line, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -115,6 +113,26 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"{size(seen.memory_bytes)} of memory (data {size(seen.data_bytes)}) and {size(seen.disk_bytes)} on disk",
         ),
         ("run", str(seen.path)),
+    ]
+
+
+def calibration_lines(event: Event) -> list[str]:
+    """What there is to say of a calibration: before it is made, and after."""
+    if isinstance(event, Gathering):
+        return [f"{event.method}: {event.clients:,} clients send {size(event.bytes_up)}, {event.what}"]
+    if isinstance(event, Foretold):
+        seen = event.forecast
+        words = f"{event.method}: class Gaussians lie {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
+        if seen.before is None or seen.after is None:
+            return [words]
+        gain = (
+            f"the classifier gets {seen.before:.1%} of features drawn from them right, a discriminant {seen.after:.1%}"
+        )
+        return [f"{words}; {gain}"]
+    row = event.result
+    return [
+        *(f"{row.name}: note: {note}" for note in event.notes),
+        f"{row.name}: accuracy {row.accuracy:.2%}, {duration(row.seconds)}",
     ]
 
 

@@ -15,12 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew import tensors
-from unskew.calibration.head import calibrated
+from unskew.calibration.asking import Ask
+from unskew.calibration.head import stand_in
+from unskew.calibration.mixture import by_part
 from unskew.calibration.statistics import ClassStatistics
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.errors import StorageFailure
 from unskew.key import Key
+from unskew.models.cut import cut
 from unskew.models.layers import Network
 from unskew.round.descent import descend
 from unskew.round.memories import Memories
@@ -90,7 +93,7 @@ class Bench:
 
 
 def job(bench: Bench, name: str) -> Job:
-    """The job of that name; what follows a colon tells it more, as in ``moments:full``."""
+    """The job of that name; what follows a colon tells it more, as in ``moments:{…}``."""
     word, _, more = name.partition(":")
     table: dict[str, Job] = {
         "survey": lambda shared, visit, key: survey(bench, visit),
@@ -161,13 +164,20 @@ def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
     return sums
 
 
-def moments(bench: Bench, shared: Tensors, visit: Visit, form: str) -> Sums:
+def moments(bench: Bench, shared: Tensors, visit: Visit, question: str) -> Sums:
     """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
     bench.load(shared, training=False)
+    ask, centres = Ask.from_text(question), shared.get("centres")
+    encoder, width = ask.encoder(bench.network, tuple(bench.train.images.shape[1:]))
     index = torch.from_numpy(bench.population.examples(visit.client).astype(np.int64))
-    batches = (bench.train.batch(some) for some in torch.split(index, CHUNK))
-    classes = bench.network.classifier.out_features
-    found = ClassStatistics.measure(bench.network.encoder, batches, classes, form=form)
+    index = index[bench.counts(visit.client)[bench.train.labels[index]] >= ask.min_count]
+    classes = bench.network.classifier.out_features * ask.components
+    if len(index):
+        batches = (bench.train.batch(some) for some in torch.split(index, CHUNK))
+        relabel = None if centres is None else by_part(centres)
+        found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
+    else:
+        found = ClassStatistics.empty(classes, width, ask.form)
     return tensors.prefixed(found.spread_out(), "stat/moments/")
 
 
@@ -181,8 +191,11 @@ def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     bench.load(shared, training=False)
     with torch.no_grad():
         images, labels = bench.test.batch(index)
-        features = bench.network.encoder(images)
-        logits = bench.logits(features) if "calibrated/weight" not in shared else calibrated(shared)(features)
+        if other := tensors.under(shared, "calibrated/"):
+            encoder, classifier = stand_in(other, lambda layers: cut(bench.network, layers))
+            logits = classifier(encoder(images))
+        else:
+            logits = bench.logits(bench.network.encoder(images))
         loss = F.cross_entropy(logits.double(), labels, reduction="sum")
     right = labels[logits.argmax(1) == labels]
     classes = logits.shape[1]

@@ -1,0 +1,140 @@
+"""What can be done with a finished run: calibrate its classifier, load its model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from unskew import config as configs
+from unskew import engines, methods, models, runs, tensors
+from unskew.algorithm import Algorithm
+from unskew.calibration.head import stand_in
+from unskew.config import Config
+from unskew.data.batches import steps_for
+from unskew.engines.blueprint import build, dataset
+from unskew.errors import UserError
+from unskew.finishing import Calibrated, Event, check, finish
+from unskew.models.cut import cut
+from unskew.preparation import Prepared, prepare
+from unskew.results import Result, read_result, to_json
+from unskew.round.client import Bench
+
+AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no training
+
+
+def calibrate_run(
+    path: str | Path, *sources: str, engine: str | None = None, workers: int | None = None,
+    observe: Callable[[Event], None] | None = None,
+) -> Result:  # fmt: skip
+    """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
+
+    Each is added as soon as it is there, so that an interrupt loses at most the one under way.
+    """
+    path = Path(path)
+    result = read_result(path)
+    asked = [_algorithm(source) for source in sources]
+    prepared = _prepared(path, result, engine, workers)
+    data = dataset(prepared.images, prepared.population)
+    bench = build(prepared.blueprint, data)
+    for algorithm in asked:
+        for source in algorithm.finish:
+            check(source, algorithm, bench)
+    names = tensors.of_module(bench.network)
+    weights = runs.read_model(path / "model.safetensors")
+    model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
+    if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
+        raise UserError(f"{path / 'model.safetensors'} does not hold the weights that result.json speaks of")
+    chosen, count = _engine(prepared, bench)
+    with runs.locked(path):
+        working = engines.open_engine(chosen, prepared.blueprint, data, count)
+
+        def keep(event: Event) -> None:
+            nonlocal result
+            if isinstance(event, Calibrated):
+                result = _added(path, event)
+            if observe is not None:
+                observe(event)
+
+        try:
+            for algorithm in asked:
+                finish(prepared, bench, working, model, algorithm, keep)
+        finally:
+            working.close()
+    return result
+
+
+def load(path: str | Path, calibration: str | None = None) -> nn.Module:
+    """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
+
+    Images are normalised as the run's overview says: (x/255 − mean) / std.
+    """
+    path = Path(path)
+    result = read_result(path)
+    if calibration is not None and calibration not in result.calibrations:
+        there = ", ".join(result.calibrations) or "none"
+        raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
+    prepared = _prepared(path, result, None, None)
+    network = models.build(prepared.blueprint.model, prepared.blueprint.shape, prepared.blueprint.classes)
+    network.load_state_dict(runs.read_model(path / "model.safetensors"))
+    network.eval()
+    if calibration is None:
+        return network
+    encoder, classifier = stand_in(runs.read_calibration(path, calibration), lambda layers: cut(network, layers))
+    return _Whole(encoder, classifier).eval()
+
+
+class _Whole(nn.Module):
+    def __init__(self, encoder: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.encoder(images))
+        return logits
+
+
+def _algorithm(source: str) -> Algorithm:
+    """The calibrations of a text, which may name nothing that would have to be trained."""
+    base = Algorithm()
+    algorithm = methods.parse(source, base=base)
+    for slot in fields(Algorithm):
+        if slot.name not in AFTERWARDS and getattr(algorithm, slot.name) is not getattr(base, slot.name):
+            raise UserError(f"{source!r} changes the training ({slot.name}), which is over; name calibrations alone")
+    if not algorithm.finish:
+        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda or oracle (unskew methods)")
+    return algorithm
+
+
+def _prepared(path: Path, result: Result, engine: str | None, workers: int | None) -> Prepared:
+    config = configs.read(path / "config.toml")
+    config = configs.checked(replace(config, engine=engine or config.engine, workers=workers or config.workers))
+    kept = (path / "partition.npz").absolute()
+    if not kept.is_file():
+        raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
+    prepared = prepare(replace(config, baseline=None), f"file:{kept}")
+    if prepared.data_sha256 != result.data_sha256:
+        raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
+    if prepared.partition.hash != result.partition_hash:
+        raise UserError(f"{kept} is not the partition that {path} was trained with")
+    return prepared
+
+
+def _engine(prepared: Prepared, bench: Bench) -> tuple[str, int]:
+    """The run's engine; ``auto`` weighs the start of a pool against passes over all images without gradient."""
+    config: Config = prepared.config
+    sizes: Sequence[int] = prepared.population.sizes.tolist()
+    count = min(config.workers or engines.cores(), len(sizes))
+    step = engines.seconds_per_step(bench, config.batch) if config.engine == "auto" else 0.0
+    work = step / 3 * steps_for(sum(sizes), replace(config.local(), epochs=1))
+    return engines.choose(config.engine, count, work, len(sizes)), count
+
+
+def _added(path: Path, event: Calibrated) -> Result:
+    """The run's result with one calibration more; one of the same name is replaced."""
+    result = read_result(path)
+    runs.write_calibration(path, event.result.name, event.classifier)
+    result = replace(result, calibrations={**result.calibrations, event.result.name: event.result})
+    runs.write_json(path / "result.json", to_json(result))
+    return result

@@ -1,0 +1,56 @@
+"""Several Gaussians a class, found by k-means over the federation: clients send sums, the server moves the centres.
+
+A part of a class is a class of its own in the statistics: class c's part k has the label c·K + k.
+
+Reference: Lloyd, "Least Squares Quantization in PCM", IEEE Transactions on Information Theory, 1982.
+
+Shapes: C classes, P of them held, K parts of each, d features.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.statistics import ClassStatistics
+from unskew.key import Key
+
+PASSES = 8  # of Lloyd's algorithm
+
+
+def found_centres(
+    whole: ClassStatistics, components: int, ask: Callable[[Tensor], ClassStatistics], key: Key
+) -> Tensor:
+    """[C, K, d] after so many passes; ``ask`` gathers the statistics of all parts under given centres.
+
+    The first centres are virtual features, so that no client shows one of its own.
+    """
+    centres = torch.zeros(whole.classes, components, whole.width, dtype=torch.float64)
+    gaussians = Gaussians(whole)
+    for place, label in enumerate(whole.held.tolist()):
+        centres[label] = gaussians.draw(place, components, key.fold("centres"))[0]
+    for _ in range(PASSES):
+        centres = moved(centres, ask(centres))
+    return centres
+
+
+def moved(centres: Tensor, parts: ClassStatistics) -> Tensor:
+    """[C, K, d], each centre at the mean of what was nearest to it; one that nothing was near to stays."""
+    flat = centres.flatten(0, 1).clone()
+    flat[parts.held] = parts.sums["sums"] / parts.number[:, None]
+    return flat.view(centres.shape)
+
+
+def by_part(centres: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """(features [n, d], labels [n]) -> [n]: label·K + the nearest of the class's own centres."""
+
+    def relabelled(features: Tensor, labels: Tensor) -> Tensor:
+        found = torch.empty_like(labels)
+        for label in torch.bincount(labels).nonzero()[:, 0].tolist():
+            rows = (labels == label).nonzero()[:, 0]
+            nearest = torch.cdist(features[rows].double(), centres[label]).argmin(1)
+            found[rows] = label * centres.shape[1] + nearest
+        return found
+
+    return relabelled

@@ -1,0 +1,146 @@
+"""A form is a text, a set of shapes, a weight in bytes, and sums over examples that its plain definition gives too."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.calibration.forms import NAMES, Form, directions
+from unskew.calibration.statistics import ClassStatistics
+from unskew.errors import UserError
+from unskew.key import Key
+
+FORMS = ("full", "diagonal", "shared", "low-rank(1)", "low-rank(3)")
+
+
+def features_of(count, width, seed=0):
+    return torch.randn(count, width, generator=Key(seed).torch(), dtype=torch.float64)
+
+
+def test_every_name_is_a_form_and_its_text_is_read_back():
+    for name in NAMES:
+        assert Form.parse(name).name == name
+        assert Form.parse(str(Form.parse(name))) == Form.parse(name)
+    assert Form.parse("low-rank") == Form.parse("low-rank(32)") == Form.parse(" low-rank( rank = 32 ) ")
+    assert str(Form.parse("low-rank(rank=7)")) == "low-rank(7)"
+    assert str(Form.parse("diagonal()")) == "diagonal"
+
+
+def test_a_form_stays_the_form_it_is_and_the_default_is_full():
+    form = Form.parse("low-rank(7)")
+    assert Form.parse(form) is form
+    assert Form() == Form.parse("full")
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("ful", "no covariance form is called 'ful'; did you mean 'full'"),
+        ("Shared", "did you mean 'shared'"),
+        ("everything", "there are: full, diagonal, shared, low-rank"),
+        ("full + diagonal", "no covariance form is called 'full [+] diagonal'"),
+        ("full(3)", "takes no values, 1 given"),
+        ("shared(rank=3)", "has no knob 'rank'"),
+        ("low-rank(0)", r"low-rank\(0\): rank counts directions, give at least 1"),
+        ("low-rank(-4)", r"low-rank\(-4\): rank counts directions"),
+        ("low-rank(2.0)", "rank must be a whole number, 2.0 given"),
+        ("low-rank(true)", "rank must be a whole number, true given"),
+        ("low-rank(2, 3)", "takes at most 1"),
+        ("low-rank(", "expected a value"),
+        ("", "covariance form is empty"),
+    ],
+)
+def test_a_text_that_is_no_form_is_refused_in_words(source, words):
+    with pytest.raises(UserError, match=words):
+        Form.parse(source)
+
+
+@settings(max_examples=40)
+@given(form=st.sampled_from(FORMS), held=st.integers(0, 6), width=st.integers(3, 9))
+def test_bytes_is_the_real_size_of_the_tensors_and_shapes_are_their_shapes(form, held, width):
+    labels = torch.arange(2 * held) // 2 * 3  # every third class
+    found = ClassStatistics.of_features(features_of(2 * held, width), labels, 20, form)
+    assert Form.parse(form).bytes(held, width) == sum(value.nbytes for value in found.tensors().values()) == found.size
+    assert {name: tuple(value.shape) for name, value in found.sums.items()} == Form.parse(form).shapes(held, width)
+
+
+def test_bytes_of_the_largest_case_in_mind():
+    """1203 classes of 1280 features, as the design has it: labels and counts, sums, and the second moments."""
+    first = 8 * 1203 * (2 + 1280)
+    assert Form.parse("full").bytes(1203, 1280) == first + 8 * 1203 * 1280**2 == 15_780_299_568
+    assert Form.parse("diagonal").bytes(1203, 1280) == first + 8 * 1203 * 1280
+    assert Form.parse("shared").bytes(1203, 1280) == first + 8 * 1280**2
+    assert Form.parse("low-rank(32)").bytes(1203, 1280) == first + 8 * 1203 * 1280 * 33
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_second_moments_are_sums_over_examples_of_their_definition(form):
+    """The plain twin: one example at a time, in numpy."""
+    features = features_of(11, 5)
+    found = Form.parse(form).measure(features)
+    omega = directions(5, Form.parse(form).rank).numpy() if "low" in form else None
+    plain = {
+        "second": lambda z: np.outer(z, z),
+        "squares": lambda z: z**2,
+        "sketch": lambda z: np.outer(z, z @ omega),
+    }
+    assert found
+    for name, value in found.items():
+        wanted = sum(plain[name](z) for z in features.numpy())
+        np.testing.assert_allclose(value.numpy(), wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_second_moments_of_nothing_are_zero(form):
+    for value in Form.parse(form).measure(torch.zeros(0, 4, dtype=torch.float64)).values():
+        assert not bool(value.any())
+
+
+@pytest.mark.parametrize(("width", "rank"), [(1, 1), (5, 2), (6, 6), (64, 16)])
+def test_directions_are_orthonormal(width, rank):
+    omega = directions(width, rank)
+    assert (omega.shape, omega.dtype) == ((width, rank), torch.float64)
+    torch.testing.assert_close(omega.t() @ omega, torch.eye(rank, dtype=torch.float64), atol=1e-13, rtol=0)
+
+
+def test_directions_are_the_same_for_everybody():
+    """Clients of another version must agree on Ω, or their sketches add up to nothing.
+
+    >>> key = Key(0).fold("directions", 3)
+    >>> torch.linalg.qr(torch.randn(3, 2, generator=key.torch(), dtype=torch.float64)).Q
+    """
+    golden = [
+        [-0.6234793815396, 0.7506313022954],
+        [0.0686660770466, -0.2260613669796],
+        [0.7788186121672, 0.6208453159795],
+    ]
+    directions.cache_clear()
+    first = directions(3, 2).clone()
+    torch.testing.assert_close(first, torch.tensor(golden, dtype=torch.float64), atol=1e-12, rtol=0)
+    ClassStatistics.of_features(features_of(9, 3), torch.zeros(9, dtype=torch.int64), 1, "low-rank(2)").covariance(0)
+    assert torch.equal(directions(3, 2), first)
+    directions.cache_clear()
+    assert torch.equal(directions(3, 2), first)
+
+
+def test_directions_leave_the_global_generator_alone():
+    directions.cache_clear()
+    before = torch.get_rng_state()
+    directions(7, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_more_directions_than_features_are_refused_whoever_asks_even_with_no_example():
+    form = Form.parse("low-rank(4)")
+    asking = (
+        lambda: directions(3, 4),
+        lambda: form.shapes(0, 3),
+        lambda: form.bytes(10, 3),
+        lambda: form.measure(features_of(5, 3)),
+        lambda: ClassStatistics.empty(2, 3, form),
+        lambda: ClassStatistics.of_features(features_of(0, 3), torch.zeros(0, dtype=torch.int64), 2, form),
+    )
+    for ask in asking:
+        with pytest.raises(UserError, match=r"low-rank\(4\): the features have only 3 dimensions"):
+            ask()

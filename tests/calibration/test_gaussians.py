@@ -1,0 +1,423 @@
+"""Every class held has a Gaussian, however few or flat its examples; what had to be done for it is reported."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.calibration import gaussians
+from unskew.calibration.forms import Form, directions
+from unskew.calibration.gaussians import Gaussians, pooled_scatter, scatter
+from unskew.calibration.statistics import ClassStatistics
+from unskew.errors import UserError
+from unskew.key import Key
+
+C, D = 4, 6
+FORMS = ("full", "diagonal", "shared", "low-rank(3)")
+OWN = ("full", "diagonal", "low-rank(3)")  # forms that know something of each class's own covariance
+
+
+def normal(count, width, seed):
+    return torch.randn(count, width, generator=Key(seed).torch(), dtype=torch.float64)
+
+
+def examples(counts, seed=0, rank=D):
+    """Features of classes 0, 1, … with their own means and covariances of this rank; and their labels."""
+    features = [
+        normal(count, rank, seed + 10 * label) @ normal(rank, D, 100 + label) + 3 * normal(1, D, 200 + label)
+        for label, count in enumerate(counts)
+    ]
+    return torch.cat(features), torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+
+def statistics_of(counts, form="full", **knobs):
+    return ClassStatistics.of_features(*examples(counts, **knobs), C, form)
+
+
+def made(number, sums, form="diagonal", **second):
+    """Statistics of class 0 by hand, true or not."""
+    sums = {"sums": torch.tensor([sums]), **{name: torch.as_tensor(value)[None] for name, value in second.items()}}
+    sums = {name: value.double() for name, value in sums.items()}
+    return ClassStatistics(C, Form.parse(form), torch.tensor([0]), torch.tensor([number]), sums)
+
+
+def covariance(spread):
+    """F·Fᵀ + diag(v): the covariance of what is drawn."""
+    found = torch.zeros(D, D, dtype=torch.float64)
+    if spread.factor is not None:
+        found = found + spread.factor @ spread.factor.t()
+    return found if spread.variance is None else found + torch.diag(spread.variance)
+
+
+def own_covariance(features, labels, label):
+    return torch.from_numpy(np.cov(features[labels == label].numpy(), rowvar=False))
+
+
+def within(features, labels):
+    around = torch.cat([features[labels == label] - features[labels == label].mean(0) for label in labels.unique()])
+    return around.t() @ around / (len(labels) - len(labels.unique()))
+
+
+def diagonal(matrix):
+    return torch.diag(matrix.diagonal())
+
+
+def near(found, wanted, relative=1e-10):
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max()) <= relative * float(wanted.abs().max())
+
+
+# a class's Gaussian
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_class_has_its_own_mean_and_covariance_and_nothing_is_done_to_it(form):
+    features, labels = examples([50, 80])
+    found = Gaussians(ClassStatistics.of_features(features, labels, C, form))
+    near(found.means, torch.stack([features[labels == label].mean(0) for label in (0, 1)]))
+    spread, report = found.spread(1)
+    assert (report.label, report.count) == (1, 80)
+    assert report.shrunk == (1.0 if form == "shared" else 0.0)
+    assert report.clipped < 1e-14
+    own = own_covariance(features, labels, 1)
+    if form == "full":
+        near(covariance(spread), own)
+    elif form == "shared":
+        near(covariance(spread), within(features, labels))
+    else:
+        near(covariance(spread).diagonal(), own.diagonal())
+        assert (form == "diagonal") == (spread.factor is None)
+
+
+@pytest.mark.parametrize("form", OWN)
+@pytest.mark.parametrize("count", [1, 2, 3, D, D + 1, D + 2])
+def test_a_small_class_is_mixed_with_the_pooled_covariance_by_a_reported_weight(form, count):
+    """1 − (N − 1)/d: one for a single example, zero from d + 1 on. Where the form is low-rank, the pooled part is
+    diagonal."""
+    features, labels = examples([40, count, 30])
+    spread, report = Gaussians(ClassStatistics.of_features(features, labels, C, form)).spread(1)
+    weight = max(0.0, 1 - (count - 1) / D)
+    assert report.shrunk == pytest.approx(weight, abs=1e-15)
+    assert (report.label, report.count) == (1, count)
+    pooled = within(features, labels)
+    own = torch.zeros(D, D, dtype=torch.float64) if count == 1 else own_covariance(features, labels, 1)
+    wanted = (1 - weight) * own + weight * pooled
+    if form == "full":
+        near(covariance(spread), wanted)
+    else:
+        near(covariance(spread).diagonal(), wanted.diagonal())
+    if form == "low-rank(3)" and count <= 4:  # a scatter of rank 3 at most: the sketch knows it whole
+        near(covariance(spread), (1 - weight) * own + weight * diagonal(pooled), 1e-8)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_class_of_one_example_is_its_feature_and_the_pooled_spread(form):
+    features, labels = examples([1, 40])
+    found = Gaussians(ClassStatistics.of_features(features, labels, C, form))
+    spread, report = found.spread(0)
+    assert torch.equal(found.means[0], features[0])
+    assert (report.shrunk, report.clipped, report.left_over) == (1.0, 0.0, 0.0)
+    pooled = within(features, labels)
+    near(covariance(spread), pooled if form in ("full", "shared") else diagonal(pooled))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_where_no_class_has_two_examples_there_is_no_spread_to_draw_from(form):
+    for counts in ([1], [1, 1, 1]):
+        found = Gaussians(statistics_of(counts, form))
+        with pytest.raises(UserError, match="no class has two examples"):
+            found.draw(0, 5, Key(0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [2, 50])
+def test_one_class_alone_has_its_own_covariance_whatever_the_weight(form, count):
+    """The pooled covariance is its own."""
+    features, labels = examples([count])
+    spread, report = Gaussians(ClassStatistics.of_features(features, labels, C, form)).spread(0)
+    own = own_covariance(features, labels, 0)
+    near(covariance(spread).diagonal(), own.diagonal())
+    if form in ("full", "shared"):
+        near(covariance(spread), own)
+    assert report.count == count
+
+
+def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
+    calls = []
+    pooled, squares = gaussians.pooled_scatter, gaussians._pooled_squares
+    monkeypatch.setattr(gaussians, "pooled_scatter", lambda given: calls.append(0) or pooled(given))
+    monkeypatch.setattr(gaussians, "_pooled_squares", lambda given: calls.append(0) or squares(given))
+    for form in FORMS:
+        calls.clear()
+        found = Gaussians(statistics_of([2, 3, 4, 5], form))
+        for place in range(4):
+            found.spread(place)
+        assert len(calls) == 1
+
+
+# covariances that are singular, or none
+
+
+@pytest.mark.parametrize("form", ["full", "shared", "low-rank(3)"])
+def test_features_in_a_plane_are_drawn_in_that_plane(form):
+    """Features that are a linear map of two dimensions."""
+    features, labels = examples([60], rank=2)
+    found = Gaussians(ClassStatistics.of_features(features, labels, C, form))
+    spread, report = found.spread(0)
+    near(covariance(spread), own_covariance(features, labels, 0), 1e-8)
+    assert report.clipped < 1e-12
+    assert report.left_over < 1e-12
+    if form != "low-rank(3)":
+        assert spread.factor.shape == (D, 2)
+    drawn, _ = found.draw(0, 200, Key(0))
+    beyond = torch.linalg.svd(features - features.mean(0)).Vh[2:]
+    assert bool(drawn.isfinite().all())
+    assert float(((drawn - found.means[0]) @ beyond.t()).abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("value", [0.0, 0.1, -7e3])
+def test_features_that_are_all_equal_are_drawn_as_they_are(form, value):
+    """Rounding leaves 1e-16 of Σz², so 1e-8 of a feature."""
+    features = torch.full((50, D), value, dtype=torch.float64) * torch.arange(D)
+    found = Gaussians(ClassStatistics.of_features(features, torch.zeros(50, dtype=torch.int64), C, form))
+    drawn, report = found.draw(0, 100, Key(0))
+    assert float((drawn - features[0]).abs().max()) <= 1e-6 * abs(value)
+    assert 0 <= report.clipped <= 1
+    assert 0 <= report.left_over <= 1
+
+
+@settings(max_examples=40)
+@given(form=st.sampled_from(FORMS), counts=st.lists(st.integers(1, 12), min_size=1, max_size=C), rank=st.integers(1, D))
+def test_any_class_can_be_drawn_from_where_one_has_two_examples(form, counts, rank):
+    counts = [2, *counts[1:]]
+    found = Gaussians(statistics_of(counts, form, rank=rank))
+    for place, count in enumerate(counts):
+        drawn, report = found.draw(place, 3, Key(1))
+        assert drawn.shape == (3, D)
+        assert drawn.dtype == torch.float64
+        assert bool(drawn.isfinite().all())
+        assert report.count == count
+        assert all(0 <= share <= 1 for share in (report.shrunk, report.clipped, report.left_over))
+
+
+@pytest.mark.parametrize("form", ["full", "shared"])
+def test_negative_eigenvalues_are_set_to_zero_and_their_share_is_reported(form):
+    """Eigenvalues 4, 2, 1, 0, 0 and −1, as noise on statistics may leave them: 1 of 8 is clipped."""
+    vectors = torch.linalg.qr(normal(D, D, 1)).Q
+    values = torch.tensor([4.0, 2.0, 1.0, 0.0, 0.0, -1.0], dtype=torch.float64)
+    second = 10 * (vectors * values) @ vectors.t()
+    given_ = made(11, [0.0] * D, form, second=second)
+    if form == "shared":
+        given_ = ClassStatistics(C, given_.form, given_.held, given_.number, {**given_.sums, "second": second})
+    spread, report = Gaussians(given_).spread(0)
+    assert report.clipped == pytest.approx(1 / 8, rel=1e-12)
+    assert spread.factor.shape == (D, 3)
+    near(covariance(spread), (vectors * values.clamp(min=0)) @ vectors.t())
+
+
+def test_negative_variances_are_set_to_zero_and_their_share_is_reported():
+    """Σz² of 40, 30, 20, 10, 0 and 0, taken 10 off by a mean of 1: 3, 2, 1, 0, −1 and −1 for N = 10, over 9."""
+    given_ = made(10, [10.0] * D, squares=[40.0, 30.0, 20.0, 10.0, 0.0, 0.0])
+    spread, report = Gaussians(given_).spread(0)
+    assert report.clipped == pytest.approx(2 / 8)
+    near(covariance(spread), torch.diag(torch.tensor([30.0, 20.0, 10.0, 0.0, 0.0, 0.0], dtype=torch.float64)) / 9)
+
+
+def test_a_covariance_that_is_negative_throughout_is_clipped_whole():
+    for given_ in (
+        made(10, [10.0] * D, squares=[0.0] * D),
+        made(10, [0.0] * D, "full", second=-torch.eye(D)),
+    ):
+        drawn, report = Gaussians(given_).draw(0, 5, Key(0))
+        assert report.clipped == 1
+        assert torch.equal(drawn, (given_.sums["sums"] / 10).expand(5, D))
+
+
+def test_a_sketch_that_says_more_than_the_variances_allow_is_clipped_and_reported():
+    """F·Fᵀ has 2 on the diagonal where Σz² says 1: the rest would be −1 in each feature, a third of all."""
+    omega = directions(D, D)
+    given_ = made(10, [0.0] * D, f"low-rank({D})", sketch=2 * omega, squares=[1.0] * D)
+    spread, report = Gaussians(given_).spread(0)
+    assert report.clipped == pytest.approx(1 / 3)
+    assert bool((spread.variance == 0).all())
+
+
+def test_pooled_variances_below_zero_give_no_nan():
+    """A class of one beside one whose sums cannot be true."""
+    given_ = ClassStatistics(
+        C, Form.parse("low-rank(1)"), torch.tensor([0, 1]), torch.tensor([1, 10]),
+        {"sums": torch.ones(2, D, dtype=torch.float64), "squares": torch.zeros(2, D, dtype=torch.float64),
+         "sketch": torch.zeros(2, D, 1, dtype=torch.float64)},
+    )  # fmt: skip
+    drawn, _ = Gaussians(given_).draw(0, 5, Key(0))
+    assert bool(drawn.isfinite().all())
+
+
+# a few directions instead of a covariance
+
+
+def scatter_with(values, seed):
+    """Features whose scatter has these eigenvalues, in random directions, around a mean."""
+    count, width = 3 * len(values), len(values)
+    left = normal(count, width, seed)
+    left = torch.linalg.qr(left - left.mean(0)).Q
+    right = torch.linalg.qr(normal(width, width, seed + 1)).Q
+    return (left * values.sqrt()) @ right.t() + normal(1, width, seed + 2)
+
+
+def low_rank(features, rank):
+    return ClassStatistics.of_features(features, torch.zeros(len(features), dtype=torch.int64), 1, f"low-rank({rank})")
+
+
+@settings(max_examples=40)
+@given(rank=st.integers(1, 8), known=st.integers(1, 8), seed=st.integers(0, 1000))
+def test_a_scatter_of_rank_r_is_known_whole_and_no_other_is_overstated(rank, known, seed):
+    """rank(S) ≤ r: S itself. Otherwise S − F·Fᵀ has no negative eigenvalue and the diagonal is S's."""
+    values = torch.zeros(8, dtype=torch.float64)
+    values[:known] = torch.linspace(1, 3, known, dtype=torch.float64)
+    features = scatter_with(values, seed)
+    around = features - features.mean(0)
+    whole = around.t() @ around
+    given_ = low_rank(features, rank)
+    found = scatter(given_, 0)
+    near(found.diagonal(), whole.diagonal(), 1e-8)
+    if known <= rank:
+        near(found, whole, 1e-8)
+    spread, report = Gaussians(given_).spread(0)
+    factor = spread.factor * (len(features) - 1) ** 0.5
+    assert factor.shape[1] <= rank
+    assert float(torch.linalg.eigvalsh(whole - factor @ factor.t())[0]) >= -1e-8 * float(whole.trace())
+    left = float(whole.trace() - (factor @ factor.t()).trace())
+    assert report.left_over == pytest.approx(left / float(whole.trace()), abs=1e-8)
+    assert report.clipped < 1e-8
+
+
+@pytest.mark.parametrize("rank", [2, 5])
+def test_the_directions_are_nystroms(rank):
+    """S·Ω·(Ωᵀ·S·Ω)⁻¹·(S·Ω)ᵀ, in numpy."""
+    features = scatter_with(torch.linspace(0.1, 5, 8, dtype=torch.float64), 3)
+    around = (features - features.mean(0)).numpy()
+    omega, whole = directions(8, rank).numpy(), around.T @ around
+    sketch = whole @ omega
+    wanted = torch.from_numpy(sketch @ np.linalg.inv(omega.T @ sketch) @ sketch.T)
+    spread, _ = Gaussians(low_rank(features, rank)).spread(0)
+    near(spread.factor @ spread.factor.t() * (len(features) - 1), wanted, 1e-9)
+
+
+@pytest.mark.parametrize("rank", [4, 8])
+def test_what_the_directions_leave_out_is_no_more_than_theory_allows(rank):
+    """Trace of S − F·Fᵀ, mean over random orientations: at most (1 + k/(r − k − 1))·Σ_{j>k} λ_j for every k < r − 1.
+
+    Reference: Tropp et al., "Fixed-Rank Approximation of a Positive-Semidefinite Matrix from Streaming Data", NeurIPS
+    2017, Theorem 4.1.
+    """
+    values = 0.6 ** torch.arange(16, dtype=torch.float64)
+    allowed = min(float((1 + k / (rank - k - 1)) * values[k:].sum()) for k in range(rank - 1))
+    shares = [Gaussians(low_rank(scatter_with(values, seed), rank)).spread(0)[1].left_over for seed in range(30)]
+    mean = float(np.mean(shares)) * float(values.sum())
+    assert float(values[rank:].sum()) <= mean <= 1.05 * allowed
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_pooled_scatter_is_the_sum_of_the_classes_own(form):
+    features, labels = examples([9, 1, 20])
+    found = pooled_scatter(ClassStatistics.of_features(features, labels, C, form))
+    wanted = within(features, labels) * (30 - 3)
+    near(found.diagonal(), wanted.diagonal())
+    if form in ("full", "shared"):
+        near(found, wanted)
+    if form == "diagonal":
+        assert torch.equal(found, diagonal(found))
+
+
+# drawing
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [3, 60])
+def test_what_is_drawn_has_the_gaussians_mean_and_covariance(form, count):
+    """40,000 draws: every entry within 5 standard errors, √(σ_ii/M) and √((σ_ii·σ_jj + σ_ij²)/M), and no skewness."""
+    found, draws = Gaussians(statistics_of([40, count], form)), 40_000
+    drawn, report = found.draw(1, draws, Key(5))
+    spread, again = found.spread(1)
+    assert report == again
+    wanted = covariance(spread)
+    variances = wanted.diagonal()
+    assert bool(((drawn.mean(0) - found.means[1]).abs() <= 5 * (variances / draws).sqrt()).all())
+    error = ((torch.outer(variances, variances) + wanted.square()) / draws).sqrt()
+    assert bool(((drawn.t().cov() - wanted).abs() <= 5 * error).all())
+    standard = (drawn - found.means[1]) / variances.sqrt()
+    assert bool((standard.pow(3).mean(0).abs() <= 5 * (15 / draws) ** 0.5).all())
+    assert bool((standard.pow(4).mean(0) - 3).abs().max() <= 5 * (96 / draws) ** 0.5)
+
+
+def test_directions_and_diagonal_are_drawn_independently():
+    """A spread of both parts: one feature's variance is the sum of both."""
+    spread = gaussians.Spread(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64))
+    drawn = spread.draw(40_000, Key(3).torch())
+    assert float(drawn.var()) == pytest.approx(2, rel=5 * (2 / 40_000) ** 0.5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_key_and_a_class_name_one_stream_of_draws(form):
+    found = Gaussians(statistics_of([30, 30], form))
+    first, other = found.draw(0, 50, Key(1))[0], found.draw(1, 50, Key(1))[0]
+    assert torch.equal(first, Gaussians(statistics_of([30, 30], form)).draw(0, 50, Key(1))[0])
+    assert not torch.equal(first, found.draw(0, 50, Key(2))[0])
+    assert not torch.equal(first, found.draw(0, 50, Key(1).fold("epoch", 1))[0])
+    standard = [
+        torch.linalg.lstsq(covariance(found.spread(place)[0]), (drawn - found.means[place]).t()).solution
+        for place, drawn in enumerate((first, other))
+    ]
+    assert not torch.allclose(*standard)
+
+
+@pytest.mark.parametrize("form", ["full", "diagonal", "low-rank(3)"])
+def test_the_draws_of_a_large_class_do_not_depend_on_who_else_is_there(form):
+    """Class 2 at place 2 of three, and at place 0 alone."""
+    features, labels = examples([9, 9, 30])
+    among = Gaussians(ClassStatistics.of_features(features, labels, C, form))
+    alone = Gaussians(ClassStatistics.of_features(features[labels == 2], labels[labels == 2], C, form))
+    assert torch.equal(among.draw(2, 20, Key(4))[0], alone.draw(0, 20, Key(4))[0])
+    assert among.draw(2, 20, Key(4))[1] == alone.draw(0, 20, Key(4))[1]
+
+
+def test_two_classes_alike_are_not_drawn_alike():
+    """The same examples under two labels: other noise, as the labels are folded into the key."""
+    features, _ = examples([30])
+    labels = torch.arange(60) // 30
+    found = Gaussians(ClassStatistics.of_features(torch.cat([features, features]), labels, C))
+    near(covariance(found.spread(0)[0]), covariance(found.spread(1)[0]))
+    left, right = (found.draw(place, 50, Key(0))[0] for place in (0, 1))
+    assert float((left - right).abs().min(dim=1).values.max()) > 1e-3
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_drawing_disturbs_no_generator_and_no_statistics(form):
+    given_ = statistics_of([3, 30], form)
+    before = {name: value.clone() for name, value in given_.tensors().items()}
+    generator = torch.get_rng_state()
+    found = Gaussians(given_)
+    assert found.draw(0, 0, Key(0))[0].shape == (0, D)
+    found.draw(1, 5, Key(0))[0].zero_()
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert all(torch.equal(value, given_.tensors()[name]) for name, value in before.items())
+    assert not torch.equal(found.draw(1, 5, Key(0))[0], torch.zeros(5, D, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_gaussians_of_a_sum_are_those_of_the_pooled_features(form):
+    features, labels = examples([5, 1, 40])
+    parts = [
+        ClassStatistics.of_features(some, own, C, form)
+        for some, own in zip(features.split(7), labels.split(7), strict=True)
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    merged, pooled = Gaussians(total), Gaussians(ClassStatistics.of_features(features, labels, C, form))
+    near(merged.means, pooled.means)
+    for place in range(3):
+        near(covariance(merged.spread(place)[0]), covariance(pooled.spread(place)[0]), 1e-8)

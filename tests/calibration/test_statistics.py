@@ -1,0 +1,709 @@
+"""Added statistics are those of the pooled features; measuring disturbs nobody; a stranger's file breaks nothing."""
+
+import json
+import tempfile
+from functools import reduce
+from operator import add
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save
+from torch import nn
+
+from unskew.calibration import statistics
+from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.errors import UserError
+from unskew.key import Key
+
+C, D = 5, 3
+FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+EXACT = ("full", "diagonal", "shared", f"low-rank({D})")  # what each can know of a covariance it knows exactly
+HALVES = ("float16", "bfloat16", "float32")
+
+splits = st.lists(st.tuples(st.integers(0, 3), st.integers(0, C - 1)), max_size=40)  # (client, class) of each example
+
+
+def features_of(count, seed=0, width=D):
+    """Features whose dimensions differ in mean and spread and hang together."""
+    mixing = torch.randn(width, width, generator=Key(99).torch(), dtype=torch.float64)
+    drawn = torch.randn(count, width, generator=Key(seed).torch(), dtype=torch.float64)
+    return drawn @ mixing + torch.arange(width)
+
+
+def labels_of(count, seed=0):
+    return torch.randint(0, C, (count,), generator=Key(seed).fold("labels").torch())
+
+
+def example(form="full", count=30):
+    """Class 2 is nobody's."""
+    labels = labels_of(count)
+    return ClassStatistics.of_features(features_of(count), labels + (labels == 2).long(), C, form)
+
+
+def same(left, right):
+    """To the last bit."""
+    assert left.about() == right.about()
+    for name, value in left.tensors().items():
+        other = right.tensors()[name]
+        assert value.dtype == other.dtype
+        assert torch.equal(value, other), name
+
+
+def close(left, right, relative=1e-10):
+    """Alike but for rounding, relative to the largest entry."""
+    assert left.about() == right.about()
+    assert torch.equal(left.held, right.held)
+    assert torch.equal(left.number, right.number)
+    for name, value in right.sums.items():
+        near(left.sums[name], value, relative)
+
+
+def near(found, wanted, relative=1e-10):
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    assert found.shape == wanted.shape
+    assert np.abs(found - wanted).max(initial=0) <= relative * np.abs(wanted).max(initial=0)
+
+
+def covariance_of(rows):
+    """numpy's, divisor N − 1."""
+    return np.atleast_2d(np.cov(rows.numpy(), rowvar=False))
+
+
+def within_of(features, labels):
+    """Around each class's own mean, divisor N − P."""
+    held = labels.unique()
+    around = torch.cat([features[labels == label] - features[labels == label].mean(0) for label in held])
+    return (around.t() @ around / (len(labels) - len(held))).numpy()
+
+
+@pytest.mark.parametrize("form", EXACT)
+@settings(max_examples=40)
+@given(rows=splits)
+def test_the_sum_over_any_split_has_the_pooled_features_mean_and_covariance(form, rows):
+    """Classes absent, classes held once, clients that hold nothing, one client alone."""
+    features = features_of(len(rows), seed=len(rows))
+    client, labels = (torch.tensor([row[place] for row in rows], dtype=torch.int64) for place in (0, 1))
+    total = reduce(
+        add, (ClassStatistics.of_features(features[client == k], labels[client == k], C, form) for k in range(4))
+    )
+    assert total.counts.tolist() == torch.bincount(labels, minlength=C).tolist()
+    assert total.held.tolist() == sorted(set(labels.tolist()))
+    for label in total.held.tolist():
+        own = features[labels == label]
+        near(total.mean(label), own.mean(0))
+        if form != "shared" and len(own) > 1:
+            whole = covariance_of(own)
+            near(total.covariance(label), np.diag(np.diag(whole)) if form == "diagonal" else whole)
+    if len(rows) > len(total.held):
+        wanted = within_of(features, labels)
+        near(total.within(), np.diag(np.diag(wanted)) if form == "diagonal" else wanted)
+        if form == "shared":
+            near(total.covariance(int(total.held[0])), wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25)
+@given(rows=splits)
+def test_the_sum_over_any_split_is_the_statistics_of_all_examples_at_once(form, rows):
+    features = features_of(len(rows), seed=len(rows))
+    client, labels = (torch.tensor([row[place] for row in rows], dtype=torch.int64) for place in (0, 1))
+    parts = [ClassStatistics.of_features(features[client == k], labels[client == k], C, form) for k in range(4)]
+    close(reduce(add, parts), ClassStatistics.of_features(features, labels, C, form))
+
+
+def test_the_divisor_is_n_minus_1_and_not_n():
+    """Five clients with two examples of a class each: 10 examples, variance Σ(z − μ)²/9, by hand."""
+    features = torch.arange(10, dtype=torch.float64)[:, None]
+    parts = [ClassStatistics.of_features(pair, torch.zeros(2, dtype=torch.int64), 1) for pair in features.split(2)]
+    assert float(reduce(add, parts).covariance(0)) == pytest.approx(82.5 / 9, rel=1e-13)
+    assert float(parts[0].covariance(0)) == 0.5
+
+
+def test_pooled_covariance_has_the_divisor_n_minus_the_classes_held():
+    """Classes {0, 2}, {0, 6}, {7}: scatters 2, 18 and 0, five examples, three classes."""
+    features = torch.tensor([[0.0], [2.0], [0.0], [6.0], [7.0]])
+    found = ClassStatistics.of_features(features, torch.tensor([0, 0, 1, 1, 3]), C, "shared")
+    assert float(found.within()) == pytest.approx(20 / 2, rel=1e-13)
+    assert float(found.covariance(3)) == pytest.approx(10, rel=1e-13)
+
+
+@pytest.mark.parametrize("form", EXACT)
+def test_features_far_from_zero_keep_their_covariance(form):
+    """Mean 1e4, spread 1: Σzzᵀ is 1e8 times the scatter, so 2⁻⁵³ becomes 1e-8; in float32 nothing would be left."""
+    features = torch.randn(2000, D, generator=Key(1).torch(), dtype=torch.float64) + 1e4
+    labels = torch.arange(2000) % 2
+    parts = [
+        ClassStatistics.of_features(some, own, C, form)
+        for some, own in zip(features.split(300), labels.split(300), strict=True)
+    ]
+    whole = within_of(features, labels) if form == "shared" else covariance_of(features[labels == 1])
+    near(reduce(add, parts).covariance(1), np.diag(np.diag(whole)) if form == "diagonal" else whole, 1e-6)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_addition_commutes_to_the_last_bit_and_associates_but_for_rounding(form):
+    a, b, c = (
+        ClassStatistics.of_features(features_of(n, n), labels_of(n, n) // (n // 5), C, form) for n in (7, 11, 20)
+    )
+    assert a.held.tolist() != b.held.tolist() != c.held.tolist()
+    same(a + b, b + a)
+    close((a + b) + c, a + (b + c), 1e-13)
+    close((c + a) + b, (a + b) + c, 1e-13)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_client_that_holds_nothing_adds_nothing_and_addition_changes_no_operand(form):
+    a, nothing = example(form), ClassStatistics.empty(C, D, form)
+    before = {name: value.clone() for name, value in a.tensors().items()}
+    same(a + nothing, a)
+    same(nothing + a, a)
+    same(nothing + nothing, nothing)
+    double = a + a
+    double.sums["sums"].zero_()
+    assert all(torch.equal(value, a.tensors()[name]) for name, value in before.items())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_many_are_merged_as_if_added_one_after_another(form):
+    parts = [ClassStatistics.of_features(features_of(n, n), labels_of(n, n), C, form) for n in (0, 1, 2, 9, 0, 30)]
+    same(ClassStatistics.merged(iter(parts)), reduce(add, parts))
+    same(ClassStatistics.merged(parts[3:4]), parts[3])
+    with pytest.raises(UserError, match="nobody sent any"):
+        ClassStatistics.merged([])
+
+
+def test_statistics_that_do_not_belong_together_are_refused_and_both_are_named():
+    a = example()
+    others = {
+        "full over 6 classes of 3 features, 0 held": ClassStatistics.empty(6, D),
+        "full over 5 classes of 4 features, 0 held": ClassStatistics.empty(C, 4),
+        "diagonal over 5 classes of 3 features, 0 held": ClassStatistics.empty(C, D, "diagonal"),
+        r"low-rank\(2\) over 5 classes of 3 features, 0 held": ClassStatistics.empty(C, D, "low-rank(2)"),
+    }
+    mine = "full over 5 classes of 3 features, 4 held"
+    for words, other in others.items():
+        with pytest.raises(UserError, match=f"do not belong together: {mine} and {words}"):
+            a + other
+        with pytest.raises(UserError, match=f"do not belong together: {words} and {mine}"):
+            other + a
+    with pytest.raises(UserError, match=r"low-rank\(2\) .* and low-rank\(1\)"):
+        ClassStatistics.empty(C, D, "low-rank(2)") + ClassStatistics.empty(C, D, "low-rank(1)")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("form", FORMS)
+def test_features_of_a_short_type_are_taken_as_they_are_and_added_in_float64(form, dtype):
+    features = features_of(30).to(getattr(torch, dtype))
+    found = ClassStatistics.of_features(features, labels_of(30), C, form)
+    same(found, ClassStatistics.of_features(features.double(), labels_of(30), C, form))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "bool"])
+def test_labels_of_any_whole_type_are_labels(dtype):
+    labels = labels_of(30) % 2
+    found = ClassStatistics.of_features(features_of(30), labels.to(getattr(torch, dtype)), C)
+    same(found, ClassStatistics.of_features(features_of(30), labels, C))
+
+
+def test_the_order_of_examples_does_not_matter_and_given_tensors_stay_as_they_are():
+    features, labels = features_of(30).requires_grad_(), labels_of(30)
+    before = features.detach().clone(), labels.clone()
+    found = ClassStatistics.of_features(features, labels, C)
+    close(ClassStatistics.of_features(features.flip(0), labels.flip(0), C), found, 1e-13)
+    assert torch.equal(features, before[0])
+    assert torch.equal(labels, before[1])
+    assert not any(value.requires_grad for value in found.tensors().values())
+
+
+NAN, INF = float("nan"), float("inf")
+BROKEN_BATCHES = {
+    "features are NaN": ([[1.0, NAN]], [0], "features hold NaN or infinity"),
+    "features are infinite": ([[1.0, -INF]], [0], "features hold NaN or infinity"),
+    "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must lie in 0..4, these go from 0 to 5"),
+    "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must lie in 0..4, these go from -1 to 3"),
+    "labels are floats": ([[1.0, 2.0]], [0.0], "labels whole numbers; these are torch.float32 and torch.float32"),
+    "labels are NaN": ([[1.0, 2.0]], [NAN], "labels whole numbers"),
+    "labels are complex": ([[1.0, 2.0]], [1j], "labels whole numbers"),
+    "features are complex": ([[1.0, 2j]], [0], "features must be real"),
+    "one feature vector": ([1.0, 2.0], [0, 1], r"\[n, d\] and labels \[n\], these are \[2\] and \[2\]"),
+    "features are images": ([[[[1.0]]]], [0], r"these are \[1, 1, 1, 1\] and \[1\]"),
+    "features have no dimension": ([[]], [0], r"these are \[1, 0\] and \[1\]"),
+    "more labels than features": ([[1.0, 2.0]], [0, 1], r"these are \[1, 2\] and \[2\]"),
+    "labels are one-hot": ([[1.0, 2.0]], [[0, 1]], r"these are \[1, 2\] and \[1, 2\]"),
+    "one label": ([[1.0, 2.0]], 0, r"these are \[1, 2\] and \[\]"),
+    "one number": (1.0, 0, r"these are \[\] and \[\]"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN_BATCHES)
+def test_a_broken_batch_is_refused_in_one_clear_message(case):
+    features, labels, words = BROKEN_BATCHES[case]
+    features, labels = torch.tensor(features), torch.tensor(labels)
+    with pytest.raises(UserError, match=words):
+        ClassStatistics.of_features(features, labels, C)
+    with pytest.raises(UserError, match=words):
+        ClassStatistics.measure(nn.Identity(), [(features, labels)], C)
+
+
+def test_what_nobody_can_know_is_refused_in_words():
+    found = ClassStatistics.of_features(features_of(3), torch.tensor([0, 0, 4]), C)
+    for label in (1, -1, 5):
+        with pytest.raises(UserError, match=f"nobody holds class {label}; 2 of 5 classes are held"):
+            found.mean(label)
+    with pytest.raises(UserError, match="class 4 has one example; a covariance needs two"):
+        found.covariance(4)
+    for form in FORMS:
+        single = ClassStatistics.of_features(features_of(2), torch.tensor([0, 4]), C, form)
+        with pytest.raises(UserError, match="no class has two examples"):
+            single.within()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_statistics_of_no_examples_are_empty(form):
+    found = ClassStatistics.of_features(torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), C, form)
+    same(found, ClassStatistics.empty(C, D, form))
+    assert found.counts.tolist() == [0] * C
+    assert found.width == D
+
+
+# measuring
+
+
+def in_batches(features, labels, size):
+    """Batches of this size, an empty one before, between and after them."""
+    for start in range(0, len(labels), size):
+        yield features[:0], labels[:0]
+        yield features[start : start + size], labels[start : start + size]
+    yield features[:0], labels[:0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [1, 7, 5000])
+def test_streaming_is_the_statistics_of_all_features_at_once(form, size):
+    """More examples than the buffer holds, but for single ones."""
+    count = 300 if size == 1 else 2 * statistics.BUFFER + 100
+    images, labels = features_of(count).reshape(count, D, 1, 1), labels_of(count)
+    encoder = nn.Sequential(nn.Flatten(), nn.ReLU())
+    found = ClassStatistics.measure(encoder, in_batches(images, labels, size), C, form=form)
+    close(found, ClassStatistics.of_features(images.flatten(1).relu(), labels, C, form), 1e-12)
+
+
+@pytest.mark.parametrize("buffer", [1, 10, 64])
+def test_never_more_features_wait_than_the_buffer_and_a_batch(buffer, monkeypatch):
+    seen, plain = [], ClassStatistics.of_features
+    spy = staticmethod(lambda features, *rest: seen.append(len(features)) or plain(features, *rest))
+    monkeypatch.setattr(ClassStatistics, "of_features", spy)
+    monkeypatch.setattr(statistics, "BUFFER", buffer)
+    features, labels = features_of(100), labels_of(100)
+    found = ClassStatistics.measure(nn.Identity(), in_batches(features, labels, 7), C)
+    assert sum(seen) == 100
+    assert max(seen) < buffer + 7
+    assert len(seen) <= 100 // buffer + 1
+    close(found, plain(features, labels, C), 1e-12)
+
+
+def test_memory_that_batches_share_is_no_trouble():
+    """A loader that fills one buffer over and over, and an encoder that hands out its own."""
+    features, labels = features_of(50), labels_of(50)
+    image, label = torch.empty(1, D, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
+
+    def loader():
+        for place in range(50):
+            yield image.copy_(features[place : place + 1]), label.copy_(labels[place : place + 1])
+
+    found = ClassStatistics.measure(nn.Identity(), loader(), C)
+    close(found, ClassStatistics.of_features(features, labels, C), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_an_encoder_of_a_short_type_is_measured_in_float64(dtype):
+    features, labels = features_of(30).to(getattr(torch, dtype)), labels_of(30)
+    found = ClassStatistics.measure(nn.Identity(), in_batches(features, labels, 4), C)
+    same(found, ClassStatistics.of_features(features.double(), labels, C))
+
+
+def mixed_encoder():
+    """Some parts train and some rest; in train mode it would drop out, and update its running mean and variance."""
+    with torch.random.fork_rng(devices=[]):
+        inner = nn.Sequential(nn.Linear(D, 4), nn.Dropout(0.5))
+        encoder = nn.Sequential(inner, nn.BatchNorm1d(4), nn.ReLU(), nn.Dropout(0.5), nn.BatchNorm1d(4))
+    encoder.train()
+    inner[0].eval()
+    encoder[3].eval()
+    encoder[4].eval()
+    return encoder
+
+
+def parts_of(encoder):
+    return [part.training for part in encoder.modules()]
+
+
+def test_measuring_uses_eval_mode_and_leaves_the_encoder_as_it_was():
+    encoder, features, labels = mixed_encoder(), features_of(30).float(), labels_of(30)
+    modes, weights = parts_of(encoder), {name: value.clone() for name, value in encoder.state_dict().items()}
+    assert len(set(modes)) == 2
+    generator = torch.get_rng_state()
+    found = ClassStatistics.measure(encoder, in_batches(features, labels, 8), C)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert parts_of(encoder) == modes
+    assert all(torch.equal(value, weights[name]) for name, value in encoder.state_dict().items())
+    assert all(value.grad is None and value.requires_grad for value in encoder.parameters())
+    assert not any(value.requires_grad for value in found.tensors().values())
+    assert torch.is_grad_enabled()
+    with torch.no_grad():
+        wanted = encoder.eval()(features)
+    close(found, ClassStatistics.of_features(wanted, labels, C), 1e-5)  # float32 products, in other batches
+
+
+def test_no_graph_is_kept_while_the_encoder_runs():
+    seen = []
+    encoder = mixed_encoder()
+    encoder.register_forward_hook(lambda module, given, found: seen.append((found.requires_grad, module.training)))
+    ClassStatistics.measure(encoder, in_batches(features_of(9).float(), labels_of(9), 3), C)
+    assert set(seen) == {(False, False)}
+
+
+@pytest.mark.parametrize("culprit", ["encoder", "batches", "features", "labels"])
+def test_an_encoder_is_left_as_it_was_whoever_fails_midway(culprit):
+    encoder, calls = mixed_encoder(), []
+    modes = parts_of(encoder)
+
+    def batches():
+        for start in range(3):
+            if culprit == "batches" and start == 1:
+                raise ArithmeticError("midway")
+            labels = labels_of(4) + (C if culprit == "labels" and start == 1 else 0)
+            features = features_of(4).float()
+            yield (features * NAN if culprit == "features" and start == 1 else features), labels
+
+    def fail(module, given):
+        calls.append(given)
+        if culprit == "encoder" and len(calls) == 2:
+            raise ArithmeticError("midway")
+
+    encoder.register_forward_pre_hook(fail)
+    with pytest.raises((ArithmeticError, UserError), match=r"midway|NaN|labels"):
+        ClassStatistics.measure(encoder, batches(), C)
+    assert parts_of(encoder) == modes
+    assert torch.is_grad_enabled()
+
+
+def test_empty_batches_alone_tell_the_width_and_no_batch_tells_nothing():
+    nothing = (torch.zeros(0, D), torch.zeros(0, dtype=torch.int64))
+    same(ClassStatistics.measure(nn.Identity(), [nothing, nothing], C), ClassStatistics.empty(C, D))
+    with pytest.raises(UserError, match="no batch was given"):
+        ClassStatistics.measure(nn.Identity(), [], C)
+
+
+@pytest.mark.parametrize("buffer", [1, 100])
+def test_features_whose_number_changes_on_the_way_are_refused(buffer, monkeypatch):
+    monkeypatch.setattr(statistics, "BUFFER", buffer)
+    batches = [(torch.zeros(2, width), torch.zeros(2, dtype=torch.int64)) for width in (3, 4)]
+    with pytest.raises(UserError, match=r"3 features.*4"):
+        ClassStatistics.measure(nn.Identity(), batches, C)
+
+
+def test_an_encoder_that_gives_no_tensor_is_refused():
+    class Pair(nn.Module):
+        def forward(self, images):
+            return images, images
+
+    with pytest.raises(UserError, match=r"features must be a tensor .* this is a tuple"):
+        ClassStatistics.measure(Pair(), [(features_of(2), labels_of(2))], C)
+
+
+# all classes at once
+
+
+@pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=20)
+@given(rows=splits)
+def test_what_is_spread_out_over_all_classes_adds_up_entry_by_entry_and_is_gathered_again(form, rows):
+    features = features_of(len(rows), seed=len(rows))
+    client, labels = (torch.tensor([row[place] for row in rows], dtype=torch.int64) for place in (0, 1))
+    parts = [ClassStatistics.of_features(features[client == k], labels[client == k], C, form) for k in range(4)]
+    spread = [part.spread_out() for part in parts]
+    shapes = {"number": (C,), **parts[0].form.shapes(C, D)}
+    for part, wide in zip(parts, spread, strict=True):
+        assert {name: tuple(value.shape) for name, value in wide.items()} == shapes
+        assert all(value.dtype == torch.float64 for value in wide.values())
+        absent = [label for label in range(C) if label not in part.held]
+        assert not any(bool(wide[name][absent].any()) for name in ("number", "sums"))
+        same(ClassStatistics.gathered(wide, form), part)
+    total = {name: sum(wide[name] for wide in spread) for name in shapes}
+    close(ClassStatistics.gathered(total, form), reduce(add, parts), 1e-13)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_spread_out_has_memory_of_its_own(form):
+    found = example(form)
+    for value in found.spread_out().values():
+        value.fill_(-1)
+    same(found, example(form))
+
+
+# files
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("count", [0, 1, 30])
+def test_a_file_gives_back_what_was_saved_to_the_last_bit(form, count, tmp_path):
+    path = tmp_path / "client 1.safetensors"
+    given_ = example(form, count)
+    given_.save(path)
+    found = ClassStatistics.load(path)
+    same(found, given_)
+    assert found.form == given_.form
+    assert found.to_bytes() == given_.to_bytes() == path.read_bytes()
+    same(ClassStatistics.load(str(path)), given_)
+
+
+def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
+    path = tmp_path / "some"
+    example().save(path)
+    found = ClassStatistics.load(path)
+    (found + found).save(path)
+    same(found, example())
+    path.write_bytes(b"")
+    same(found, example())
+
+
+def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"there is no file .*nowhere"):
+        ClassStatistics.load(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"holds no class statistics"):
+        ClassStatistics.load(tmp_path)
+    with pytest.raises(UserError, match=r"cannot be written: Is a directory"):
+        example().save(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere.* cannot be written: No such file or directory"):
+        example().save(tmp_path / "nowhere" / "some")
+
+
+def written(path, tensors, **about):
+    words = {"statistics": 1, "classes": C, "form": "full"} | about
+    path.write_bytes(save(tensors, metadata={"unskew": json.dumps(words)}))
+    return path
+
+
+def changed(form="full", about=None, **tensors):
+    """Makes a good file's tensors, some of them changed, and what it says of them; None leaves a tensor out."""
+
+    def make():
+        good = dict(example(form).tensors())
+        for name, change in tensors.items():
+            good[name] = change(good[name].clone()) if name in good else change
+        return {name: value for name, value in good.items() if value is not None}, {"form": form} | (about or {})
+
+    return make
+
+
+def at(*place, value):
+    def change(tensor):
+        tensor[place] = value
+        return tensor
+
+    return change
+
+
+def only(value):
+    return lambda _: value
+
+
+FALSE = {
+    "a tensor too many": (changed(more=torch.zeros(1)), "they hold held, more, number, second, sums, wanted are held,"),
+    "a tensor missing": (changed(second=only(None)), "they hold held, number, sums, wanted are held, number, second"),
+    "another form's tensors": (changed("diagonal", {"form": "shared"}), "wanted are held, number, second, sums"),
+    "sums in float32": (changed(sums=lambda v: v.float()), "sums must be float64"),
+    "moments in float16": (changed(second=lambda v: v.half()), "sums must be float64"),
+    "counts in int32": (changed(number=lambda v: v.int()), "one whole number for each class held"),
+    "labels in float64": (changed(held=lambda v: v.double()), "one whole number for each class held"),
+    "labels in a table": (changed(held=lambda v: v[None]), "one whole number for each class held"),
+    "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number for each class held"),
+    "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), wanted is \(4, 3\)"),
+    "moments not square": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 2, 3\), wanted is \(4, 3, 3\)"),
+    "sums in one row": (changed(sums=lambda v: v.flatten()), r"sums has the shape \(12,\)"),
+    "sums of no features": (changed(sums=lambda v: v[:, :0].clone()), r"sums has the shape \(4, 0\)"),
+    "squares of another width": (changed("diagonal", squares=lambda v: v[:, 1:].clone()), "squares has the shape"),
+    "a sketch of another rank": (changed("low-rank(2)", {"form": "low-rank(1)"}), r"wanted is \(4, 3, 1\)"),
+    "count 0": (changed(number=at(1, value=0)), "class 1 has a count of 0"),
+    "count -1": (changed(number=at(2, value=-1)), "class 3 has a count of -1"),
+    "a count that overflows": (changed(number=at(0, value=2**62)), f"class 0 has a count of {2**62}"),
+    "NaN sums": (changed(sums=at(1, 2, value=NAN)), "sums holds NaN or infinity"),
+    "infinite moments": (changed(second=at(1, 2, 2, value=INF)), "second holds NaN or infinity"),
+    "NaN sketch": (changed("low-rank(2)", sketch=at(0, 0, 0, value=NAN)), "sketch holds NaN or infinity"),
+    "asymmetric": (changed(second=at(1, 0, 2, value=0.5)), "second moments must be symmetric"),
+    "asymmetric, shared": (changed("shared", second=at(0, 2, value=0.5)), "second moments must be symmetric"),
+    "negative": (changed(second=at(1, 2, 2, value=-1.0)), "second moments must not be negative"),
+    "negative, shared": (changed("shared", second=at(2, 2, value=-1.0)), "second moments must not be negative"),
+    "negative squares": (changed("diagonal", squares=at(0, 1, value=-1e-9)), "squares must not be negative"),
+    "negative squares, low-rank": (changed("low-rank(2)", squares=at(0, 1, value=-1e-9)), "squares must not be neg"),
+    "labels descend": (changed(held=lambda v: v.flip(0)), "labels must ascend from 0 to 4"),
+    "a label twice": (changed(held=at(1, value=0)), "labels must ascend"),
+    "a label of -1": (changed(held=at(0, value=-1)), "labels must ascend"),
+    "a label of C": (changed(held=at(3, value=C)), "labels must ascend"),
+    "fewer classes than labels": (changed(about={"classes": 4}), "labels must ascend from 0 to 3"),
+    "no classes": (changed(about={"classes": 0}), "0 is no number of classes"),
+    "classes below zero": (changed(about={"classes": -5}), "-5 is no number of classes"),
+    "very many classes": (changed(about={"classes": 10**12}), "1000000000000 is no number of classes"),
+    "more classes than an int64": (changed(about={"classes": 10**30}), "is no number of classes"),
+    "classes are true": (changed(about={"classes": True}), "True is no number of classes"),
+    "classes are 5.0": (changed(about={"classes": 5.0}), "5.0 is no number of classes"),
+    "classes are a word": (changed(about={"classes": "5"}), "'5' is no number of classes"),
+    "classes are null": (changed(about={"classes": None}), "None is no number of classes"),
+}
+
+FOREIGN = {
+    "rank 0": ({"form": "low-rank(0)"}, "rank counts directions"),
+    "rank below 0": ({"form": "low-rank(-2)"}, "rank counts directions"),
+    "a rank without end": ({"form": f"low-rank({'9' * 400})"}, "too large"),
+    "an unknown form": ({"form": "fool"}, "no covariance form is called 'fool'"),
+    "an empty form": ({"form": ""}, "covariance form is empty"),
+    "a form that is a number": ({"form": 3}, ""),
+    "a form that is a list": ({"form": ["full"]}, ""),
+    "a form that is null": ({"form": None}, ""),
+    "a later version": ({"statistics": 2}, "version 2"),
+    "no version": ({"statistics": None}, "version None"),
+}
+
+
+@pytest.mark.parametrize("case", FALSE)
+def test_statistics_that_cannot_be_true_are_refused_in_their_files_name(case, tmp_path):
+    make, words = FALSE[case]
+    tensors, about = make()
+    path = written(tmp_path / "stranger", tensors, **about)
+    with pytest.raises(UserError, match=rf"the statistics of \S*stranger are refused: .*{words}"):
+        ClassStatistics.load(path)
+
+
+@pytest.mark.parametrize("case", FOREIGN)
+def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_path):
+    about, words = FOREIGN[case]
+    path = written(tmp_path / "stranger", example().tensors(), **about)
+    with pytest.raises(UserError, match=rf"\S*stranger holds no class statistics of this version: .*{words}") as caught:
+        ClassStatistics.load(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {}, {"format": "pt"}, {"unskew": ""}, {"unskew": "full"}, {"unskew": "5"}, {"unskew": "[1, 5]"},
+     {"unskew": "null"}, {"unskew": "{}"}, {"unskew": '{"model": "lenet"}'}, {"unskew": '{"statistics": 1}'},
+     {"unskew": '{"statistics": 1, "classes": 5}'}, {"unskew": '{"statistics": 1, "form": "full"}'},
+     {"unskew": "[" * 100_000}, {"unskew": "9" * 10_000}],
+)  # fmt: skip
+def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name(metadata, tmp_path):
+    path = tmp_path / "stranger"
+    path.write_bytes(save(example().tensors(), metadata=metadata))
+    with pytest.raises(UserError, match=r"\S*stranger holds no class statistics of this version"):
+        ClassStatistics.load(path)
+
+
+def test_a_good_file_passes_where_the_broken_ones_fail(tmp_path):
+    """Else the tests above would prove nothing."""
+    for form in FORMS:
+        tensors, about = changed(form)()
+        same(ClassStatistics.load(written(tmp_path / "friend", tensors, **about)), example(form))
+
+
+def test_a_large_class_does_not_hide_what_is_wrong_with_a_small_one():
+    good = example()
+    second = good.sums["second"].clone()
+    second[0] *= 1e12
+    second[1, 0, 2] += 0.1
+    with pytest.raises(UserError, match="of client 7 are refused: second moments must be symmetric"):
+        checked(C, good.form, {**good.tensors(), "second": second}, "client 7")
+
+
+def test_labels_that_ascend_only_because_their_differences_overflow_are_refused():
+    around = torch.tensor([3, 2**62, 2**63 - 1, -(2**63), -(2**62), -1, 2])
+    assert bool((around.diff() > 0).all())
+    values = {"held": around, "number": torch.ones_like(around)}
+    sums = {name: torch.zeros(7, D, dtype=torch.float64) for name in ("sums", "squares")}
+    with pytest.raises(UserError, match="labels must ascend"):
+        checked(C, ClassStatistics.empty(C, D, "diagonal").form, values | sums, "client 7")
+
+
+def test_a_pooled_moment_of_nobody_must_be_one_too():
+    nobody = ClassStatistics.empty(C, D, "shared")
+    for value, words in ((-1.0, "must not be negative"), (NAN, "NaN")):
+        broken = torch.diag(torch.full((D,), value, dtype=torch.float64))
+        with pytest.raises(UserError, match=words):
+            checked(C, nobody.form, {**nobody.tensors(), "second": broken}, "client 7")
+
+
+def header(path, shapes, form, data=b""):
+    """A file written by hand: tensors of no bytes may claim any shape."""
+    about = {"unskew": json.dumps({"statistics": 1, "classes": C, "form": form})}
+    words = {"__metadata__": about} | {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": [0, 0]} for name, (dtype, shape) in shapes.items()
+    }
+    text = json.dumps(words).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+EMPTY = {"held": ("I64", [0]), "number": ("I64", [0])}
+
+
+@pytest.mark.parametrize(
+    ("form", "sums"),
+    [
+        ("diagonal", {"sums": ("F64", [0, 10**12]), "squares": ("F64", [0, 10**12])}),
+        ("diagonal", {"sums": ("F64", [0, 2**63]), "squares": ("F64", [0, 2**63])}),
+        ("diagonal", {"sums": ("F64", [0, 3, 3]), "squares": ("F64", [0, 3])}),
+        ("diagonal", {"sums": ("F4", [0, 3]), "squares": ("F64", [0, 3])}),
+        ("diagonal", {"sums": ("C64", [0, 3]), "squares": ("F64", [0, 3])}),
+        ("diagonal", {"sums": ("F128", [0, 3]), "squares": ("F64", [0, 3])}),
+        ("full", {"sums": ("F64", [0, 10**9]), "second": ("F64", [0, 10**9, 10**9])}),
+        ("low-rank(4)", {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3]), "sketch": ("F64", [0, 3, 4])}),
+        (f"low-rank({10**12})", {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3]), "sketch": ("F64", [0, 3, 1])}),
+    ],
+)
+def test_a_header_that_asks_for_more_than_its_file_holds_is_refused_and_no_memory_taken(form, sums, tmp_path):
+    with pytest.raises(UserError, match="stranger"):
+        ClassStatistics.load(header(tmp_path / "stranger", EMPTY | sums, form))
+
+
+def test_headers_written_by_hand_are_read_where_they_are_true(tmp_path):
+    sums = {"sums": ("F64", [0, 3]), "squares": ("F64", [0, 3])}
+    same(ClassStatistics.load(header(tmp_path / "some", EMPTY | sums, "diagonal")), example("diagonal", 0))
+
+
+def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
+    whole, path = example("diagonal").to_bytes(), tmp_path / "stranger"
+    for length in (*range(0, len(whole), 5), len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(UserError, match="stranger holds no class statistics"):
+            ClassStatistics.load(path)
+
+
+@pytest.mark.parametrize("content", [b"no safetensors at all", b"\xff" * 64, b"PK\x03\x04" + bytes(100), bytes(4096)])
+def test_a_file_of_another_kind_is_refused_in_its_name(content, tmp_path):
+    path = tmp_path / "stranger"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="stranger holds no class statistics"):
+        ClassStatistics.load(path)
+
+
+@settings(max_examples=150)
+@given(form=st.sampled_from(FORMS), place=st.integers(0, 10**4), bits=st.integers(1, 255))
+def test_a_damaged_byte_is_refused_or_gives_statistics_that_can_be_true(form, place, bits):
+    content = bytearray(example(form).to_bytes())
+    content[place % len(content)] ^= bits
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "stranger"
+        path.write_bytes(content)
+        try:
+            found = ClassStatistics.load(path)
+        except UserError as error:
+            found, said = None, str(error)
+    if found is None:
+        assert "stranger" in said
+        return
+    checked(found.classes, found.form, found.tensors(), "test")
+    assert int(found.counts.sum()) == int(found.number.sum())
+    same(found + ClassStatistics.empty(found.classes, found.width, found.form), found)
