@@ -7,7 +7,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from unskew.afterwards import calibrate_run, load
     from unskew.algorithm import Algorithm
+    from unskew.calibration.head import CalibratedClassifier, Lift
+    from unskew.calibration.methods import calibrate
+    from unskew.calibration.statistics import ClassStatistics
     from unskew.errors import ClientFailure, UserError
     from unskew.experiment import resume, run
     from unskew.key import Key
@@ -15,15 +19,36 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Algorithm", "Calibration", "ClientFailure", "Key", "Result", "UserError", "resume", "run"]
+__all__ = [
+    "Algorithm",
+    "CalibratedClassifier",
+    "Calibration",
+    "ClassStatistics",
+    "ClientFailure",
+    "Key",
+    "Lift",
+    "Result",
+    "UserError",
+    "calibrate",
+    "calibrate_run",
+    "load",
+    "resume",
+    "run",
+]
 
 _HOME = {
     "Algorithm": "algorithm",
+    "CalibratedClassifier": "calibration.head",
     "Calibration": "results",
+    "ClassStatistics": "calibration.statistics",
     "ClientFailure": "errors",
     "Key": "key",
+    "Lift": "calibration.head",
     "Result": "results",
     "UserError": "errors",
+    "calibrate": "calibration.methods",
+    "calibrate_run": "afterwards",
+    "load": "afterwards",
     "resume": "experiment",
     "run": "experiment",
 }

@@ -14,7 +14,7 @@ from unskew.config import Config
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
-from unskew.finishing import Calibrated, Event, check, finish
+from unskew.finishing import Calibrated, Event, Known, check, finish
 from unskew.models.cut import cut
 from unskew.preparation import Prepared, prepare
 from unskew.results import Result, read_result, to_json
@@ -56,9 +56,10 @@ def calibrate_run(
             if observe is not None:
                 observe(event)
 
+        known: Known = {}
         try:
             for algorithm in asked:
-                finish(prepared, bench, working, model, algorithm, keep)
+                finish(prepared, bench, working, model, algorithm, keep, known)
         finally:
             working.close()
     return result

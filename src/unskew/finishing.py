@@ -4,7 +4,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,7 +28,7 @@ from unskew.preparation import Prepared
 from unskew.results import Calibration as Row
 from unskew.round import driver
 from unskew.round.client import CHUNK, Bench
-from unskew.types import Engine, Sums, Tensors, Visit
+from unskew.types import Engine, Promise, Sums, Tensors, Visit
 
 OTHERS = ("shared", "diagonal", "low-rank(32)")
 MOST_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
@@ -64,16 +63,18 @@ class Calibrated:
 
 
 Event = Gathering | Foretold | Calibrated
+Known = dict[tuple[Ask, bool, Promise | None], tuple[ClassStatistics, int, float]]  # statistics, bytes, seconds
 
 
 def finish(
     prepared: Prepared, bench: Bench, engine: Engine, model: Tensors, algorithm: Algorithm,
-    observe: Callable[[Event], None],
+    observe: Callable[[Event], None], known: "Known | None" = None,
 ) -> list[Calibrated]:  # fmt: skip
-    """Each of the algorithm's calibrations in turn; the same statistics are gathered once."""
+    """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered again."""
     if not algorithm.finish:
         return []
-    work, made = _Work(prepared, bench, engine, model, algorithm, observe), []
+    work = _Work(prepared, bench, engine, model, algorithm, observe, {} if known is None else known)
+    made = []
     for source in algorithm.finish:
         check(source, algorithm, bench)
     for source in algorithm.finish:
@@ -82,8 +83,7 @@ def finish(
             classifier, sent, seconds = work.made(source)
         values = tensors.prefixed(classifier.tensors(), "calibrated/")
         found = driver.evaluate(engine, model | values, len(prepared.images.test), work.key)
-        name = " + ".join([source, *protections(algorithm)]) if parse(source).make else source
-        row = Row(name, found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
+        row = Row(work.name(source), found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in said), *classifier.report.notes()])
         done = Calibrated(row, classifier, tuple(notes))
         observe(done)
@@ -137,14 +137,15 @@ class _Work:
     model: Tensors
     algorithm: Algorithm
     observe: Callable[[Event], None]
+    known: Known
+
+    def name(self, source: str) -> str:
+        """The calibration with what protects its statistics."""
+        return " + ".join([source, *protections(self.algorithm)]) if parse(source).make else source
 
     @property
     def key(self) -> Key:
         return Key(self.prepared.config.seed)
-
-    @cached_property
-    def _known(self) -> dict[Ask, tuple[ClassStatistics, int, float]]:
-        return {}
 
     def ask(self, calibration: Calibration) -> Ask:
         """What the calibration wants to know of the clients."""
@@ -165,16 +166,13 @@ class _Work:
             features, labels = real_features(self.bench, calibration, self.key)
             return retrained_on(head, features, labels, source, seed), 0, time.perf_counter() - began
         statistics, sent, seconds = self.statistics(source, self.ask(calibration))
-        if calibration.components == 1:
-            known = head if not calibration.expand else None
-            classes = self.bench.network.classifier.out_features
-            self.observe(Foretold(source, forecast(known, statistics, classes, self.key)))
         return calibrate(head, statistics, source, seed), sent, seconds
 
     def statistics(self, source: str, ask: Ask) -> tuple[ClassStatistics, int, float]:
         """What was asked for, of all clients together; bytes and seconds."""
-        if ask in self._known:
-            return self._known[ask]
+        question = ask, self.algorithm.secure, self.algorithm.private
+        if question in self.known:
+            return self.known[question]
         began = time.perf_counter()
         centres, sent = None, self.sent_bytes(ask)
         whole = replace(ask, components=1)
@@ -182,16 +180,24 @@ class _Work:
             first, before, _ = self.statistics(source, whole)
             step = replace(ask, form="diagonal")
             sent += before + PASSES * self.sent_bytes(step)
-            self.observe(Gathering(source, f"{ask.components} parts of each class", self._clients, sent - before))
+            words = f"statistics of {ask.components} parts of each class, {PASSES + 1} times"
+            self.observe(Gathering(self.name(source), words, self._clients, sent - before))
             centres = found_centres(first, ask.components, lambda moved: self.gather(step, moved), self.key)
         else:
-            self.observe(Gathering(source, f"{ask.form} class statistics", self._clients, sent))
+            self.observe(Gathering(self.name(source), f"{ask.form} class statistics", self._clients, sent))
         found = self.gather(ask, centres)
         promise = self.algorithm.private
         if promise is not None:
             found = noisy(found, promise.clip, promise.epsilon, promise.delta, self.key.fold("private"))
-        self._known[ask] = found, sent, time.perf_counter() - began
-        return self._known[ask]
+        self.known[question] = found, sent, time.perf_counter() - began
+        if ask.components == 1:
+            self.observe(Foretold(self.name(source), self._forecast(ask, found)))
+        return self.known[question]
+
+    def _forecast(self, ask: Ask, statistics: ClassStatistics) -> Forecast:
+        """Random features have no head of the network's behind them: then there is the separability alone."""
+        head = None if ask.expand else cut(self.bench.network, ask.layers)[1]
+        return forecast(head, statistics, self.bench.network.classifier.out_features, self.key)
 
     @property
     def _clients(self) -> int:
