@@ -522,6 +522,10 @@ FALSE = {
     "counts in int32": (changed(number=lambda v: v.int()), "one whole number for each class held"),
     "labels in float64": (changed(held=lambda v: v.double()), "one whole number for each class held"),
     "labels in a table": (changed(held=lambda v: v[None]), "one whole number for each class held"),
+    "all in tables": (
+        changed(held=lambda v: v[None], number=lambda v: v[None]),
+        "one whole number for each class held",
+    ),
     "a count missing": (changed(number=lambda v: v[1:].clone()), "one whole number for each class held"),
     "a row missing": (changed(sums=lambda v: v[1:].clone()), r"sums has the shape \(3, 3\), wanted is \(4, 3\)"),
     "moments not square": (changed(second=lambda v: v[:, 1:].clone()), r"\(4, 2, 3\), wanted is \(4, 3, 3\)"),

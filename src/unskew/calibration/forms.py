@@ -90,14 +90,14 @@ class Form:
             return "sums of squares must not be negative"
         return ""
 
-    def measure(self, features: Tensor) -> Tensors:
-        """The second moments of features [n, d]: of one class, or of all where the form is ``shared``."""
-        if self.name == "low-rank":
-            return {"sketch": features.t() @ (features @ directions(features.shape[1], self.rank)),
-                    "squares": features.square().sum(0)}  # fmt: skip
-        if self.name == "diagonal":
-            return {"squares": features.square().sum(0)}
-        return {"second": features.t() @ features}
+    def measure(self, features: Tensor, into: Tensors) -> None:
+        """Write the second moments of features [n, d]: of one class, or of all where the form is ``shared``."""
+        if "second" in into:
+            torch.mm(features.t(), features, out=into["second"])
+        if "squares" in into:
+            torch.linalg.vecdot(features, features, dim=0, out=into["squares"])
+        if "sketch" in into:
+            torch.mm(features.t(), features @ directions(features.shape[1], self.rank), out=into["sketch"])
 
 
 @lru_cache(maxsize=4)

@@ -10,15 +10,18 @@ from unskew.errors import UserError
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
 
+BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory would leave holes between them
+
 
 class Merging:
-    """A sum that grows. Every class has rows of its own, made when somebody first holds it."""
+    """A sum that grows. A class has a row in every sum, the next free one when somebody first holds it."""
 
     def __init__(self) -> None:
         self._first: ClassStatistics | None = None
-        self._number: dict[int, int] = {}
-        self._rows: dict[str, dict[int, Tensor]] = {}
-        self._common: dict[str, Tensor] = {}  # the one second moment of the form ``shared``
+        self._rows: dict[int, int] = {}  # of each label
+        self._number: list[int] = []  # of each row
+        self._blocks: dict[str, list[Tensor]] = {}
+        self._common: dict[str, Tensor] = {}  # sums that are one for all classes
 
     @property
     def nothing(self) -> bool:
@@ -32,31 +35,51 @@ class Merging:
             self._first = first = part
         elif (first.classes, first.form, first.width) != (part.classes, part.form, part.width):
             raise UserError(f"these statistics do not belong together: {first.about()} and {part.about()}")
-        labels = part.held.tolist()
-        for label, number in zip(labels, part.number.tolist(), strict=True):
-            self._number[label] = self._number.get(label, 0) + number
+        for label, number in zip(part.held.tolist(), part.number.tolist(), strict=True):
+            row = self._rows.setdefault(label, len(self._rows))
+            if row == len(self._number):
+                self._number.append(0)
+            self._number[row] += number
+        rows = torch.tensor([self._rows[label] for label in part.held.tolist()], dtype=torch.int64)
         for name, value in part.sums.items():
-            if name in part.form.common:
-                self._common[name] = self._common[name].add_(value) if name in self._common else value.clone()
-                continue
-            rows = self._rows.setdefault(name, {})
-            for place, label in enumerate(labels):
-                rows[label] = rows[label].add_(value[place]) if label in rows else value[place].clone()
+            if name not in part.form.common:
+                self._add_rows(name, value, rows)
+            elif name in self._common:
+                self._common[name] += value
+            else:
+                self._common[name] = value.clone()
+
+    def _add_rows(self, name: str, value: Tensor, rows: Tensor) -> None:
+        assert self._first is not None
+        blocks = self._blocks.setdefault(name, [])
+        shape = value.shape[1:]
+        size = max(1, min(self._first.classes, BLOCK_BYTES // (8 * shape.numel())))
+        while len(blocks) * size < len(self._number):
+            blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
+        for place, block in enumerate(blocks):
+            mine = (rows // size == place).nonzero()[:, 0]
+            if len(mine):
+                block.index_add_(0, rows[mine] - place * size, value if len(mine) == len(rows) else value[mine])
 
     def total(self) -> "ClassStatistics":
         """The sum; nothing can be added any more."""
         from unskew.calibration.statistics import ClassStatistics
 
-        first = self._first
-        if first is None:
+        if self._first is None:
             raise UserError("there are no statistics to add up: nobody sent any")
-        held = sorted(self._number)
+        first, held = self._first, sorted(self._rows)
+        order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(held))
         sums = dict(self._common)
         for name, shape in first.form.shapes(len(held), first.width).items():
             if name in sums:
                 continue
-            sums[name] = torch.empty(shape, dtype=torch.float64)
-            for place, label in enumerate(held):
-                sums[name][place] = self._rows[name].pop(label)  # given back at once: never the sum twice in memory
-        number = torch.tensor([self._number[label] for label in held], dtype=torch.int64)
+            sums[name], done = torch.empty(shape, dtype=torch.float64), 0
+            while blocks := self._blocks.get(name):
+                block = blocks.pop(0)  # given back as soon as it is copied: never the whole sum twice in memory
+                some = places[done : done + len(block)]
+                sums[name][some] = block[: len(some)]
+                done += len(block)
+        number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
         return ClassStatistics(first.classes, first.form, torch.tensor(held, dtype=torch.int64), number, sums)

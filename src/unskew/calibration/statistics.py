@@ -56,13 +56,13 @@ class ClassStatistics:
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
         if not len(held):
             return ClassStatistics.empty(classes, features.shape[1], form)
-        parts = torch.split_with_sizes(features[order], number.tolist())
-        sums: Tensors = {"sums": torch.stack([part.sum(0) for part in parts])}
-        if form.name == "shared":
-            sums |= form.measure(features)
-        else:
-            measured = [form.measure(part) for part in parts]
-            sums |= {name: torch.stack([each[name] for each in measured]) for name in measured[0]}
+        shapes = form.shapes(len(held), features.shape[1])
+        sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
+        form.measure(features, {name: sums[name] for name in form.common})
+        own = {name: value for name, value in sums.items() if name not in form.common}
+        for place, part in enumerate(torch.split_with_sizes(features[order], number.tolist())):
+            torch.sum(part, 0, out=own["sums"][place])
+            form.measure(part, {name: value[place] for name, value in own.items()})
         return ClassStatistics(classes, form, held, number, sums)
 
     @staticmethod

@@ -1,0 +1,128 @@
+"""What calibration costs: statistics beside a forward pass, re-training, and the size of a real-world label set."""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+
+import torch
+
+import unskew
+from measure import Row, at_most, medians
+from unskew import models
+from unskew.calibration.statistics import ClassStatistics
+from unskew.data.batches import Pixels
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.tensors import one_thread
+
+IMAGES = 10_000
+LARGE = {  # C = 1,203, d = 1,280 (iNaturalist's classes, MobileNet's features): form, calibration, GB, seconds
+    "shared": ("lda", 1.0, 120.0),
+    "low-rank(32)": ("ccvr(per_class=10, epochs=2)", 4.0, None),
+}
+CLASSES, WIDTH, CLIENTS, EACH = 1203, 1280, 1000, 100
+
+
+def suite(images, repeats):
+    """All rows."""
+    return [*_measuring(images, repeats), *_retraining(images, repeats), *_large(), _refusal()]
+
+
+def _measuring(images, repeats):
+    """One pass with statistics against one without, both on one thread."""
+    network = models.build("simple-cnn", images.shape, len(images.classes)).eval()
+    pixels = Pixels.of(
+        torch.from_numpy(images.train.images), torch.from_numpy(images.train.labels),
+        torch.tensor(images.mean), torch.tensor(images.std), torch.float32,
+    )  # fmt: skip
+
+    def batches():
+        return (pixels.batch(index) for index in torch.arange(IMAGES).split(500))
+
+    def forward():
+        with one_thread(), torch.no_grad():
+            for inputs, _ in batches():
+                network.encoder(inputs)
+
+    def measured(form):
+        def work():
+            with one_thread():
+                ClassStatistics.measure(network.encoder, batches(), len(images.classes), form=form)
+
+        return work
+
+    forms = ("full", "diagonal", "shared", "low-rank(32)")
+    seconds = medians({"forward": forward} | {form: measured(form) for form in forms}, repeats)
+    base = seconds["forward"]
+    return [
+        Row("a forward pass over 10,000 images", base, "s", remark="simple-cnn, 256 features, 10 classes, 1 thread"),
+        at_most("measuring full statistics / that pass", seconds["full"] / base, "", 1.15),
+        *(Row(f"measuring {form} statistics / that pass", seconds[form] / base, "") for form in forms[1:]),
+    ]
+
+
+def _retraining(images, repeats):
+    """From statistics to a classifier, CIFAR-10's simple-cnn."""
+    network = models.build("simple-cnn", images.shape, 10)
+    models.initialise(network, Key(0))
+    labels = torch.arange(5000) % 10
+    features = torch.randn(5000, 256, generator=Key(1).torch()) + labels[:, None] * 0.1
+    full = ClassStatistics.of_features(features, labels, 10)
+    shared = ClassStatistics.of_features(features, labels, 10, "shared")
+    seconds = medians(
+        {
+            "ccvr": lambda: unskew.calibrate(network.classifier, full, "ccvr"),
+            "lda": lambda: unskew.calibrate(network.classifier, shared, "lda"),
+        },
+        min(repeats, 3),
+    )
+    return [
+        at_most("ccvr, 2000 features a class, 10 classes", seconds["ccvr"], "s", 5.0, "10 epochs, batch 64"),
+        Row("lda, the same statistics' size", 1000 * seconds["lda"], "ms"),
+    ]
+
+
+def _large():
+    rows = []
+    for form, (method, most, limit) in LARGE.items():
+        said = subprocess.run([sys.executable, __file__, form, method], capture_output=True, text=True, check=True)
+        found = json.loads(said.stdout)
+        name = f"{CLASSES:,} classes, {WIDTH:,} features, {CLIENTS:,} clients of {EACH}: {form}, {method}"
+        rows.append(at_most(f"{name}: memory", found["gb"], "GB", most, "the whole process"))
+        time_row = f"{name}: time"
+        rows.append(Row(time_row, found["seconds"], "s") if limit is None else
+                    at_most(time_row, found["seconds"], "s", limit, "features to classifier"))  # fmt: skip
+    return rows
+
+
+def _refusal():
+    """``full`` statistics of that size say beforehand what they would take."""
+    try:
+        ClassStatistics.fits("full", CLASSES, WIDTH)
+    except UserError as error:
+        return Row("full statistics of that size are refused beforehand", 1, "", remark=str(error))
+    return Row("full statistics of that size fit", 1, "")
+
+
+def _one_large(form, method):
+    """In a process of its own: features drawn client by client, statistics merged, the classifier made."""
+    means = torch.randn(CLASSES, WIDTH, generator=Key(0).torch())
+    classifier = torch.nn.Linear(WIDTH, CLASSES)
+
+    def client(number):
+        generator = Key(1).fold("client", number).torch()
+        labels = torch.randint(CLASSES, (EACH,), generator=generator)
+        features = means[labels] + torch.randn(EACH, WIDTH, generator=generator)
+        return ClassStatistics.of_features(features, labels, CLASSES, form)
+
+    began = time.perf_counter()
+    total = ClassStatistics.merged(client(number) for number in range(CLIENTS))
+    unskew.calibrate(classifier, total, method)
+    seconds = time.perf_counter() - began
+    print(json.dumps({"seconds": seconds, "gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}))
+
+
+if __name__ == "__main__":
+    _one_large(*sys.argv[1:])

@@ -1,0 +1,108 @@
+"""The recipe of a federation that Unskew does not train, as a user starts it."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from unskew import ClassStatistics
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "plain_federation.py"
+
+
+def started(*words, cwd):
+    return subprocess.run([sys.executable, RECIPE, *words], cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def accuracies(done):
+    return {name: float(share.rstrip("%")) for name, share in map(str.split, done.stdout.splitlines())}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The recipe from beginning to end: what it said, and the folder it was started in."""
+    folder = tmp_path_factory.mktemp("federation")
+    done = started(cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done, folder
+
+
+@pytest.fixture
+def copied(whole, tmp_path):
+    """A folder of one's own with what the clients wrote."""
+    shutil.copytree(whole[1] / "federation", tmp_path / "federation")
+    return tmp_path
+
+
+def test_calibration_makes_the_plain_federation_more_accurate(whole):
+    done, _ = whole
+    found = accuracies(done)
+    assert list(found) == ["before", "ccvr", "lda"]
+    assert found["ccvr"] > found["before"]
+    assert found["lda"] > found["before"]
+    assert done.stderr == ""
+
+
+def test_every_client_leaves_a_statistics_file(whole):
+    _, folder = whole
+    files = sorted((folder / "federation").glob("client-*"))
+    assert [file.name for file in files] == [f"client-{client}.safetensors" for client in range(10)]
+    parts = [ClassStatistics.load(file) for file in files]
+    assert all(2 <= len(part.held) <= 4 for part in parts)
+    assert int(ClassStatistics.merged(parts).counts.sum()) == 1438
+
+
+def test_the_server_alone_finds_the_same(whole, copied):
+    done = started("server", cwd=copied)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == whole[0].stdout
+
+
+def not_a_number(values):
+    values["second"][0, 0, 0] = float("nan")
+
+
+def negative_count(values):
+    values["number"][0] = -1
+
+
+def wrong_shape(values):
+    values["sums"] = values["sums"][:, 1:].contiguous()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (not_a_number, "second holds NaN or infinity"),
+        (negative_count, "has a count of -1"),
+        (wrong_shape, "second has the shape"),
+    ],
+)
+def test_a_spoilt_file_stops_the_server_and_is_named(copied, spoil, why):
+    file = copied / "federation" / "client-3.safetensors"
+    with safe_open(file, framework="pt") as content:
+        about = content.metadata()
+        values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
+    spoil(values)
+    save_file(values, file, metadata=about)
+    done = started("server", cwd=copied)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert str(Path("federation") / "client-3.safetensors") in line
+    assert why in line
+
+
+def test_what_the_server_adds_up_is_what_pooled_features_have(whole):
+    _, folder = whole
+    files = sorted((folder / "federation").glob("client-*"))
+    total = ClassStatistics.merged(map(ClassStatistics.load, files))
+    backwards = ClassStatistics.merged(map(ClassStatistics.load, reversed(files)))
+    assert torch.equal(total.counts, backwards.counts)
+    for label in range(10):
+        torch.testing.assert_close(total.covariance(label), backwards.covariance(label), rtol=1e-9, atol=1e-9)
