@@ -11,6 +11,7 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
+from unskew.calibration.forms import Form
 from unskew.calibration.statistics import ClassStatistics
 from unskew.data.batches import Pixels
 from unskew.errors import UserError
@@ -99,11 +100,12 @@ def _large():
 
 def _refusal():
     """``full`` statistics of that size say beforehand what they would take."""
+    needed = Form("full").bytes(CLASSES, WIDTH) / 1e9
     try:
-        ClassStatistics.fits("full", CLASSES, WIDTH)
+        Form("full").must_fit(CLASSES, WIDTH)
     except UserError as error:
-        return Row("full statistics of that size are refused beforehand", 1, "", remark=str(error))
-    return Row("full statistics of that size fit", 1, "")
+        return Row("full statistics of that size", needed, "GB", remark=f"refused beforehand: {error}")
+    return Row("full statistics of that size", needed, "GB", remark="fit on this machine")
 
 
 def _one_large(form, method):

@@ -3,8 +3,10 @@
 Shapes: P classes held, d features, r directions.
 """
 
+import os
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -67,6 +69,17 @@ class Form:
         """What statistics of this form weigh: float64 sums, int64 labels and counts."""
         return 16 * held + 8 * sum(torch.Size(shape).numel() for shape in self.shapes(held, width).values())
 
+    def must_fit(self, held: int, width: int) -> None:
+        """Refuse, before anything is allocated, statistics of more classes than this machine's memory holds."""
+        needed, there = self.bytes(held, width), 0.8 * physical_memory()
+        if needed > there:
+            others = [Form("shared"), Form("diagonal"), Form("low-rank", min(32, width))]
+            sizes = ", ".join(f"{form} ({form.bytes(held, width) / 1e9:.2f} GB)" for form in others if form != self)
+            raise UserError(
+                f"{self} statistics of {held:,} classes and {width:,} features take {needed / 1e9:.1f} GB, there are "
+                f"{there / 1e9:.1f} GB for them on this machine; take the form {sizes}"
+            )
+
     def fault(self, held: int, sums: Tensors) -> str:
         """Why these cannot be the sums of so many classes held; empty: they can be."""
         if any(value.dtype != torch.float64 for value in sums.values()):
@@ -98,6 +111,15 @@ class Form:
             torch.linalg.vecdot(features, features, dim=0, out=into["squares"])
         if "sketch" in into:
             torch.mm(features.t(), features @ directions(features.shape[1], self.rank), out=into["sketch"])
+
+
+def physical_memory() -> float:
+    """The bytes that this process may use at most: the machine's, or its container's."""
+    whole = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    try:
+        return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or "max"
+        return whole
 
 
 @lru_cache(maxsize=4)

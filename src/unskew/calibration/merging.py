@@ -54,6 +54,8 @@ class Merging:
         blocks = self._blocks.setdefault(name, [])
         shape = value.shape[1:]
         size = max(1, min(self._first.classes, BLOCK_BYTES // (8 * shape.numel())))
+        if len(blocks) * size < len(self._number):
+            self._first.form.must_fit(len(self._number), self._first.width)
         while len(blocks) * size < len(self._number):
             blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
         for place, block in enumerate(blocks):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew import text
-from unskew.calibration.forms import Form
+from unskew.calibration.forms import Form, physical_memory
 from unskew.calibration.gaussians import ClassReport, Gaussians
 from unskew.calibration.head import CalibratedClassifier, Lift, Report, Transformation, last_linear
 from unskew.calibration.retrain import Descent, discriminant, retrained
@@ -210,13 +210,20 @@ def virtual_features(
     held, places = torch.unique(owner, return_inverse=True)
     size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, places, statistics.number.double())
     share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[places])
-    features, labels, reports = [], [], []
-    for place, label in enumerate(owner.tolist()):
-        drawn, report = gaussians.draw(place, max(1, round(per_class * float(share[place]))), key)
-        features.append(drawn.float())
-        labels.append(torch.full((len(drawn),), label))
-        reports.append(replace(report, label=label))
-    return torch.cat(features), torch.cat(labels), tuple(reports)
+    counts = (per_class * share).round().clamp(min=1).long()
+    needed, there = 4 * int(counts.sum()) * statistics.width, 0.8 * physical_memory()
+    if needed > there:
+        raise UserError(
+            f"{int(counts.sum()):,} virtual features take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB "
+            f"for them; give per_class={max(1, int(per_class * there / needed))} or less"
+        )
+    features = torch.empty(int(counts.sum()), statistics.width)
+    reports = []
+    for place, rows in enumerate(torch.split_with_sizes(features, counts.tolist())):
+        drawn, report = gaussians.draw(place, len(rows), key)
+        rows.copy_(drawn)
+        reports.append(replace(report, label=int(owner[place])))
+    return features, torch.repeat_interleave(owner, counts), tuple(reports)
 
 
 def _fitting(classifier: nn.Module, statistics: ClassStatistics, calibration: Calibration) -> int:

@@ -108,6 +108,8 @@ class ClassStatistics:
         """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
         for part in parts:
+            if total.nothing:
+                part.form.must_fit(part.classes, part.width)
             total.add(part)
         return total.total()
 
