@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench pictures methods-table test-all lock clean
+.PHONY: help setup run test check format bench pictures methods-table calibration-table test-all lock clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -44,6 +44,9 @@ pictures: $(READY) ## Make the pictures of README and docs from real runs
 
 methods-table: $(READY) ## Measure every method on CIFAR-10 (UNSKEW_DATA) and write docs/methods/measured.md: hours
 	$(BIN)/python docs/make_methods_table.py
+
+calibration-table: $(READY) ## Measure every calibration on CIFAR-10 (UNSKEW_DATA) and write docs/calibration.md: hours
+	$(BIN)/python docs/make_calibration_table.py
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .
