@@ -21,6 +21,14 @@ def batch_norm(shape, classes) -> Network:
     return Network(encoder, nn.Linear(4 * height * width, classes))
 
 
+def norm_and_dropout(shape, classes) -> Network:
+    """Two linear layers behind parts that work otherwise while they are trained."""
+    channels, height, width = shape
+    convolution = [nn.Conv2d(channels, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()]
+    linear = [nn.Linear(4 * height * width, 16), nn.Dropout(0.5), nn.ReLU()]
+    return Network(nn.Sequential(*convolution, *linear), nn.Linear(16, classes))
+
+
 def norms(shape, classes) -> Network:
     """Every norm that needs no draw."""
     channels, height, width = shape

@@ -14,11 +14,12 @@ from unskew.config import Config
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
-from unskew.finishing import Calibrated, Event, Known, check, finish
+from unskew.finishing import Calibrated, Event, Known, check, finish, protections
 from unskew.models.cut import cut
 from unskew.preparation import Prepared, prepare
 from unskew.results import Result, read_result, to_json
 from unskew.round.client import Bench
+from unskew.types import Tensors
 
 AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no training
 
@@ -40,11 +41,7 @@ def calibrate_run(
     for algorithm in asked:
         for source in algorithm.finish:
             check(source, algorithm, bench)
-    names = tensors.of_module(bench.network)
-    weights = runs.read_model(path / "model.safetensors")
-    model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
-    if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
-        raise UserError(f"{path / 'model.safetensors'} does not hold the weights that result.json speaks of")
+    model = _weights(path, result, bench.network)
     chosen, count = _engine(prepared, bench)
     with runs.locked(path):
         working = engines.open_engine(chosen, prepared.blueprint, data, count)
@@ -73,11 +70,13 @@ def load(path: str | Path, calibration: str | None = None) -> nn.Module:
     path = Path(path)
     result = read_result(path)
     if calibration is not None and calibration not in result.calibrations:
+        calibration = _name(calibration)  # ccvr(per_class=2000) is ccvr
+    if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
     prepared = _prepared(path, result, None, None)
     network = models.build(prepared.blueprint.model, prepared.blueprint.shape, prepared.blueprint.classes)
-    network.load_state_dict(runs.read_model(path / "model.safetensors"))
+    network.load_state_dict({name.partition("/")[2]: value for name, value in _weights(path, result, network).items()})
     network.eval()
     if calibration is None:
         return network
@@ -108,9 +107,20 @@ def _algorithm(source: str) -> Algorithm:
     return algorithm
 
 
+def _name(source: str) -> str:
+    """A calibration's name in its plainest spelling, as results have it."""
+    algorithm = _algorithm(source)
+    return " + ".join([algorithm.finish[0], *protections(algorithm)])
+
+
 def _prepared(path: Path, result: Result, engine: str | None, workers: int | None) -> Prepared:
     config = configs.read(path / "config.toml")
-    config = configs.checked(replace(config, engine=engine or config.engine, workers=workers or config.workers))
+    config = replace(
+        config,
+        engine=config.engine if engine is None else engine,
+        workers=config.workers if workers is None else workers,
+    )
+    config = configs.checked(config)
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
         raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
@@ -120,6 +130,16 @@ def _prepared(path: Path, result: Result, engine: str | None, workers: int | Non
     if prepared.partition.hash != result.partition_hash:
         raise UserError(f"{kept} is not the partition that {path} was trained with")
     return prepared
+
+
+def _weights(path: Path, result: Result, network: nn.Module) -> Tensors:
+    """The run's final weights, if they are those that its result speaks of."""
+    names, file = tensors.of_module(network), path / "model.safetensors"
+    weights = runs.read_model(file)
+    model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
+    if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
+        raise UserError(f"{file} does not hold the weights that result.json speaks of")
+    return model
 
 
 def _engine(prepared: Prepared, bench: Bench) -> tuple[str, int]:

@@ -208,7 +208,9 @@ def list_methods() -> None:
         table.add_row(row.name, row.changes.replace("``", ""), slots, knobs, row.reference)
     out.print(table)
     out.print('Put them together with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir".')
-    out.print("terms, statistics and remember take many; two methods that want the same other slot are refused.")
+    out.print(
+        "terms, statistics, remember and finish take many; two methods that want the same other slot are refused."
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -259,7 +261,7 @@ def _watched(work: Any) -> None:
         result: Result = work(observer)
     except (KeyboardInterrupt, ClientFailure, UserError) as error:
         screen.close()
-        if place and not isinstance(error, LostMemory):
+        if place and not isinstance(error, LostMemory) and not (place[0] / "result.json").exists():
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
             hint = f"go on with: unskew resume {shlex.quote(str(place[0]))}"

@@ -38,6 +38,7 @@ def run(
     base = configs.read(Path(recipe)) if recipe else Config()
     config = configs.checked(configs.with_values(base, options, "run"))
     prepared = prepare(config)
+    _check_calibrations(prepared)  # before a folder is made
     path = Path(out) if out else runs.unused(Path("runs"), _slug(config))
     runs.create(path)
     with runs.locked(path):
@@ -64,7 +65,16 @@ def resume(path: str | Path, *, observe: Observer | None = None, on_failure: str
         prepared = prepare(config, f"file:{kept}" if kept.exists() else None)
         if not kept.exists():
             _write_partition(kept, prepared.partition, prepared.images)
+        _check_calibrations(prepared)
         return _execute(prepared, path, observe or _ignore)
+
+
+def _check_calibrations(prepared: Prepared) -> None:
+    """Refuse what could not be made after the last round."""
+    if prepared.algorithm.finish:
+        bench = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+        for source in bench.algorithm.finish:
+            check(source, bench.algorithm, bench)
 
 
 def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
@@ -72,8 +82,6 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     data = dataset(prepared.images, prepared.population)
     bench = build(prepared.blueprint, data)
     models.initialise(bench.network, key.fold("model"))
-    for source in bench.algorithm.finish:
-        check(source, bench.algorithm, bench)
     first, progress = _beginning(prepared, bench, path)
     workers = min(config.workers or engines.cores(), len(first_visits(prepared)))
     chosen = _choose(prepared, bench, workers, config.rounds - first.round)
@@ -113,8 +121,19 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:
                     save()
                     saved = time.monotonic()
-            model = driver.as_used(bench.algorithm, done[0].tensors)
-            calibrated = finish(prepared, bench, engine, model, bench.algorithm, observe)
+            model, calibrated = driver.as_used(bench.algorithm, done[0].tensors), list[Calibrated]()
+
+            def keep(event: Event) -> None:
+                if isinstance(event, Calibrated):
+                    calibrated.append(event)
+                observe(event)
+
+            try:
+                finish(prepared, bench, engine, model, bench.algorithm, keep)
+            except UserError as error:  # it would come again: what was trained must not wait for it for ever
+                _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
+                again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
+                raise UserError(f"{error}; {again}") from error
             return _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
         except BaseException:
             if done[0].round:

@@ -18,7 +18,7 @@ from unskew.calibration.head import CalibratedClassifier
 from unskew.calibration.methods import Calibration, calibrate, parse, retrained_on
 from unskew.calibration.mixture import PASSES, found_centres
 from unskew.calibration.private import noisy
-from unskew.calibration.secure import Layout, secure_sum
+from unskew.calibration.secure import LEAST, Layout, secure_sum
 from unskew.calibration.statistics import ClassStatistics
 from unskew.data.population import cells
 from unskew.errors import UserError, extra
@@ -96,20 +96,37 @@ def check(source: str, algorithm: Algorithm, bench: Bench) -> None:
     calibration = parse(source)
     encoder, _ = cut(bench.network, calibration.layers)
     if calibration.make is None:
+        if protections(algorithm) and not any(parse(other).make for other in algorithm.finish):
+            what = " + ".join(protections(algorithm))
+            raise UserError(f"{source} pools real features, and {what} protects nothing of them; leave it out")
         return
     width = width_of(encoder, tuple(bench.train.images.shape[1:])) + calibration.expand
     classes = bench.network.classifier.out_features * calibration.components
     needed = calibration.form.bytes(classes, width)
     if needed > MOST_BYTES:
         forms = [f"{form} ({Form.parse(form).bytes(classes, width) / 1e9:.2f} GB)" for form in OTHERS]
+        hint = f"take covariance = {', '.join(forms)}" if calibration.form.name != "shared" else "give a smaller expand"
         raise UserError(
             f"{source}: {calibration.form} covariances of {classes:,} classes and {width:,} features take "
-            f"{needed / 1e9:.1f} GB a client, more than {MOST_BYTES / 1e9:.1f}; take covariance = {', '.join(forms)}"
+            f"{needed / 1e9:.1f} GB a client, more than {MOST_BYTES / 1e9:.1f}; {hint}"
+        )
+    if algorithm.withhold and algorithm.withhold > (most := _most_of_a_class(bench)):
+        raise UserError(
+            f"{source} with withhold({algorithm.withhold}): no client has more than {most} examples of a class, and "
+            f"nobody would send anything; give {most} or less"
         )
     if algorithm.secure:
         extra("cryptography")
+        if (clients := len(bench.population.inhabited)) < LEAST:
+            words = f"a sum over {clients} clients would say too much of each; wanted are at least {LEAST}"
+            raise UserError(f"{source} with secure: {words}")
     if algorithm.private is not None:
         extra("dp_accounting")
+        if algorithm.withhold:
+            raise UserError(
+                f"{source} with withhold and private: one example more may bring a whole class of its client into the "
+                "sum, and the promise is for one example; leave withhold out"
+            )
     if algorithm.private is not None and (calibration.components > 1 or calibration.form.name == "low-rank"):
         what = "components" if calibration.components > 1 else str(calibration.form)
         raise UserError(f"{source} with private: the promise covers one release of one Gaussian a class, not {what}")
@@ -164,9 +181,12 @@ class _Work:
         if calibration.make is None:
             began = time.perf_counter()
             features, labels = real_features(self.bench, calibration, self.key)
-            return retrained_on(head, features, labels, source, seed), 0, time.perf_counter() - began
+            seconds = time.perf_counter() - began
+            return retrained_on(head, features, labels, source, seed), 0, seconds
         statistics, sent, seconds = self.statistics(source, self.ask(calibration))
-        return calibrate(head, statistics, source, seed), sent, seconds
+        classifier = calibrate(head, statistics, source, seed)
+        classifier.clip = self.ask(calibration).clip  # features are cut in use as they were for the statistics
+        return classifier, sent, seconds
 
     def statistics(self, source: str, ask: Ask) -> tuple[ClassStatistics, int, float]:
         """What was asked for, of all clients together; bytes and seconds."""
@@ -189,6 +209,8 @@ class _Work:
         promise = self.algorithm.private
         if promise is not None:
             found = noisy(found, promise.clip, promise.epsilon, promise.delta, self.key.fold("private"))
+            if not len(found.held):
+                raise UserError(f"{self.name(source)}: no class stands out of so much noise; give a larger epsilon")
         self.known[question] = found, sent, time.perf_counter() - began
         if ask.components == 1:
             self.observe(Foretold(self.name(source), self._forecast(ask, found)))
@@ -253,6 +275,14 @@ def real_features(bench: Bench, calibration: Calibration, key: Key) -> tuple[Ten
         for some in torch.split(index, CHUNK):
             features.append(encoder(bench.train.batch(some)[0]))
     return torch.cat(features), bench.train.labels[index]
+
+
+def _most_of_a_class(bench: Bench) -> int:
+    """The most examples of one class that one client holds."""
+    population = bench.population
+    owner = np.repeat(np.arange(population.clients, dtype=np.int32), population.sizes)
+    labels = bench.train.labels.numpy()[population.order]
+    return int(cells(owner, labels, bench.network.classifier.out_features)[2].max())
 
 
 def _some(index: Tensor, labels: Tensor, per_class: int, key: Key) -> Tensor:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from safetensors.torch import save
 
 from unskew.calibration.head import CalibratedClassifier
 from unskew.errors import UserError
+from unskew.files import write_whole as write_whole
 from unskew.round.driver import Metrics
 from unskew.tensors import sha256, under
 from unskew.types import ServerState, Tensors
@@ -77,27 +78,6 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file at once: it is the old one or the new one, never half of either."""
-    beside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
 def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
     """An .npz file, whole; numpy adds no time stamps, so that the same arrays give the same bytes."""
     content = io.BytesIO()
@@ -138,7 +118,7 @@ def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -
 
 def calibration_file(path: Path, name: str) -> Path:
     """Where the calibrated classifier of that name lies."""
-    words = re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-")
+    words = re.sub(r"[^a-z0-9_.]+", "-", name.lower().replace("e+", "e")).strip("-")  # 1e+16 is not 1e-16
     return path / f"calibration-{words}.safetensors"
 
 

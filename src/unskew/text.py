@@ -14,6 +14,8 @@ from unskew.errors import UserError, nearest
 
 Value = int | float | bool | str
 
+EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full"}
+
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
     r"|(?P<string>'[^']*'|\"[^\"]*\")|(?P<mark>[(),=+]))"
@@ -64,7 +66,7 @@ def parse(source: str, what: str) -> list[Call]:
     """``"a(1) + b(x=2)"`` as a list of calls; ``what`` names the text in errors."""
     tokens = _tokens(source)
     if tokens[0].kind == "end":
-        raise UserError(f"{what} is empty; give a name such as {'fedavg' if what == 'method' else 'iid'}")
+        raise UserError(f"{what} is empty; give a name such as {EXAMPLES[what]}")
     calls, at = [], 0
     while True:
         call, at = _call(source, tokens, at, what)

@@ -188,7 +188,7 @@ def test_features_that_are_all_equal_are_drawn_as_they_are(form, value):
     assert 0 <= report.left_over <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(form=st.sampled_from(FORMS), counts=st.lists(st.integers(1, 12), min_size=1, max_size=C), rank=st.integers(1, D))
 def test_any_class_can_be_drawn_from_where_one_has_two_examples(form, counts, rank):
     counts = [2, *counts[1:]]
@@ -271,7 +271,7 @@ def low_rank(features, rank):
     return ClassStatistics.of_features(features, torch.zeros(len(features), dtype=torch.int64), 1, f"low-rank({rank})")
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(rank=st.integers(1, 8), known=st.integers(1, 8), seed=st.integers(0, 1000))
 def test_a_scatter_of_rank_r_is_known_whole_and_no_other_is_overstated(rank, known, seed):
     """rank(S) ≤ r: S itself. Otherwise S − F·Fᵀ has no negative eigenvalue and the diagonal is S's."""

@@ -98,7 +98,9 @@ def test_the_sensitivity_holds_after_the_rounding_of_a_secure_sum():
     for seed in range(10):
         features = clipped(features_of(seed, 5, 100.0, classes=1, width=width)[0], 0.999 * radius)
         both = [
-            layout.statistics(layout.quantised(ClassStatistics.of_features(z, torch.zeros(len(z)), 1), 2, "a"), "a")
+            layout.statistics(
+                layout.quantised(ClassStatistics.of_features(z, torch.zeros(len(z), dtype=torch.int64), 1), 2, "a"), "a"
+            )
             for z in (features, features[1:])
         ]
         difference = in_units_of_noise(both[0], radius) - in_units_of_noise(both[1], radius)

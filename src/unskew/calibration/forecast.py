@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unskew.calibration.gaussians import Gaussians
 from unskew.calibration.head import copy_of
-from unskew.calibration.retrain import discriminant
+from unskew.calibration.retrain import discriminant, varied
 from unskew.calibration.statistics import ClassStatistics
 from unskew.key import Key
 
@@ -56,12 +56,13 @@ def separability(statistics: ClassStatistics, key: Key) -> float:
 def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Forecast:
     """The separability, and what the head and a linear discriminant make of features drawn from the Gaussians.
 
-    Without a head that takes these features there is the separability alone.
+    Without a head that takes these features, or where they do not vary, there is the separability alone.
     """
-    apart = separability(statistics, key)
+    apart, gaussians = separability(statistics, key), Gaussians(statistics)
     if head is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return Forecast(apart)
-    gaussians = Gaussians(statistics)
+    if not varied(gaussians.means, gaussians.within):
+        return Forecast(apart)
     rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, classes)
     head, each = copy_of(head).double(), max(2, min(500, MOST // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)

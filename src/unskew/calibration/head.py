@@ -18,7 +18,7 @@ from unskew.errors import UserError
 from unskew.key import Key
 from unskew.types import Tensors
 
-NEVER = -1e4  # the logit of a class that a classifier made from nothing knows nothing of
+NEVER = -1e9  # the logit of a class that a classifier made from nothing knows nothing of: below all others
 
 
 class Transformation(nn.Module):
@@ -51,7 +51,7 @@ class Lift(nn.Module):
     @staticmethod
     def of(width: int, expand: int) -> "Lift":
         """The one that everybody has for so many features."""
-        return Lift(_random_sums(width, expand))
+        return Lift(_random_sums(width, expand).clone())
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, m + d]."""
@@ -77,7 +77,7 @@ class Report:
                 f"{len(shrunk)} of {len(self.classes)} class covariances have fewer examples than features: mixed with "
                 f"the pooled one, its weight up to {max(shrunk):.2f}"
             )
-        if alone := sum(row.count == 1 for row in self.classes):
+        if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
             found.append(f"{alone} of {len(self.classes)} classes have one example: they have the pooled covariance")
         if (clipped := max((row.clipped for row in self.classes), default=0.0)) > 1e-6:
             found.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
@@ -89,48 +89,67 @@ class Report:
 class CalibratedClassifier(nn.Module):
     """To be put in the classifier's place: what features pass first, then the linear layers made anew."""
 
-    def __init__(self, before: Transformation | Lift, head: nn.Module, report: Report, layers: int = 1) -> None:
+    def __init__(
+        self, before: Transformation | Lift, head: nn.Module, report: Report, layers: int = 1, clip: float = 0.0
+    ) -> None:
         super().__init__()
         self.before = before
         self.head = head
         self.report = report
         self.layers = layers
+        self.clip = clip  # the length that features were cut to when statistics were taken; 0: none
 
     def tensors(self) -> Tensors:
         """All that it is, by name: what ``stand_in`` takes."""
-        steps = [float(self.layers), 0.0, 1.0]
+        steps = [float(self.layers), 0.0, 1.0, self.clip]
         if isinstance(self.before, Transformation):
-            steps[1:] = [float(self.before.relu), self.before.tukey]
+            steps[1:3] = [float(self.before.relu), self.before.tukey]
         lift = {"lift": self.before.get_buffer("weight")} if isinstance(self.before, Lift) else {}
         head = {f"head.{name}": value.detach() for name, value in self.head.state_dict().items()}
         return {"steps": torch.tensor(steps, dtype=torch.float64), **lift, **head}
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""
-        logits: Tensor = self.head(self.before(features))
+        if isinstance(self.before, Lift):  # statistics are of what it gives, and that is what was cut
+            found = shortened(self.before(features), self.clip)
+        else:
+            found = self.before(shortened(features, self.clip))
+        logits: Tensor = self.head(found)
         return logits
 
 
 def stand_in(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Module]]) -> tuple[nn.Module, nn.Module]:
     """Encoder and calibrated classifier, from ``CalibratedClassifier.tensors`` and the network that may be cut."""
-    layers, relu, tukey = values["steps"].tolist()
+    layers, relu, tukey, clip = values["steps"].tolist()
     encoder, plain = cut(int(layers))
     before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
     state = tensors.under(values, "head.")
     if set(state) == {"weight", "bias"}:
-        head: nn.Module = _blank(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
+        head: nn.Module = blank(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
     else:
         head = copy.deepcopy(plain)
     head.load_state_dict(state)
     report = Report("", (), (), float("nan"), float("nan"), 0.0)
-    return encoder, CalibratedClassifier(before, head, report, int(layers)).eval()
+    return encoder, CalibratedClassifier(before, head, report, int(layers), clip).eval()
+
+
+def shortened(features: Tensor, clip: float) -> Tensor:
+    """[n, d], features longer than ``clip`` (L2) drawn back to it, a rounding error below; 0: as they are."""
+    if not clip:
+        return features
+    length = features.double().norm(dim=1, keepdim=True)  # [n, 1]
+    below = clip * (1 - 4 * torch.finfo(features.dtype).eps)
+    return torch.where(length > clip, (features.double() * (below / length)).to(features.dtype), features)
 
 
 def copy_of(head: nn.Module) -> nn.Module:
-    """The same layers in memory of their own and in eval mode; a single linear layer gets a bias where it had none."""
+    """The same layers in memory of their own, in eval mode, to be trained even where the given ones are frozen.
+
+    A single linear layer gets a bias where it had none.
+    """
     if not isinstance(head, nn.Linear):
-        return copy.deepcopy(head).eval()
-    made = _blank(head.in_features, head.out_features, head.weight.dtype)
+        return copy.deepcopy(head).eval().requires_grad_()
+    made = blank(head.in_features, head.out_features, head.weight.dtype)
     with torch.no_grad():
         made.weight.copy_(head.weight)
         if head.bias is None:
@@ -148,7 +167,7 @@ def last_linear(head: nn.Module) -> nn.Linear:
     return found[-1]
 
 
-def _blank(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+def blank(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
     """A layer that draws no weights: they are about to be overwritten."""
     return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device="cpu")
 

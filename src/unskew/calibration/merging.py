@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unskew.calibration.forms import Form
 from unskew.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,7 +18,8 @@ class Merging:
     """A sum that grows. A class has a row in every sum, the next free one when somebody first holds it."""
 
     def __init__(self) -> None:
-        self._first: ClassStatistics | None = None
+        self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all: no client is kept
+        self._about = ""  # the first of them, in words
         self._rows: dict[int, int] = {}  # of each label
         self._number: list[int] = []  # of each row
         self._blocks: dict[str, list[Tensor]] = {}
@@ -26,15 +28,15 @@ class Merging:
     @property
     def nothing(self) -> bool:
         """Whether nobody has been added yet."""
-        return self._first is None
+        return self._kind is None
 
     def add(self, part: "ClassStatistics") -> None:
         """One client more; what does not belong with those before it is refused."""
-        first = self._first
-        if first is None:
-            self._first = first = part
-        elif (first.classes, first.form, first.width) != (part.classes, part.form, part.width):
-            raise UserError(f"these statistics do not belong together: {first.about()} and {part.about()}")
+        kind = part.classes, part.form, part.width
+        if self._kind is None:
+            self._kind, self._about = kind, part.about()
+        elif self._kind != kind:
+            raise UserError(f"these statistics do not belong together: {self._about} and {part.about()}")
         for label, number in zip(part.held.tolist(), part.number.tolist(), strict=True):
             row = self._rows.setdefault(label, len(self._rows))
             if row == len(self._number):
@@ -50,12 +52,12 @@ class Merging:
                 self._common[name] = value.clone()
 
     def _add_rows(self, name: str, value: Tensor, rows: Tensor) -> None:
-        assert self._first is not None
-        blocks = self._blocks.setdefault(name, [])
+        assert self._kind is not None
+        (classes, form, width), blocks = self._kind, self._blocks.setdefault(name, [])
         shape = value.shape[1:]
-        size = max(1, min(self._first.classes, BLOCK_BYTES // (8 * shape.numel())))
+        size = max(1, min(classes, BLOCK_BYTES // (8 * shape.numel())))
         if len(blocks) * size < len(self._number):
-            self._first.form.must_fit(len(self._number), self._first.width)
+            form.must_fit(len(self._number), width)
         while len(blocks) * size < len(self._number):
             blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
         for place, block in enumerate(blocks):
@@ -67,14 +69,14 @@ class Merging:
         """The sum; nothing can be added any more."""
         from unskew.calibration.statistics import ClassStatistics
 
-        if self._first is None:
+        if self._kind is None:
             raise UserError("there are no statistics to add up: nobody sent any")
-        first, held = self._first, sorted(self._rows)
+        (classes, form, width), held = self._kind, sorted(self._rows)
         order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
         places = torch.empty_like(order)
         places[order] = torch.arange(len(held))
         sums = dict(self._common)
-        for name, shape in first.form.shapes(len(held), first.width).items():
+        for name, shape in form.shapes(len(held), width).items():
             if name in sums:
                 continue
             sums[name], done = torch.empty(shape, dtype=torch.float64), 0
@@ -84,4 +86,4 @@ class Merging:
                 sums[name][some] = block[: len(some)]
                 done += len(block)
         number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
-        return ClassStatistics(first.classes, first.form, torch.tensor(held, dtype=torch.int64), number, sums)
+        return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums)

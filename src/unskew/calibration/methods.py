@@ -54,17 +54,13 @@ def ccvr(
     NeurIPS 2021, Algorithm 1.
     """
     form = Form.parse(covariance)
-    _positive("ccvr", per_class=per_class, epochs=epochs, batch=batch, lr=lr, layers=layers, components=components)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"ccvr(momentum={momentum}): give 0 or more and less than 1")
-    if not 0 <= weight_decay < float("inf"):
-        raise ValueError(f"ccvr(weight_decay={weight_decay}): give 0 or more")
+    _positive("ccvr", per_class=per_class, layers=layers, components=components)
+    descent = _descent("ccvr", epochs, batch, lr, momentum, weight_decay)
     if not 0 <= tukey <= 1:
         raise ValueError(f"ccvr(tukey={tukey}): Tukey's power lies between 0 (the logarithm) and 1 (as they are)")
     if tukey < 1 and not relu:
         raise ValueError(f"ccvr(tukey={tukey}): Tukey's power needs features of 0 or more; add relu=true")
     transformation = Transformation(relu, tukey)
-    descent = Descent(epochs, batch, lr, momentum, weight_decay)
 
     def make(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Made:
         assert head is not None
@@ -87,6 +83,7 @@ def uscc(
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, section 3.3 and Algorithm 2.
     """
+    _positive("uscc", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
     return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch, covariance=covariance)
 
 
@@ -132,8 +129,8 @@ def oracle(
     count = 0 if per_class == "all" else per_class
     if type(count) is not int or (count < 1 and per_class != "all"):
         raise ValueError(f"oracle(per_class={per_class}): give all, or how many features of each class")
-    _positive("oracle", epochs=epochs, batch=batch, lr=lr, layers=layers)
-    descent = Descent(epochs, batch, lr, momentum, weight_decay)
+    _positive("oracle", layers=layers)
+    descent = _descent("oracle", epochs, batch, lr, momentum, weight_decay)
     return Calibration(None, layers=layers, real=count, descent=descent)
 
 
@@ -142,6 +139,8 @@ CALIBRATIONS: dict[str, Callable[..., Calibration]] = {"ccvr": ccvr, "uscc": usc
 
 def parse(source: str) -> Calibration:
     """The calibration that a text such as ``ccvr(per_class=500)`` stands for."""
+    if not isinstance(source, str):
+        raise UserError(f"a calibration is named by a text such as ccvr(per_class=500), this is {source!r}")
     calls = text.parse(source, "calibration")
     if len(calls) > 1:
         raise text.complain(source, calls[1].start, "one calibration at a time; run another beside it")
@@ -167,13 +166,15 @@ def calibrate(
     classes = _fitting(classifier, statistics, calibration)
     held = {label // calibration.components for label in statistics.held.tolist()}
     absent = tuple(label for label in range(classes) if label not in held)
-    if absent:
-        words = ", ".join(map(str, absent[:10])) + (" …" if len(absent) > 10 else "")
-        warnings.warn(f"nobody holds class {words}: the classifier keeps its row for it", stacklevel=2)
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):  # a new layer draws weights that are overwritten, and disturbs nobody
         head, before, after, reports = calibration.make(classifier, statistics, classes, Key(seed).fold("calibrate"))
     report = Report(method, reports, absent, before, after, time.perf_counter() - began)
+    if absent:
+        words = ", ".join(map(str, absent[:10])) + (" …" if len(absent) > 10 else "")
+        anew = isinstance(head, nn.Linear) and (calibration.expand > 0 or not isinstance(classifier, nn.Linear))
+        fate = "is never answered" if anew else "keeps its row of the classifier"
+        warnings.warn(f"nobody holds class {words}: it {fate}", stacklevel=2)
     width = statistics.width - calibration.expand
     first = Lift.of(width, calibration.expand) if calibration.expand else calibration.transformation
     return CalibratedClassifier(first, head, report, calibration.layers)
@@ -230,10 +231,14 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, calibration: Ca
     """How many classes there are, if classifier, statistics and calibration belong together."""
     if not isinstance(classifier, nn.Module):
         raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+    if not isinstance(statistics, ClassStatistics):
+        raise UserError(f"the statistics must be ClassStatistics, this is a {type(statistics).__name__}")
     if calibration.layers == 1 and not isinstance(classifier, nn.Linear):
         raise UserError(f"the classifier must be an nn.Linear, this is a {type(classifier).__name__}; or give layers")
     classes = last_linear(classifier).out_features
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
+    if len(layers) != calibration.layers:
+        raise UserError(f"layers={calibration.layers}, but this classifier has {len(layers)} linear layers; say so")
     wanted = (classes * calibration.components, layers[0].in_features + calibration.expand)
     if (statistics.classes, statistics.width) != wanted:
         raise UserError(
@@ -243,6 +248,15 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, calibration: Ca
     if not len(statistics.held):
         raise UserError("the statistics are of nobody: no class is held")
     return classes
+
+
+def _descent(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:
+    _positive(name, epochs=epochs, batch=batch, lr=lr)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"{name}(weight_decay={weight_decay}): give 0 or more")
+    return Descent(epochs, batch, lr, momentum, weight_decay)
 
 
 def _positive(name: str, **values: float) -> None:

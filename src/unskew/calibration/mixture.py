@@ -49,8 +49,9 @@ def by_part(centres: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
         found = torch.empty_like(labels)
         for label in torch.bincount(labels).nonzero()[:, 0].tolist():
             rows = (labels == label).nonzero()[:, 0]
-            nearest = torch.cdist(features[rows].double(), centres[label]).argmin(1)
-            found[rows] = label * centres.shape[1] + nearest
+            # not by products: far from zero they lose the difference, and their rounding depends on the batch
+            apart = torch.cdist(features[rows].double(), centres[label], compute_mode="donot_use_mm_for_euclid_dist")
+            found[rows] = label * centres.shape[1] + apart.argmin(1)
         return found
 
     return relabelled

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unskew.calibration.head import shortened
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.errors import UserError, extra
 from unskew.key import Key
@@ -60,11 +61,9 @@ def clipped(features: Tensor, radius: float) -> Tensor:
     _check_radius(radius)
     if features.dim() != 2 or not features.is_floating_point():
         raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
-    length = features.detach().double().norm(dim=1, keepdim=True)  # [n, 1]
-    if not bool(length.isfinite().all()):
+    if not bool(features.isfinite().all()):
         raise UserError("features hold NaN or infinity; the encoder or its images are broken")
-    below = radius * (1 - 4 * torch.finfo(features.dtype).eps)
-    return torch.where(length > radius, (features.double() * (below / length)).to(features.dtype), features)
+    return shortened(features, radius)
 
 
 def noisy(

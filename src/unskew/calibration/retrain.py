@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.head import NEVER, copy_of, last_linear
+from unskew.calibration.head import NEVER, blank, copy_of, last_linear
 from unskew.errors import UserError
 from unskew.key import Key
 from unskew.tensors import one_thread
@@ -74,21 +74,29 @@ def discriminant(
     the same width; where there is none they are never answered.
     """
     width = within.shape[0]
+    if not varied(means, within):
+        raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
     regular = within + (ridge * within.diagonal().mean()) * torch.eye(width, dtype=torch.float64)
-    weight = torch.linalg.solve(regular, means.t()).t()  # [P, d]
-    if not bool(weight.isfinite().all()):
-        raise UserError(f"lda(ridge={ridge:g}) has no solution: the features do not vary; look at the encoder")
+    solved, failed = torch.linalg.solve_ex(regular, means.t())
+    weight = solved.t()  # [P, d]
+    if bool(failed) or not bool(weight.isfinite().all()):
+        raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
     if isinstance(head, nn.Linear) and head.in_features == width:
         linear = copy_of(head)
     else:
-        linear = nn.Linear(width, classes, dtype=torch.float32)
+        linear = blank(width, classes, torch.float32 if head is None else last_linear(head).weight.dtype)
         nn.init.zeros_(linear.weight)
-        nn.init.constant_(linear.bias, NEVER)
+        nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
     assert isinstance(linear, nn.Linear)
     with torch.no_grad():
         linear.weight[held] = weight.to(linear.weight.dtype)
         linear.bias[held] = (-0.5 * (weight * means).sum(1)).to(linear.bias.dtype)
     return linear
+
+
+def varied(means: Tensor, within: Tensor) -> bool:
+    """Whether features vary within their classes, beyond what rounding leaves of their squares."""
+    return bool(within.diagonal().mean() > 1e-14 * means.square().mean())
 
 
 def _loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from unskew.calibration.forms import MOST, Form
 from unskew.calibration.merging import Merging
 from unskew.errors import UserError
+from unskew.files import write_whole
 from unskew.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -108,8 +109,6 @@ class ClassStatistics:
         """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
         for part in parts:
-            if total.nothing:
-                part.form.must_fit(part.classes, part.width)
             total.add(part)
         return total.total()
 
@@ -164,11 +163,11 @@ class ClassStatistics:
     def spread_out(self) -> Sums:
         """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
         shapes = self.form.shapes(self.classes, self.width)
-        sums = {
-            name: value.clone()
+        sums = {  # in the form's order, whatever the client holds: engines add sums by their order
+            name: self.sums[name].clone()
             if name in self.form.common
-            else value.new_zeros(shapes[name]).index_copy_(0, self.held, value)
-            for name, value in self.sums.items()
+            else torch.zeros(shape, dtype=torch.float64).index_copy_(0, self.held, self.sums[name])
+            for name, shape in shapes.items()
         }
         return {"number": self.counts.double(), **sums}
 
@@ -191,10 +190,7 @@ class ClassStatistics:
 
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
-        try:
-            Path(path).write_bytes(self.to_bytes())
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+        write_whole(Path(path), self.to_bytes())
 
     @staticmethod
     def load(path: str | Path) -> "ClassStatistics":
@@ -212,7 +208,16 @@ class ClassStatistics:
         except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
             line = str(why).partition("\n")[0]
             raise UserError(f"{path} holds no class statistics of this version: {line}") from why
-        return checked(classes, form, values, str(path))
+        found = checked(classes, form, values, str(path))
+        if not found.possible():
+            raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
+        return found
+
+    def possible(self) -> bool:
+        """Whether any features could have these sums: (Σz)² ≤ N·Σz², but for rounding."""
+        least = self.sums["sums"].square() / self.number[:, None]
+        squares = self.sums["squares"] if "squares" in self.sums else self.sums["second"].diagonal(dim1=-2, dim2=-1)
+        return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
 
     def _place(self, label: int) -> int:
         found = (self.held == label).nonzero()

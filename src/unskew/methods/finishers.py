@@ -18,8 +18,8 @@ def finisher(name: str, build: Callable[..., Calibration]) -> Callable[..., Meth
     @functools.wraps(build)
     def method(**knobs: Any) -> Method:
         build(**knobs)  # a wrong value shows now
-        defaults = inspect.signature(build).parameters
-        given = {knob: value for knob, value in knobs.items() if value != defaults[knob].default}
+        defaults = {knob: parameter.default for knob, parameter in inspect.signature(build).parameters.items()}
+        given = {knob: knobs[knob] for knob, default in defaults.items() if knobs.get(knob, default) != default}
         spelled = str(text.Call(name, (), given, 0, ""))
         return lambda algorithm: replace(algorithm, finish=(*algorithm.finish, spelled))
 

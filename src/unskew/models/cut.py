@@ -22,10 +22,15 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     starts = _starts(network)
     if not 1 < layers <= len(starts) + 1:
         raise UserError(f"layers={layers}: this network ends in {len(starts) + 1} linear layers; give 1 to that many")
-    parts, start = list(network.encoder.named_children()), starts[layers - 2]
-    encoder = nn.Sequential(OrderedDict(parts[:start]))
-    encoder.add_module("features", nn.Flatten())
-    return encoder, nn.Sequential(OrderedDict([*parts[start:], ("classifier", network.classifier)]))
+    assert isinstance(network.encoder, nn.Sequential)
+    # not named_children: it leaves out a module that stands there a second time
+    parts, start = list(zip(network.encoder._modules, network.encoder, strict=True)), starts[layers - 2]
+    first, rest = (nn.Sequential(OrderedDict(some)) for some in (parts[:start], parts[start:]))
+    encoder = nn.Sequential(first, nn.Flatten())
+    head = nn.Sequential(OrderedDict(encoder=rest, classifier=network.classifier))  # the network's own names
+    for made in (first, rest, encoder, head):
+        made.training = network.training  # or whoever restores their mode later would change the network's
+    return encoder, head
 
 
 def _starts(network: Network) -> list[int]:

@@ -1,0 +1,28 @@
+"""How a file is written: at once or not at all."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from unskew.errors import UserError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file at once: it is the old one or the new one, never half of either."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(beside, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error

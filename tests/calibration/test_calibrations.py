@@ -1,0 +1,546 @@
+"""Every calibration is what its formula says, leaves what it was given as it was, and refuses what it cannot do."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from unskew.calibration.head import CalibratedClassifier, Lift, Transformation
+from unskew.calibration.methods import CALIBRATIONS, Calibration, calibrate, parse, retrained_on, virtual_features
+from unskew.calibration.retrain import Descent, discriminant, retrained
+from unskew.calibration.statistics import ClassStatistics
+from unskew.errors import UserError
+from unskew.key import Key
+
+D, C = 4, 3
+QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
+EVERY = (QUICK, "uscc(per_class=20, epochs=2, lr=0.1)", "lda")
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
+
+
+def linear(inputs=D, outputs=C, *, bias=True, dtype=torch.float32, seed=0):
+    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
+    with torch.no_grad():
+        for place, value in enumerate(made.parameters()):
+            value.copy_(normal(*value.shape, seed=seed + place))
+    return made
+
+
+def deep(*, dtype=torch.float32, inputs=6):
+    return nn.Sequential(nn.ReLU(), linear(inputs, D, dtype=dtype), nn.ReLU(), linear(dtype=dtype))
+
+
+def examples(counts=(30, 20, 40), seed=0, width=D):
+    """Classes with means of their own."""
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return normal(len(labels), width, seed=seed) + 3 * normal(len(counts), width, seed=50)[labels], labels
+
+
+def statistics_of(counts=(30, 20, 40), form="full", classes=C, **knobs):
+    return ClassStatistics.of_features(*examples(counts, **knobs), classes, form)
+
+
+def fitting(method, *, width=D, classes=C, counts=(30, 20, 40)):
+    """Statistics such as the method wants, of features beside which it may want random ones."""
+    wanted = parse(method)
+    features, labels = examples(counts, width=width)
+    if wanted.expand:
+        features = Lift.of(width, wanted.expand)(features)
+    parts = labels * wanted.components + torch.arange(len(labels)) % wanted.components
+    return ClassStatistics.of_features(features, parts, classes * wanted.components, wanted.form)
+
+
+def weights(head):
+    return [value.detach().clone() for value in head.parameters()]
+
+
+def same(left, right):
+    return all(torch.equal(one, other) for one, other in zip(left, right, strict=True))
+
+
+# virtual features
+
+
+def test_every_class_has_equally_many_virtual_features_whatever_it_holds():
+    features, labels, reports = virtual_features(statistics_of((30, 5, 200)), 17, Key(0))
+    assert features.shape == (51, D)
+    assert features.dtype == torch.float32
+    assert labels.tolist() == [0] * 17 + [1] * 17 + [2] * 17
+    assert [(report.label, report.count) for report in reports] == [(0, 30), (1, 5), (2, 200)]
+
+
+def test_proportional_counts_follow_the_examples_and_have_the_asked_mean():
+    """M_c = M·N_c / mean(N): 100·(10, 30, 200)/80."""
+    _, labels, _ = virtual_features(statistics_of((10, 30, 200)), 100, Key(0), proportional=True)
+    assert torch.bincount(labels).tolist() == [12, 38, 250]  # 12.5 is rounded to the even number
+    _, labels, _ = virtual_features(statistics_of((1, 2, 10_000)), 10, Key(0), proportional=True)
+    assert torch.bincount(labels).tolist()[:2] == [1, 1]  # nobody has none
+
+
+def test_a_class_of_several_parts_has_their_features_in_the_proportion_of_their_examples():
+    """Parts of class c have the labels 2c and 2c + 1: here 30 and 10, then 5 alone, then 20 and 20."""
+    features, parts = examples((30, 10, 0, 5, 20, 20))
+    statistics = ClassStatistics.of_features(features, parts, 6)
+    found, labels, reports = virtual_features(statistics, 40, Key(0), components=2)
+    assert labels.tolist() == [0] * 40 + [1] * 40 + [2] * 40
+    assert [(report.label, report.count) for report in reports] == [(0, 30), (0, 10), (1, 5), (2, 20), (2, 20)]
+    means = [features[parts == part].mean(0) for part in (0, 1, 3, 4, 5)]
+    for rows, mean in zip(torch.split_with_sizes(found, [30, 10, 40, 20, 20]), means, strict=True):
+        assert (rows.mean(0) - mean).abs().max() < 1.2
+    _, labels, _ = virtual_features(statistics, 40, Key(0), components=2, proportional=True)
+    assert torch.bincount(labels).tolist() == [56, 7, 56]  # 40·(40, 5, 40)/(85/3), part by part
+
+
+def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
+    """For variances alone it can be said in a line: μ + √v·ε, ε from the stream of key and class."""
+    features, labels = examples()
+    drawn, _, _ = virtual_features(ClassStatistics.of_features(features, labels, C, "diagonal"), 9, Key(4))
+    for label in range(C):
+        own = features[labels == label].double().numpy()
+        noise = torch.randn(9, D, generator=Key(4).fold("class", label).torch(), dtype=torch.float64).numpy()
+        wanted = own.mean(0) + np.sqrt(own.var(0, ddof=1)) * noise
+        assert np.allclose(drawn[9 * label : 9 * label + 9], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
+    monkeypatch.setattr("unskew.calibration.methods.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
+    with pytest.raises(UserError, match=r"300 virtual features take 0.0 GB, .*; give per_class=50 or less"):
+        virtual_features(statistics_of(), 100, Key(0))
+    assert len(virtual_features(statistics_of(), 50, Key(0))[0]) == 150
+
+
+# ccvr
+
+
+def descent_by_hand(weight, bias, z, y, key, *, epochs, batch, lr, momentum, weight_decay):
+    """The CCVR paper's second step in numpy: SGD with momentum on the classifier alone, cross-entropy."""
+    velocity = np.zeros_like(weight), np.zeros_like(bias)
+    for epoch in range(epochs):
+        order = torch.randperm(len(y), generator=key.fold("epoch", epoch).torch()).numpy()
+        for start in range(0, len(y), batch):
+            some = order[start : start + batch]
+            logits = z[some] @ weight.T + bias
+            powers = np.exp(logits - logits.max(1, keepdims=True))
+            error = (powers / powers.sum(1, keepdims=True) - np.eye(C)[y[some]]) / len(some)
+            for value, speed, gradient in zip((weight, bias), velocity, (error.T @ z[some], error.sum(0)), strict=True):
+                speed *= momentum
+                speed += gradient + weight_decay * value
+                value -= lr * speed
+    return weight, bias
+
+
+def test_ccvr_is_drawn_and_trained_as_by_hand():
+    """From statistics to weights with nothing of ours but the streams of random numbers."""
+    features, labels = examples()
+    statistics = ClassStatistics.of_features(features, labels, C, "diagonal")
+    knobs = {"epochs": 3, "lr": 0.05, "batch": 8, "momentum": 0.8, "weight_decay": 0.01}
+    words = ", ".join(f"{knob}={value}" for knob, value in knobs.items())
+    classifier = linear(dtype=torch.float64)
+    found = calibrate(classifier, statistics, f"ccvr(per_class=10, covariance=diagonal, {words})", seed=6)
+
+    key, z = Key(6).fold("calibrate"), []
+    for label in range(C):
+        own = features[labels == label].double().numpy()
+        noise = torch.randn(10, D, generator=key.fold("class", label).torch(), dtype=torch.float64).numpy()
+        z.append(own.mean(0) + np.sqrt(own.var(0, ddof=1)) * noise)
+    z, y = np.concatenate(z).astype(np.float32).astype(np.float64), np.repeat(np.arange(C), 10)
+    weight, bias = (value.numpy() for value in weights(classifier))
+    weight, bias = descent_by_hand(weight, bias, z, y, key, **knobs)
+    assert np.allclose(found.head.weight.detach(), weight, rtol=0, atol=1e-6)  # float32 rounds at the last bit
+    assert np.allclose(found.head.bias.detach(), bias, rtol=0, atol=1e-6)
+
+
+def test_ccvr_has_the_papers_settings_and_uscc_is_ccvr_with_its_own_counts():
+    statistics, classifier = statistics_of(), linear()
+    plain = calibrate(classifier, statistics, "ccvr(per_class=30)")
+    key = Key(0).fold("calibrate")
+    features, labels, _ = virtual_features(statistics, 30, key)
+    wanted, before, after = retrained(classifier, features, labels, Descent(10, 64, 0.001, 0.9, 1e-5), key)
+    assert same(weights(plain.head), weights(wanted))
+    assert (plain.report.loss_before, plain.report.loss_after) == (before, after)
+    uscc, ccvr = (calibrate(classifier, statistics, text).head for text in ("uscc", "ccvr(per_class=400, epochs=20)"))
+    assert same(weights(uscc), weights(ccvr))
+
+
+def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
+    asked = []
+
+    def noted(statistics, per_class, key, **knobs):
+        asked.append((per_class, knobs))
+        return virtual_features(statistics, 5, key, **knobs)
+
+    monkeypatch.setattr("unskew.calibration.methods.virtual_features", noted)
+    calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
+    assert asked == [(2000, {"proportional": False, "components": 1})]
+
+
+def test_a_classifier_that_favours_a_class_is_set_right():
+    features, labels = examples((200, 200, 200), seed=3)
+    skewed = linear()
+    with torch.no_grad():
+        skewed.weight.zero_()
+        skewed.bias.copy_(torch.tensor([50.0, 0.0, 0.0]))
+    for method in ("ccvr(per_class=200, lr=0.5)", "lda"):
+        found = calibrate(skewed, ClassStatistics.of_features(features, labels, C), method)
+        assert float((found(features).argmax(1) == labels).float().mean()) > 0.95
+
+
+def test_one_virtual_feature_a_class_is_enough():
+    found = calibrate(linear(), statistics_of(), "ccvr(per_class=1, epochs=1)")
+    assert found(normal(5, D)).isfinite().all()
+
+
+@pytest.mark.parametrize("proportional", ["true", "false"])
+def test_knobs_reach_what_they_name(proportional):
+    statistics, classifier, key = statistics_of((10, 30, 200)), linear(), Key(2).fold("calibrate")
+    found = calibrate(classifier, statistics, f"ccvr(per_class=20, epochs=1, proportional={proportional})", seed=2)
+    features, labels, _ = virtual_features(statistics, 20, key, proportional=proportional == "true")
+    assert same(weights(found.head), weights(retrained(classifier, features, labels, Descent(epochs=1), key)[0]))
+
+
+@pytest.mark.parametrize("knobs", ["relu=true", "relu=true, tukey=0.5", "relu=true, tukey=0"])
+def test_real_features_pass_what_virtual_ones_passed(knobs):
+    """The transformation of training is that of inference."""
+    statistics, classifier, key = statistics_of(), linear(), Key(1).fold("calibrate")
+    found = calibrate(classifier, statistics, f"ccvr(per_class=20, epochs=2, lr=0.1, {knobs})", seed=1)
+    power = 0.5 if "0.5" in knobs else 0.0 if "tukey" in knobs else 1.0
+
+    def passed(features):
+        above = features.clamp(min=0)
+        return above.clamp(min=1e-12).log() if power == 0 else above**power
+
+    features, labels, _ = virtual_features(statistics, 20, key)
+    head, _, _ = retrained(classifier, passed(features), labels, Descent(epochs=2, lr=0.1), key)
+    assert same(weights(found.head), weights(head))
+    real = normal(30, D, seed=9)
+    with torch.no_grad():
+        assert torch.equal(found(real), head(passed(real)))
+
+
+def test_several_layers_are_made_anew_from_features_before_them():
+    statistics, head = statistics_of(width=6), deep()
+    found = calibrate(head, statistics, "ccvr(per_class=20, epochs=2, lr=0.1, layers=2)")
+    assert found.layers == 2
+    assert not any(torch.equal(*pair) for pair in zip(weights(found.head), weights(head), strict=True))
+    assert found(normal(5, 6)).shape == (5, C)
+
+
+def test_several_gaussians_a_class_follow_what_one_cannot():
+    """A class on both sides of zero: one Gaussian lies mostly between them, where nobody is; two do not."""
+    side = torch.arange(400) % 2
+    features = 0.5 * normal(400, 1) + torch.where(side == 1, 4.0, -4.0)[:, None]
+    one, two = (ClassStatistics.of_features(features, *parts) for parts in ((0 * side, 1), (side, 2)))
+    between = [
+        float((virtual_features(statistics, 400, Key(0), components=parts)[0].abs() < 2).float().mean())
+        for statistics, parts in ((one, 1), (two, 2))
+    ]
+    assert between[0] > 0.3
+    assert between[1] == 0
+    found = calibrate(linear(1, 1), two, "ccvr(per_class=20, epochs=1, components=2)")
+    assert [(row.label, row.count) for row in found.report.classes] == [(0, 200), (0, 200)]
+
+
+# lda
+
+
+def test_lda_is_the_discriminant_of_means_and_pooled_covariance_and_draws_nothing():
+    statistics = statistics_of(form="shared")
+    means = statistics.sums["sums"] / statistics.number[:, None]
+    wanted = discriminant(linear(), means, statistics.within(), statistics.held, 0.25, C)
+    for seed in (0, 1):
+        assert same(weights(calibrate(linear(), statistics, "lda(0.25)", seed=seed).head), weights(wanted))
+    wanted = discriminant(linear(), means, statistics.within(), statistics.held, 0.001, C)
+    assert same(weights(calibrate(linear(), statistics, "lda").head), weights(wanted))
+
+
+def test_lda_with_random_features_passes_them_to_its_classifier():
+    statistics = fitting("lda(expand=10)")
+    found = calibrate(linear(), statistics, "lda(expand=10)")
+    assert isinstance(found.before, Lift)
+    assert found.head.in_features == D + 10
+    with torch.no_grad():
+        real = normal(8, D)
+        assert torch.equal(found(real), found.head(Lift.of(D, 10)(real)))
+
+
+def test_lda_stands_for_several_layers_as_one():
+    found = calibrate(deep(), statistics_of(width=6), "lda(layers=2)")
+    assert isinstance(found.head, nn.Linear)
+    assert (found.head.in_features, found.layers) == (6, 2)
+
+
+# what all of them have in common
+
+
+@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_classifier_is_left_as_it_was_and_the_new_one_has_memory_of_its_own(method, bias):
+    classifier, statistics = linear(bias=bias), fitting(method)
+    kept, mode = weights(classifier), classifier.training
+    sums = {name: value.clone() for name, value in statistics.tensors().items()}
+    found = calibrate(classifier, statistics, method)
+    with torch.no_grad():
+        for value in found.parameters():
+            value.add_(1)
+    assert same(weights(classifier), kept)
+    assert classifier.training == mode
+    assert all(torch.equal(value, sums[name]) for name, value in statistics.tensors().items())
+    assert found.head.bias is not None
+
+
+@pytest.mark.parametrize("method", EVERY[:2])
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(method):
+    def made(seed):
+        return weights(calibrate(linear(), statistics_of(), method, seed=seed).head)
+
+    assert same(made(3), made(3))
+    assert not same(made(3), made(4))
+
+
+@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "lda(layers=2)"])
+def test_the_global_generator_is_not_disturbed(method):
+    classifier, statistics = deep() if "layers" in method else linear(), fitting(method)
+    if "layers" in method:
+        statistics = statistics_of(width=6)
+    state = torch.random.get_rng_state()
+    calibrate(classifier, statistics, method)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ccvr(per_class=9, layers=2)", "lda(layers=2)"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_new_classifier_works_in_the_old_ones_type(method, dtype):
+    classifier, statistics = linear(dtype=dtype), fitting(method)
+    if "layers" in method:
+        classifier, statistics = deep(dtype=dtype), statistics_of(width=6)
+    found = calibrate(classifier, statistics, method)
+    logits = found(normal(7, 6 if "layers" in method else D, dtype=dtype))
+    assert logits.dtype == dtype
+    assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_a_classifier_without_bias_is_trained_with_one_from_zero(method):
+    plain, zero = linear(bias=False), linear()
+    with torch.no_grad():
+        zero.bias.zero_()
+    statistics = statistics_of()
+    assert same(*(weights(calibrate(head, statistics, method).head) for head in (plain, zero)))
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("bias", [True, False])
+def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
+    statistics, classifier = statistics_of((30, 0, 20, 0), classes=4), linear(outputs=4, bias=bias)
+    with pytest.warns(UserWarning, match=r"^nobody holds class 1, 3: it keeps its row of the classifier$"):
+        found = calibrate(classifier, statistics, method)
+    assert found.report.kept_rows == (1, 3)
+    assert torch.equal(found.head.weight[1::2], classifier.weight[1::2])
+    assert torch.equal(found.head.bias[1::2], classifier.bias[1::2] if bias else torch.zeros(2))
+    assert not torch.equal(found.head.weight[::2], classifier.weight[::2])
+
+
+def test_in_a_head_of_several_layers_the_last_ones_rows_are_kept():
+    head = deep()
+    with pytest.warns(UserWarning, match="nobody holds class 2: it keeps its row of the classifier"):
+        found = calibrate(head, statistics_of((30, 20), width=6), "ccvr(per_class=20, epochs=2, lr=0.1, layers=2)")
+    assert torch.equal(found.head[-1].weight[2], head[-1].weight[2])
+    assert torch.equal(found.head[-1].bias[2], head[-1].bias[2])
+    assert not torch.equal(found.head[1].weight, head[1].weight)
+
+
+@pytest.mark.parametrize("method", ["lda(expand=5)", "lda(layers=2)"])
+def test_where_there_is_no_row_to_keep_a_class_is_never_answered(method):
+    statistics, classifier = fitting(method, counts=(30, 20)), linear()
+    if "layers" in method:
+        statistics, classifier = statistics_of((30, 20), width=6), deep()
+    with pytest.warns(UserWarning, match=r"^nobody holds class 2: it is never answered$"):
+        found = calibrate(classifier, statistics, method)
+    assert 2 not in found(100 * normal(1000, 6 if "layers" in method else D)).argmax(1).tolist()
+
+
+def test_of_many_absent_classes_ten_are_named():
+    with pytest.warns(UserWarning, match=r"^nobody holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 …: it keeps"):
+        calibrate(linear(outputs=20), statistics_of((30, 20), classes=20), QUICK)
+    with pytest.warns(UserWarning, match=r"^nobody holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11: it keeps"):
+        calibrate(linear(outputs=12), statistics_of((30, 20), classes=12), QUICK)
+
+
+@pytest.mark.parametrize("method", [*EVERY, "ccvr(per_class=9, covariance='low-rank(2)')"])
+def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(method):
+    form = parse(method).form
+    for counts in ((30,), (30, 20), (1, 20), (1, 1, 2)):
+        statistics = statistics_of(counts, form, classes=len(counts))
+        found = calibrate(linear(outputs=len(counts)), statistics, method)
+        assert found(normal(5, D)).shape == (5, len(counts))
+        assert found(normal(5, D)).isfinite().all()
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_classes_of_one_example_each_have_no_spread_and_are_refused(method):
+    with pytest.raises(UserError, match=r"^no class has two examples; a covariance needs them$"):
+        calibrate(linear(), statistics_of((1, 1, 1), parse(method).form), method)
+
+
+def test_the_report_says_what_was_done():
+    with pytest.warns(UserWarning, match="class 2"):
+        report = calibrate(linear(), statistics_of((40, 3)), QUICK).report
+    assert report.method == QUICK
+    assert report.kept_rows == (2,)
+    assert [(row.label, row.count, row.shrunk) for row in report.classes] == [(0, 40, 0.0), (1, 3, 0.5)]
+    assert report.loss_after < report.loss_before
+    assert 0 < report.seconds < 60
+    report = calibrate(linear(), statistics_of(), "lda").report
+    assert [(row.label, row.count, row.shrunk) for row in report.classes] == [(0, 30, 1.0), (1, 20, 1.0), (2, 40, 1.0)]
+    assert math.isnan(report.loss_before)
+    assert report.notes() == []
+
+
+def test_the_new_classifier_is_a_module_to_put_in_the_old_ones_place():
+    network = nn.Sequential(nn.Flatten(), linear())
+    network[1] = unskew.calibrate(network[1], statistics_of(), QUICK)
+    assert isinstance(network[1], CalibratedClassifier)
+    assert network(normal(5, 2, 2)).shape == (5, C)
+    assert set(network.state_dict()) == {"1.head.weight", "1.head.bias"}
+
+
+# the oracle
+
+
+def test_the_oracle_is_refused_where_there_are_statistics_alone():
+    with pytest.raises(UserError, match=r"^oracle\(per_class=100\) needs the clients' real features, which only a sim"):
+        unskew.calibrate(linear(), statistics_of(), "oracle(per_class=100)")
+
+
+@pytest.mark.parametrize("make", [linear, lambda: nn.Sequential(nn.ReLU(), linear())])
+def test_the_oracle_trains_on_the_features_it_is_given(make):
+    features, labels = examples((30, 0, 1))
+    classifier = make()
+    kept = weights(classifier)
+    found = retrained_on(classifier, features, labels, "oracle(epochs=3, lr=0.1, batch=7)", seed=5)
+    descent = Descent(3, 7, 0.1, 0.9, 1e-5)
+    wanted, before, after = retrained(classifier, features, labels, descent, Key(5).fold("oracle"), (1,))
+    assert same(weights(found.head), weights(wanted))
+    assert same(weights(classifier), kept)
+    assert isinstance(found.before, Transformation)
+    assert torch.equal(found.before(features), features)
+    assert found.report.kept_rows == (1,)
+    assert [(row.label, row.count) for row in found.report.classes] == [(0, 30), (2, 1)]
+    assert (found.report.loss_before, found.report.loss_after) == (before, after)
+    assert found.report.notes() == []  # of covariances there is nothing to say
+
+
+def test_the_oracle_says_that_it_has_nothing_to_train_on():
+    with pytest.raises(UserError, match=r"^oracle: there is no feature to train on$"):
+        retrained_on(linear(), torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), "oracle")
+
+
+def test_the_oracle_takes_all_or_so_many_features():
+    assert parse("oracle").real == parse("oracle(all)").real == 0
+    assert parse("oracle(per_class=100)").real == 100
+    assert parse("oracle").descent == Descent(50, 64, 0.001, 0.9, 1e-5)
+    assert parse("oracle").make is None
+
+
+# what cannot be
+
+
+def test_the_table_of_calibrations():
+    assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "oracle"]
+    assert all(isinstance(build(), Calibration) for build in CALIBRATIONS.values())
+    assert (parse("lda").form.name, parse("ccvr").form.name) == ("shared", "full")
+    assert str(parse("ccvr(covariance='low-rank(7)')").form) == "low-rank(7)"
+
+
+WRONG_TEXTS = {
+    "": "calibration is empty; give a name such as ccvr",
+    "  ": "calibration is empty",
+    "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
+    "CCVR": "no calibration is called 'CCVR'; did you mean 'ccvr'?",
+    "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, oracle",
+    "ccvr + lda": "one calibration at a time; run another beside it",
+    "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
+    "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
+    "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, 2.5 given",
+    "ccvr(epochs=0)": "ccvr(epochs=0): give a number above 0",
+    "ccvr(batch=-1)": "ccvr(batch=-1): give a number above 0",
+    "ccvr(lr=0)": "ccvr(lr=0.0): give a number above 0",
+    "ccvr(layers=0)": "ccvr(layers=0): give a number above 0",
+    "ccvr(components=0)": "ccvr(components=0): give a number above 0",
+    "ccvr(momentum=1)": "ccvr(momentum=1.0): give 0 or more and less than 1",
+    "ccvr(momentum=-0.1)": "ccvr(momentum=-0.1): give 0 or more and less than 1",
+    "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
+    "ccvr(tukey=0.5)": "Tukey's power needs features of 0 or more; add relu=true",
+    "ccvr(tukey=2, relu=true)": "Tukey's power lies between 0 (the logarithm) and 1 (as they are)",
+    "ccvr(tukey=-1, relu=true)": "Tukey's power lies between 0",
+    "ccvr(relu=1)": "relu must be true or false, 1 given",
+    "ccvr(covariance=ful)": "no covariance form is called 'ful'; did you mean 'full'?",
+    "ccvr(covariance='low-rank(0)')": "low-rank(0): rank counts directions, give at least 1",
+    "ccvr(covariance='')": "covariance form is empty; give a name such as full",
+    "uscc(lr=-1)": "uscc(lr=-1.0): give a number above 0",
+    "uscc(per_class=0)": "uscc(per_class=0): give a number above 0",
+    "uscc(tukey=0.5)": "calibration uscc has no knob 'tukey'",
+    "lda(0)": "lda(ridge=0.0): give a number above 0",
+    "lda(layers=0)": "lda(layers=0): give a number above 0",
+    "lda(expand=-1)": "lda(expand=-1): it counts random features, give 0 or more",
+    "lda(covariance=full)": "calibration lda has no knob 'covariance'",
+    "oracle(some)": "oracle(per_class=some): give all, or how many features of each class",
+    "oracle(0)": "oracle(per_class=0): give all, or how many features of each class",
+    "oracle(1.5)": "oracle(per_class=1.5): give all, or how many features of each class",
+    "oracle(true)": "oracle(per_class=True): give all, or how many features of each class",
+    "oracle(epochs=0)": "oracle(epochs=0): give a number above 0",
+    "oracle(momentum=2)": "oracle(momentum=2.0): give 0 or more and less than 1",
+    "oracle(weight_decay=-1)": "oracle(weight_decay=-1.0): give 0 or more",
+    "ccvr(": "found 'the end'",
+}
+
+
+@pytest.mark.parametrize("source", WRONG_TEXTS)
+def test_a_text_that_is_no_calibration_is_refused_in_words(source):
+    with pytest.raises(UserError) as said:
+        calibrate(linear(), statistics_of(), source)
+    assert WRONG_TEXTS[source] in str(said.value)
+
+
+MISFITS = {
+    "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and so wants"),
+    "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes; these are full"),
+    "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; these are full"),
+    "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; these are full over 3"),
+    "a head of several layers": (deep, QUICK, "must be an nn.Linear, this is a Sequential; or give layers"),
+    "another width before several": (deep, "ccvr(layers=2)", "takes 6 features to 3 classes"),
+    "a module without linear layer": (nn.ReLU, "ccvr(layers=2)", "must end in an nn.Linear; this is a ReLU"),
+    "no module": (lambda: "linear", QUICK, "the classifier must be a torch module, this is a str"),
+    "a rate that blows up": (linear, "ccvr(per_class=50, lr=1e30)", "re-training with lr=1e+30 ended in NaN"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
+    make, method, words = MISFITS[case]
+    with pytest.raises(UserError) as said:
+        calibrate(make(), statistics_of(), method)
+    assert words in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "method", "words"),
+    [
+        ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, this is a dict"),
+        (None, QUICK, "the statistics must be ClassStatistics, this is a NoneType"),
+        (ClassStatistics.empty(C, D), QUICK, "the statistics are of nobody: no class is held"),
+        (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are of nobody: no class is held"),
+        (statistics_of(), None, "a calibration is named by a text such as ccvr(per_class=500), this is None"),
+    ],
+)
+def test_statistics_and_methods_of_another_kind_are_refused(statistics, method, words):
+    with pytest.raises(UserError) as said:
+        calibrate(linear(), statistics, method)
+    assert str(said.value) == words

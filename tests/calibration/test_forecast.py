@@ -1,0 +1,222 @@
+"""How far apart classes lie is a distance, measured; what calibration may gain is counted on what was drawn."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unskew.calibration import forecast as forecasts
+from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast, separability
+from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.retrain import discriminant
+from unskew.calibration.statistics import ClassStatistics
+from unskew.errors import UserError
+from unskew.key import Key
+
+KEY = Key(7)
+FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=Key(seed).torch(), dtype=torch.float64)
+
+
+def statistics_of(*classes, form="full", total=None):
+    """Statistics of one class for each of these features; None: nobody holds it."""
+    held = [(label, rows) for label, rows in enumerate(classes) if rows is not None]
+    labels = torch.cat([torch.full((len(rows),), label) for label, rows in held])
+    return ClassStatistics.of_features(torch.cat([rows for _, rows in held]), labels, total or len(classes), form)
+
+
+def exactly(mean, spread, count=40):
+    """Features on a line with exactly this mean and standard deviation."""
+    rows = normal(count, 1)
+    return mean + spread * (rows - rows.mean()) / rows.std()
+
+
+def blob(mean, mixing, count=300, seed=0):
+    rows = normal(count, len(mean), seed=seed)
+    return rows @ torch.tensor(mixing, dtype=torch.float64) + torch.tensor(mean, dtype=torch.float64)
+
+
+# separability
+
+
+def test_on_a_line_the_distance_is_that_of_two_gaussians_exactly():
+    """W₂² = (m − m′)² + (s − s′)²: 3-4-5, and the mean over the three pairs."""
+    two = statistics_of(exactly(0, 1), exactly(3, 5))
+    assert separability(two, KEY) == pytest.approx(5, rel=1e-10)
+    three = statistics_of(exactly(0, 1), exactly(3, 5), exactly(3, 1))
+    assert separability(three, KEY) == pytest.approx((5 + 3 + 4) / 3, rel=1e-10)
+
+
+def test_where_all_classes_share_a_spread_only_the_means_count():
+    assert separability(statistics_of(exactly(0, 1), exactly(3, 5), form="shared"), KEY) == pytest.approx(3, rel=1e-10)
+
+
+def test_it_is_the_distance_between_samples_sorted_along_the_same_directions():
+    """In one dimension the best transport pairs the k-th smallest with the k-th smallest."""
+    statistics = statistics_of(
+        blob([0, 0, 0], [[1, 0, 0], [0.5, 2, 0], [0, 0, 0.1]]),
+        blob([1, 2, -1], [[3, 0, 0], [0, 1, 1], [0, 0, 1]], seed=1),
+    )
+    slices = torch.randn(3, DIRECTIONS, generator=KEY.fold("slices").torch(), dtype=torch.float64)
+    slices = (slices / slices.norm(dim=0)).numpy()
+    gaussians, draw = Gaussians(statistics), Key(3).numpy()
+    sorted_along = []
+    for place in range(2):
+        covariance = statistics.covariance(place).numpy()
+        drawn = draw.multivariate_normal(gaussians.means[place].numpy(), covariance, 20_000, method="cholesky")
+        sorted_along.append(np.sort(drawn @ slices, axis=0))
+    squared = ((sorted_along[0] - sorted_along[1]) ** 2).mean(0)
+    assert separability(statistics, KEY) == pytest.approx(math.sqrt(squared.mean()), rel=0.01)
+
+
+def test_round_classes_lie_as_far_apart_as_their_means_by_the_root_of_the_dimensions():
+    """E(uᵀΔ)² = ‖Δ‖²/d over all directions; 256 of them are near to all."""
+    rows = normal(5000, 8)
+    rows = (rows - rows.mean(0)) @ torch.linalg.inv(torch.linalg.cholesky(torch.cov(rows.t())).t())
+    shift = torch.tensor([3.0, -4, 12, 0, 0, 0, 0, 0], dtype=torch.float64)  # of length 13
+    for seed in range(3):
+        found = separability(statistics_of(rows, 2 * rows + shift), Key(seed))
+        assert found == pytest.approx(math.sqrt(13**2 / 8 + 1), rel=0.1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_identical_classes_do_not_lie_apart_and_distance_grows_with_distance(form):
+    rows = blob([0, 0, 0], [[1, 0, 0], [0.5, 2, 0], [0, 0, 1]])
+    found = [
+        separability(statistics_of(rows, rows + shift, form=form), KEY) for shift in (0, 1e-3, 0.1, 1.0, 10.0, 1e3)
+    ]
+    assert found[0] == 0
+    assert found == sorted(found)
+    assert found[-1] == pytest.approx(1e3 * found[3], rel=1e-9)  # the spreads are the same and cancel
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_has_the_features_own_unit_and_does_not_care_who_is_called_what(form):
+    one, other = blob([0, 0, 0], [[1, 0, 0], [0, 2, 0], [0, 0, 1]]), blob([1, 2, 0], [[2, 0, 1], [0, 1, 0], [0, 0, 1]])
+    found = separability(statistics_of(one, other, form=form), KEY)
+    assert separability(statistics_of(8 * one, 8 * other, form=form), KEY) == pytest.approx(8 * found, rel=1e-9)
+    assert separability(statistics_of(one + 5, other + 5, form=form), KEY) == pytest.approx(found, rel=1e-9)
+    assert separability(statistics_of(other, one, form=form), KEY) == pytest.approx(found, rel=1e-12)
+    assert separability(statistics_of(None, other, None, one, form=form), KEY) == pytest.approx(found, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_class_has_nobody_to_lie_apart_from(form):
+    assert separability(statistics_of(normal(20, 3), form=form), KEY) == 0
+    assert separability(ClassStatistics.empty(4, 3, form), KEY) == 0
+
+
+def test_a_key_names_the_directions_and_nobody_else_draws_from_them():
+    statistics = statistics_of(normal(20, 3), normal(20, 3, seed=1) + 1)
+    state = torch.random.get_rng_state()
+    assert separability(statistics, KEY) == separability(statistics, KEY)
+    assert separability(statistics, KEY) != separability(statistics, Key(8))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+# what may be gained
+
+
+def head_of(weight, bias):
+    made = nn.Linear(len(weight[0]), len(weight))
+    with torch.no_grad():
+        made.weight.copy_(torch.tensor(weight))
+        made.bias.copy_(torch.tensor(bias))
+    return made
+
+
+FAR = (exactly(-10, 1), exactly(10, 1))
+
+
+def test_a_classifier_that_always_says_one_class_may_gain_all_the_others():
+    found = forecast(head_of([[0.0], [0.0]], [1.0, 0.0]), statistics_of(*FAR), 2, KEY)
+    assert (found.before, found.after, found.gain) == (0.5, 1.0, 0.5)
+    assert found.separability == pytest.approx(20, rel=1e-9)
+
+
+def test_a_classifier_that_is_right_has_nothing_to_gain():
+    found = forecast(head_of([[-1.0], [1.0]], [0.0, 0.0]), statistics_of(*FAR), 2, KEY)
+    assert (found.before, found.after, found.gain) == (1.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shares_are_counted_on_features_drawn_from_the_gaussians(form):
+    statistics = statistics_of(normal(60, 3), None, normal(5, 3, seed=1) + 1, normal(30, 3, seed=2) * 2, form=form)
+    head = head_of(normal(4, 3, seed=3).tolist(), [0.0] * 4)
+    gaussians, right = Gaussians(statistics), [0, 0]
+    rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, 4).double()
+    with torch.no_grad():
+        for place, label in enumerate((0, 2, 3)):
+            drawn, _ = gaussians.draw(place, 500, KEY.fold("forecast"))
+            for which, made in enumerate((head.double(), rival)):
+                right[which] += int((made(drawn).argmax(1) == label).sum())
+    found = forecast(head.float(), statistics, 4, KEY)
+    assert (found.before, found.after) == (right[0] / 1500, right[1] / 1500)
+    assert found.before < found.after
+
+
+def test_classes_that_nobody_holds_are_neither_drawn_nor_answered_by_the_discriminant():
+    found = forecast(head_of([[0.0]] * 4, [0.0, 0.0, 1.0, 0.0]), statistics_of(*FAR, total=4), 4, KEY)
+    assert (found.before, found.after) == (0.0, 1.0)
+
+
+def test_many_classes_share_a_number_of_draws(monkeypatch):
+    monkeypatch.setattr(forecasts, "MOST", 50)
+    drawn = []
+    draw = Gaussians.draw
+
+    def counted(self, place, count, key):
+        drawn.append(count)
+        return draw(self, place, count, key)
+
+    monkeypatch.setattr(Gaussians, "draw", counted)
+    forecast(head_of([[0.0]] * 5, [0.0] * 5), statistics_of(*(exactly(place, 1) for place in range(5))), 5, KEY)
+    assert drawn == [10] * 5
+    drawn.clear()
+    forecast(head_of([[0.0]] * 40, [0.0] * 40), statistics_of(*(exactly(place, 1) for place in range(40))), 40, KEY)
+    assert drawn == [2] * 40
+
+
+def test_heads_of_several_layers_and_of_any_type_are_tried_and_left_as_they_were():
+    for dtype in (torch.float32, torch.float64):
+        head = nn.Sequential(nn.ReLU(), nn.Linear(1, 4), nn.Dropout(0.9), nn.Linear(4, 2)).to(dtype)
+        kept = {name: value.clone() for name, value in head.state_dict().items()}
+        found = forecast(head, statistics_of(*FAR), 2, KEY)
+        assert found == forecast(head, statistics_of(*FAR), 2, KEY)  # nothing is dropped at random
+        assert head.training
+        assert all(torch.equal(value, kept[name]) for name, value in head.state_dict().items())
+        assert all(value.dtype == dtype for value in head.parameters())
+
+
+def test_the_global_generator_is_not_disturbed():
+    head, statistics = head_of([[0.0], [0.0]], [1.0, 0.0]), statistics_of(*FAR)
+    state = torch.random.get_rng_state()
+    forecast(head, statistics, 2, KEY)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_without_a_head_there_is_the_separability_alone():
+    found = forecast(None, statistics_of(*FAR), 2, KEY)
+    assert found == Forecast(separability(statistics_of(*FAR), KEY))
+    assert (found.before, found.after, found.gain) == (None, None, None)
+
+
+@pytest.mark.parametrize("form", ["full", "shared", "diagonal"])
+def test_features_that_do_not_vary_are_no_reason_to_stop(form):
+    """A network whose features have all died is calibrated all the same: only the forecast has less to say."""
+    for rows in (torch.zeros(10, 2, dtype=torch.float64), torch.full((10, 2), 3e4, dtype=torch.float64)):
+        found = forecast(head_of([[0.0, 0.0]] * 2, [0.0, 0.0]), statistics_of(rows, rows + 2, form=form), 2, KEY)
+        assert (found.before, found.after) == (None, None)
+        assert found.separability == pytest.approx(2, rel=0.1)
+
+
+def test_classes_of_one_example_each_have_no_spread_to_draw_from():
+    one = [exactly(place, 1)[:1] for place in range(2)]
+    assert forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one, form="shared"), 2, KEY).before is None
+    with pytest.raises(UserError, match="no class has two examples"):
+        forecast(head_of([[0.0]] * 2, [0.0, 0.0]), statistics_of(*one), 2, KEY)

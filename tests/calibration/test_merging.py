@@ -1,0 +1,143 @@
+"""What is added up one after another is the sum of the parts, holds none of them, and takes no stranger."""
+
+import weakref
+from functools import reduce
+from operator import add
+
+import pytest
+import torch
+
+from unskew.calibration import merging
+from unskew.calibration.merging import Merging
+from unskew.calibration.statistics import ClassStatistics
+from unskew.errors import UserError
+from unskew.key import Key
+
+C, D = 6, 3
+FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+HELD = ((4, 1), (0,), (), (1, 5, 4), (0, 1, 2, 4, 5))  # what each client holds; class 3 is nobody's
+
+
+def part(client, form="full"):
+    labels = torch.tensor([label for label in HELD[client] for _ in range(client + label + 1)], dtype=torch.int64)
+    features = torch.randn(len(labels), D, generator=Key(client).torch(), dtype=torch.float64)
+    return ClassStatistics.of_features(features, labels, C, form)
+
+
+def parts(form="full"):
+    return [part(client, form) for client in range(len(HELD))]
+
+
+def same(left, right):
+    assert left.about() == right.about()
+    for name, value in right.tensors().items():
+        assert left.tensors()[name].dtype == value.dtype
+        assert torch.equal(left.tensors()[name], value), name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_whole_is_the_sum_of_the_parts_added_in_their_order_to_the_last_bit(form):
+    """Label by label in plain Python, and by +."""
+    given = parts(form)
+    found = ClassStatistics.merged(given)
+    assert found.held.tolist() == [0, 1, 2, 4, 5]
+    for label in range(C):
+        own = [(one, one.held.tolist().index(label)) for one in given if label in one.held]
+        assert int(found.counts[label]) == sum(int(one.number[place]) for one, place in own)
+        for name in [] if label == 3 else [name for name in found.sums if name not in found.form.common]:
+            total = torch.zeros_like(given[0].sums[name][0])
+            for one, place in own:
+                total = total + one.sums[name][place]
+            assert torch.equal(found.sums[name][found.held.tolist().index(label)], total)
+    for name in found.form.common:
+        assert torch.equal(found.sums[name], reduce(add, (one.sums[name] for one in given)))
+    same(reduce(add, given), found)
+
+
+@pytest.mark.parametrize("size", [8, 8 * D, 100, 8 * D * D, 300])
+@pytest.mark.parametrize("form", FORMS)
+def test_how_large_the_blocks_are_does_not_matter(form, size, monkeypatch):
+    wanted = ClassStatistics.merged(parts(form))
+    monkeypatch.setattr(merging, "BLOCK_BYTES", size)
+    same(ClassStatistics.merged(parts(form)), wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_parts_stay_as_they_were_and_share_no_memory_with_the_sum(form):
+    given = parts(form)
+    found = ClassStatistics.merged(given)
+    alone = ClassStatistics.merged(given[:1])
+    for value in (*found.tensors().values(), *alone.tensors().values()):
+        value.fill_(7)
+    for one, wanted in zip(given, parts(form), strict=True):
+        same(one, wanted)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_of_an_iterator_one_part_is_held_while_the_next_is_made_and_none_for_longer(form):
+    alive = []
+
+    def one_by_one():
+        for client in (0, 3, 4, 1, 0, 3):
+            made = part(client, form)
+            alive.append(weakref.ref(made))
+            assert sum(each() is not None for each in alive) <= 2  # this one, and the one that was added last
+            yield made
+            del made
+
+    total = ClassStatistics.merged(one_by_one())
+    assert not any(each() is not None for each in alive)
+    same(total, ClassStatistics.merged([part(client, form) for client in (0, 3, 4, 1, 0, 3)]))
+
+
+STRANGERS = {
+    "another form": (D, C, "diagonal", "diagonal over 6 classes of 3 features, 1 held"),
+    "more classes": (D, C + 1, "full", "full over 7 classes of 3 features, 1 held"),
+    "more features": (D + 1, C, "full", "full over 6 classes of 4 features, 1 held"),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_a_stranger_is_refused_with_both_names_and_leaves_the_sum_as_it_was(who):
+    width, classes, form, about = STRANGERS[who]
+    stranger = ClassStatistics.of_features(torch.ones(2, width), torch.zeros(2, dtype=torch.int64), classes, form)
+    total = Merging()
+    total.add(part(0))
+    total.add(part(3))
+    with pytest.raises(UserError) as said:
+        total.add(stranger)
+    assert str(said.value) == (
+        f"these statistics do not belong together: full over 6 classes of 3 features, 2 held and {about}"
+    )
+    same(total.total(), part(0) + part(3))
+
+
+def test_even_one_that_holds_nothing_must_be_of_the_same_kind():
+    with pytest.raises(UserError, match="do not belong together"):
+        ClassStatistics.merged([part(0), ClassStatistics.empty(C, D, "shared")])
+    with pytest.raises(UserError, match="do not belong together"):
+        ClassStatistics.merged([ClassStatistics.empty(C, D + 1), part(0)])
+
+
+def test_the_sum_over_nobody_is_refused():
+    assert Merging().nothing
+    with pytest.raises(UserError, match=r"^there are no statistics to add up: nobody sent any$"):
+        ClassStatistics.merged(iter(()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_sum_over_clients_that_hold_nothing_holds_nothing(form):
+    empty = ClassStatistics.empty(C, D, form)
+    same(ClassStatistics.merged([empty, empty]), empty)
+    total = Merging()
+    total.add(empty)
+    assert not total.nothing
+
+
+def test_a_sum_that_would_not_fit_is_refused_before_it_is_made(monkeypatch):
+    monkeypatch.setattr(merging, "BLOCK_BYTES", 8)  # a block a class: every new one is asked for
+    monkeypatch.setattr("unskew.calibration.forms.physical_memory", lambda: 500.0)
+    with pytest.raises(
+        UserError, match=r"^full statistics of 4 classes and 3 features take 0.0 GB, .* the form shared"
+    ):
+        ClassStatistics.merged(parts())

@@ -1,0 +1,605 @@
+"""Calibration as a user has it: in a run or after it, alone or side by side, and the run itself stays as it was."""
+
+import hashlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import unskew
+from unskew import config as configs
+from unskew import runs
+from unskew.calibration.head import Lift
+from unskew.calibration.methods import calibrate, parse
+from unskew.calibration.mixture import PASSES, by_part, found_centres
+from unskew.calibration.private import clipped, min_count, noisy
+from unskew.calibration.secure import Layout
+from unskew.calibration.statistics import ClassStatistics
+from unskew.cli import main
+from unskew.engines.blueprint import build, dataset
+from unskew.key import Key
+from unskew.models.cut import cut
+from unskew.preparation import prepare
+from unskew.round.client import CHUNK
+
+UNSKEW = [sys.executable, "-m", "unskew"]
+FAST = ["--rounds", "2", "--epochs", "1", "--lr", "0.05", "--engine", "loop"]
+QUICK = "ccvr(per_class=40, epochs=2)"
+ENDLESS = "ccvr(per_class=1000, epochs=100000)"
+
+
+def command(capsys, *words):
+    """Run a command in this process: exit code, standard output, standard error."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def done(capsys, *words):
+    code, said, error = command(capsys, *words)
+    assert code == 0, error
+    return said
+
+
+def refused(capsys, *words):
+    """The one message of a command that ends with exit code 2."""
+    code, _, error = command(capsys, *words)
+    assert code == 2
+    assert error.startswith("unskew: ")
+    assert error.count("unskew: ") == 1
+    assert "Traceback" not in error
+    return error.removeprefix("unskew: ")
+
+
+def result(run: Path):
+    return json.loads((run / "result.json").read_text())
+
+
+def rows(run: Path):
+    return {row["name"]: row for row in result(run)["calibrations"]}
+
+
+def without_seconds(row):
+    return {key: value for key, value in row.items() if key != "seconds"}
+
+
+def metrics(run: Path):
+    return [without_seconds(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def file_of(run: Path, name: str):
+    return runs.calibration_file(run, name)
+
+
+def content(run: Path):
+    """Every file of a run with a hash of what it holds."""
+    files = (path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A finished run without calibration."""
+    out = tmp_path_factory.mktemp("plain") / "run"
+    unskew.run(method="fedavg", rounds=2, epochs=1, lr=0.05, engine="loop", out=out)
+    return out
+
+
+@pytest.fixture
+def run(plain, tmp_path):
+    """The finished run, to be calibrated or tampered with."""
+    shutil.copytree(plain, tmp_path / "run")
+    return tmp_path / "run"
+
+
+# in a run and after it
+
+
+def test_a_run_with_a_calibration_is_the_run_and_the_calibration(capsys, plain, run, tmp_path):
+    """In the run or afterwards: the same classifier, to the last bit of its file."""
+    inside = tmp_path / "inside"
+    said = done(capsys, "run", *FAST, "--method", "fedavg + ccvr", "--out", inside)
+    assert result(inside)["weights_sha256"] == result(plain)["weights_sha256"]
+    assert (inside / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    assert metrics(inside) == metrics(plain)
+    assert list(rows(inside)) == ["ccvr"]
+    assert set(rows(inside)["ccvr"]) == {"name", "accuracy", "loss", "bytes_up", "seconds"}
+    assert rows(inside)["ccvr"]["accuracy"] > result(inside)["accuracy"]
+    assert (inside / "calibration-ccvr.safetensors").exists()
+    assert "ccvr: 10 clients send" in said
+    assert "mean sliced Wasserstein distance" in said
+    assert f"after ccvr  {rows(inside)['ccvr']['accuracy']:.2%}" in said
+
+    done(capsys, "calibrate", run, "ccvr")
+    assert without_seconds(rows(run)["ccvr"]) == without_seconds(rows(inside)["ccvr"])
+    assert file_of(run, "ccvr").read_bytes() == file_of(inside, "ccvr").read_bytes()
+
+
+def test_calibrating_adds_to_a_run_and_changes_nothing_else_in_it(capsys, plain, run):
+    before = content(plain)
+    done(capsys, "calibrate", run, QUICK)
+    after = content(run)
+    assert set(after) - set(before) == {"calibration-ccvr-per_class-40-epochs-2.safetensors"}
+    assert {name for name in before if before[name] != after[name]} == {"result.json"}
+    assert result(run) | {"calibrations": []} == result(plain)
+
+
+def test_several_stand_side_by_side_in_the_order_they_were_made_and_one_made_again_takes_its_place(capsys, run):
+    first = done(capsys, "calibrate", run, "lda", "ccvr(epochs=2, per_class=40)", "oracle(per_class=9, epochs=2)")
+    names = ["lda", QUICK, "oracle(per_class=9, epochs=2)"]
+    assert list(rows(run)) == names
+    assert [first.index(f"{name}: accuracy") for name in names] == sorted(
+        first.index(f"{name}: accuracy") for name in names
+    )
+    assert rows(run)["oracle(per_class=9, epochs=2)"]["bytes_up"] == 0
+    before = content(run)
+    done(capsys, "calibrate", run, "uscc(per_class=40, epochs=2)", QUICK)
+    assert list(rows(run)) == [*names, "uscc(per_class=40, epochs=2)"]
+    assert {name for name in before if before[name] != content(run)[name]} == {"result.json"}
+    one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2)"))
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_the_same_statistics_are_gathered_once(capsys, run):
+    said = done(capsys, "calibrate", run, QUICK, "ccvr(per_class=10, epochs=1)", "lda")
+    assert said.count("clients send") == 2  # full for both, shared for lda
+    assert rows(run)[QUICK]["bytes_up"] == rows(run)["ccvr(per_class=10, epochs=1)"]["bytes_up"]
+
+
+def test_every_engine_gives_the_same_classifiers_bit_for_bit(capsys, plain, tmp_path):
+    methods = [
+        QUICK, "ccvr(per_class=20, epochs=1, components=2)", "lda(expand=16)", "ccvr(per_class=20, epochs=1, layers=2)",
+        "lda + withhold(5)", "oracle(per_class=5, epochs=1)",
+    ]  # fmt: skip
+    found = []
+    for words in (["loop"], ["pool", "--workers", "2"]):
+        shutil.copytree(plain, tmp_path / words[0])
+        done(capsys, "calibrate", tmp_path / words[0], *methods, "--engine", *words)
+        made = {name: value for name, value in content(tmp_path / words[0]).items() if name.startswith("calibration")}
+        found.append((made, [without_seconds(row) for row in rows(tmp_path / words[0]).values()]))
+    assert len(found[0][0]) == len(methods)
+    assert found[0] == found[1]
+
+
+def test_fedeccr_is_its_two_stages(capsys, tmp_path):
+    for out, method in (
+        ("whole", "fedeccr(per_class=40, epochs=2)"),
+        ("stages", "prototypes + uscc(epochs=2, per_class=40)"),
+    ):
+        done(capsys, "run", *FAST, "--method", method, "--out", tmp_path / out)
+    whole, stages = (tmp_path / out for out in ("whole", "stages"))
+    assert result(whole)["weights_sha256"] == result(stages)["weights_sha256"]
+    assert [without_seconds(row) for row in rows(whole).values()] == [
+        without_seconds(row) for row in rows(stages).values()
+    ]
+    name = "uscc(per_class=40, epochs=2)"
+    assert file_of(whole, name).read_bytes() == file_of(stages, name).read_bytes()
+
+
+# what clients send, measured apart from the jobs
+
+
+@pytest.fixture(scope="module")
+def clients(plain):
+    """The run's seed, its network, and each client's (images, labels) in batches."""
+    prepared = prepare(configs.read(plain / "config.toml"), f"file:{plain / 'partition.npz'}")
+    bench = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+    held = [
+        [bench.train.batch(some) for some in torch.tensor(prepared.population.examples(client)).long().split(CHUNK)]
+        for client in prepared.population.inhabited
+    ]
+    return prepared.config.seed, unskew.load(plain), held
+
+
+def told(clients, *, layers=1, form="full", expand=0, clip=0.0, relabel=None, classes=10):
+    """Each client's statistics."""
+    _, network, held = clients
+    first, _ = cut(network, layers)
+
+    def encoder(images):
+        features = first(images)
+        features = Lift.of(features.shape[1], expand)(features) if expand else features
+        return clipped(features, clip) if clip else features
+
+    found = []
+    for batches in held:
+        with torch.no_grad():
+            features = torch.cat([encoder(images) for images, _ in batches])
+        labels = torch.cat([labels for _, labels in batches])
+        labels = labels if relabel is None else relabel(features, labels)
+        found.append(ClassStatistics.of_features(features, labels, classes, form))
+    return found
+
+
+def weight_of(statistics):
+    """The bytes of all tensors that a client would send."""
+    return sum(value.numel() * value.element_size() for value in statistics.tensors().values())
+
+
+def assert_made_of(statistics, run, clients, method, name=None):
+    """The classifier in the run's folder is the one that the method makes of these statistics."""
+    seed, network, _ = clients
+    wanted = calibrate(cut(network, parse(method).layers)[1], statistics, method, seed).tensors()
+    found = load_file(file_of(run, name or method))
+    assert set(found) == set(wanted)
+    for key, value in wanted.items():
+        assert torch.equal(found[key], value), key
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        (QUICK, {}),
+        ("ccvr(per_class=40, epochs=2, covariance=diagonal)", {"form": "diagonal"}),
+        ('ccvr(per_class=40, epochs=2, covariance="low-rank(3)")', {"form": "low-rank(3)"}),
+        ("ccvr(per_class=40, epochs=2, layers=2)", {"layers": 2}),
+        ("lda", {"form": "shared"}),
+        ("lda(layers=2, expand=20)", {"form": "shared", "layers": 2, "expand": 20}),
+    ],
+)
+def test_a_classifier_is_made_of_the_sum_of_what_clients_tell_and_bytes_are_what_that_weighs(
+    capsys, run, clients, method, asked
+):
+    done(capsys, "calibrate", run, method)
+    parts = told(clients, **asked)
+    assert_made_of(ClassStatistics.merged(parts), run, clients, method)
+    assert rows(run)[method]["bytes_up"] == sum(map(weight_of, parts))
+
+
+def test_several_gaussians_a_class_cost_what_all_questions_together_cost(capsys, run, clients):
+    """Once the whole, then the parts under moved centres so many times, then the parts at last."""
+    method = "ccvr(per_class=40, epochs=2, components=2)"
+    done(capsys, "calibrate", run, method)
+    first, sent = told(clients), []
+
+    def ask(centres, form="diagonal"):
+        parts = told(clients, form=form, relabel=by_part(centres), classes=20)
+        sent.append(sum(map(weight_of, parts)))
+        return ClassStatistics.merged(parts)
+
+    centres = found_centres(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
+    assert_made_of(ask(centres, "full"), run, clients, method)
+    assert len(sent) == PASSES + 1
+    assert rows(run)[method]["bytes_up"] >= sum(map(weight_of, first)) + sum(sent)
+
+
+def test_masked_statistics_give_the_classifier_of_the_fixed_point_sum_bit_for_bit(capsys, run, clients):
+    method = f"{QUICK} + secure"
+    done(capsys, "calibrate", run, method, "lda + secure")
+    for source, form in ((QUICK, "full"), ("lda", "shared")):
+        parts = told(clients, form=form)
+        layout = Layout.of(10, parts[0].width, form)
+        vectors = [layout.quantised(part, len(parts), "a client") for part in parts]
+        total = layout.statistics(torch.stack(vectors).sum(0), "the sum in the clear")
+        assert_made_of(total, run, clients, source, f"{source} + secure")
+        assert rows(run)[f"{source} + secure"]["bytes_up"] == sum(8 * len(vector) for vector in vectors)
+
+
+def test_what_is_withheld_is_not_in_the_sum_and_not_in_the_bytes(capsys, run, clients):
+    done(capsys, "calibrate", run, f"{QUICK} + withhold(20)")
+    kept = [min_count(part, 20)[0] for part in told(clients)]
+    assert sum(map(weight_of, kept)) < sum(map(weight_of, told(clients)))
+    name = f"{QUICK} + withhold(20)"
+    assert_made_of(ClassStatistics.merged(kept), run, clients, QUICK, name)
+    assert rows(run)[name]["bytes_up"] == sum(map(weight_of, kept))
+
+
+def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
+    method = "lda + private(epsilon=50, clip=3)"
+    name = "lda + private(epsilon=50, delta=1e-05, clip=3)"
+    done(capsys, "calibrate", run, method, "lda")
+    first = file_of(run, name).read_bytes()
+    done(capsys, "calibrate", run, method)
+    assert file_of(run, name).read_bytes() == first
+    parts = told(clients, form="shared", clip=3.0)
+    total = noisy(ClassStatistics.merged(parts), 3.0, 50.0, 1e-5, Key(clients[0]).fold("private"))
+    assert_made_of(total, run, clients, "lda", name)
+    assert rows(run)[name]["accuracy"] != rows(run)["lda"]["accuracy"]
+
+
+def test_private_and_secure_go_together(capsys, run):
+    said = done(capsys, "calibrate", run, "lda + secure + private(epsilon=1000, clip=3)")
+    assert list(rows(run)) == ["lda + private(epsilon=1000, delta=1e-05, clip=3) + secure"]
+    assert "10 clients send" in said
+
+
+# what can be done with it afterwards
+
+
+def accuracy_of(module, run):
+    """On the test images, normalised as the run's overview says: (x/255 − mean) / std."""
+    images = prepare(configs.read(run / "config.toml"), f"file:{run / 'partition.npz'}").images
+    mean, std = (np.reshape(value, (1, -1, 1, 1)) for value in (images.mean, images.std))
+    normal = torch.from_numpy((images.test.images / 255 - mean) / std).float()
+    assert not any(part.training for part in module.modules())
+    with torch.no_grad():
+        return float((module(normal).argmax(1).numpy() == images.test.labels).mean())
+
+
+def test_a_model_is_loaded_with_its_own_classifier_or_a_calibrated_one(capsys, run):
+    names = [QUICK, "lda(expand=16)", "ccvr(per_class=40, epochs=2, layers=2, relu=true, tukey=0.5)"]
+    done(capsys, "calibrate", run, *names)
+    assert accuracy_of(unskew.load(run), run) == result(run)["accuracy"]
+    for name in rows(run):
+        assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
+    with pytest.raises(
+        unskew.UserError, match=r"has no calibration 'ccvr'; there are: ccvr\(per_class=40, epochs=2\), l"
+    ):
+        unskew.load(run, "ccvr")
+
+
+def test_parts_that_work_otherwise_in_training_rest_wherever_the_network_is_cut(capsys, tmp_path):
+    """BatchNorm and Dropout, with several layers made anew and an oracle after them."""
+    run = tmp_path / "run"
+    method = "fedavg + ccvr(per_class=40, epochs=2, layers=2) + oracle(per_class=9, epochs=2, layers=2)"
+    done(capsys, "run", *FAST, "--model", "outside_models:norm_and_dropout", "--method", method, "--out", run)
+    for name in rows(run):
+        assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
+    inside = {name: file_of(run, name).read_bytes() for name in rows(run)}
+    done(capsys, "calibrate", run, *reversed(rows(run)))
+    assert {name: file_of(run, name).read_bytes() for name in rows(run)} == inside
+
+
+def test_comparison_shows_accuracy_before_and_after(capsys, run):
+    done(capsys, "calibrate", run, "lda")
+    before, after = (f"{100 * value:.2f}" for value in (result(run)["accuracy"], rows(run)["lda"]["accuracy"]))
+    for form in ("table", "markdown", "csv"):
+        said = done(capsys, "compare", run, "--format", form)
+        assert "after lda" in said
+        assert before in said
+        assert after in said
+    whole = json.loads(done(capsys, "compare", run, "--format", "json"))
+    assert whole[0]["calibrations"] == list(rows(run).values())
+
+
+def test_help_says_what_it_takes(capsys):
+    said = done(capsys, "calibrate", "--help")
+    assert all(word in said for word in ("RUN", "METHOD...", "--engine", "--workers", "lda + secure"))
+    assert "calibrate" in done(capsys, "--help")
+
+
+# what cannot be
+
+
+def tampered(run, name, change):
+    """The run with a file's bytes changed."""
+    (run / name).write_bytes(change((run / name).read_bytes()))
+
+
+def another_partition(run):
+    folder = run.parent / "other"
+    with pytest.raises(SystemExit):
+        main(["partition", "--seed", "9", "--out", str(folder / "partition.npz")])
+    shutil.copy(folder / "partition.npz", run / "partition.npz")
+
+
+def flipped(data):
+    """One bit of the last number."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+WRONG = {
+    "an unknown calibration": ("ccvx", None, "no method is called 'ccvx'; did you mean 'ccvr'?"),
+    "an unknown knob": ("ccvr(per_clas=5)", None, "did you mean 'per_class'?"),
+    "an impossible knob": ("ccvr(per_class=0)", None, "ccvr(per_class=0): give a number above 0"),
+    "a training method": ("fedprox", None, "'fedprox' changes the training (terms), which is over; name calibrations"),
+    "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
+    "both stages of fedeccr": ("fedeccr", None, "changes the training (terms), which is over"),
+    "no name": ("", None, "is empty"),
+    "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda or oracle"),
+    "an oracle and a protection": ("oracle + secure", None, "secure protects nothing of them; leave it out"),
+    "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to that many"),
+    "too many directions": ("ccvr(covariance='low-rank(65)')", None, "the features have only 64 dimensions"),
+    "everything withheld": (f"{QUICK} + withhold(500)", None, "no client has more than"),
+    "a mixture in private": (
+        "ccvr(components=2) + private",
+        None,
+        "one release of one Gaussian a class, not components",
+    ),
+    "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian a class, not low-rank(3)"),
+    "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class stands out of so much noise; give a larger"),
+    "a rate that blows up": ("ccvr(per_class=40, lr=1e30)", None, "re-training with lr=1e+30 ended in NaN or infinity"),
+    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1; take covariance = "),
+    "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
+    "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
+    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "nobody knows which client holds what"),
+    "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
+    "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors is not there"),
+    "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
+    "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not hold the weights"),
+    "another network": (
+        QUICK,
+        lambda run: tampered(run, "config.toml", lambda data: data.replace(b"tiny-cnn", b"lenet-64")),
+        "does not hold the weights that result.json speaks of",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_calibrated_is_one_message_and_the_run_stays_as_it_was(capsys, run, case):
+    method, tamper, words = WRONG[case]
+    if tamper:
+        tamper(run)
+    before = content(run)
+    assert words in refused(capsys, "calibrate", run, method)
+    assert content(run) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "pol"], "no engine is called 'pol'; did you mean 'pool'?"),
+        (["--workers", "0"], "--workers 0: give 1 or more"),
+        (["--layers", "2"], "--layers"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(capsys, run, words, said):
+    assert said in refused(capsys, "calibrate", run, "lda", *words)
+
+
+def test_a_folder_that_is_no_run_and_a_method_that_is_missing_are_refused(capsys, run, tmp_path):
+    assert "nowhere has no result.json; it is no run folder" in refused(capsys, "calibrate", "nowhere", "lda")
+    assert "METHOD" in refused(capsys, "calibrate", run)
+
+
+def test_one_mistake_among_many_stops_all_of_them_before_anything_is_made(capsys, run):
+    before = content(run)
+    assert "layers=9" in refused(capsys, "calibrate", run, "lda", "ccvr(layers=9)")
+    assert content(run) == before
+
+
+def test_data_that_changed_since_the_run_are_noticed(capsys, tmp_path):
+    def write(value):
+        images = np.full((40, 8, 8), value, np.uint8)
+        images[::2] += 20
+        labels = np.arange(40) % 2
+        np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels)
+
+    write(0)
+    data = ["--data", f"arrays:{tmp_path / 'own.npz'}", "--partition", "iid", "--clients", "3"]
+    done(capsys, "run", *FAST, *data, "--out", tmp_path / "run")
+    write(1)
+    assert "is not the one that" in refused(capsys, "calibrate", tmp_path / "run", "lda")
+    with pytest.raises(unskew.UserError, match="is not the one that"):
+        unskew.load(tmp_path / "run")
+
+
+def test_loading_damaged_weights_is_refused_too(run):
+    tampered(run, "model.safetensors", flipped)
+    with pytest.raises(unskew.UserError, match=r"does not hold the weights that result\.json speaks of"):
+        unskew.load(run)
+
+
+REFUSED_RUNS = {
+    "a protection without calibration": ("fedavg + secure", [], "nothing is protected, for no calibration sends stat"),
+    "noise without calibration": ("fedavg + private", [], "nothing is protected, for no calibration sends statistics"),
+    "a minimum without calibration": ("fedavg + withhold", [], "nothing is protected, for no calibration sends stat"),
+    "an oracle that is protected": ("fedavg + oracle + private", [], "protects nothing of them; leave it out"),
+    "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
+    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "nobody would send anything; give"),
+    "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would say too much"),
+    "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda stands here twice; once is enough"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_RUNS)
+def test_what_could_not_be_calibrated_is_not_trained(capsys, tmp_path, case):
+    method, words, said = REFUSED_RUNS[case]
+    assert said in refused(capsys, "run", *FAST, *words, "--method", method, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_calibration_that_fails_after_the_training_does_not_cost_the_training(capsys, plain, tmp_path):
+    """The run is finished without it, with what was calibrated before; it would fail again if it were resumed."""
+    run = tmp_path / "run"
+    method = "fedavg + lda + ccvr(per_class=40, lr=1e30) + oracle(per_class=9, epochs=1)"
+    said = refused(capsys, "run", *FAST, "--method", method, "--out", run)
+    assert (
+        "re-training with lr=1e+30 ended in NaN or infinity; give a smaller lr; the run is finished without it" in said
+    )
+    assert "resume" not in said
+    assert result(run)["weights_sha256"] == result(plain)["weights_sha256"]
+    assert list(rows(run)) == ["lda"]
+    done(capsys, "calibrate", run, QUICK)
+    assert list(rows(run)) == ["lda", QUICK]
+
+
+def test_a_client_that_cannot_tell_its_statistics_is_named(capsys, run, monkeypatch):
+    def broken(*_, **__):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("unskew.round.client.ClassStatistics.measure", broken)
+    before = content(run)
+    assert "client 0, class statistics: MemoryError: no room" in refused(capsys, "calibrate", run, "lda")
+    assert content(run) == before
+
+
+def test_seconds_are_counted_once(run, monkeypatch):
+    """Those that the clients took, and those of the training, which the classifier's own report tells."""
+    from unskew import finishing
+
+    retrained_on = finishing.retrained_on
+
+    def slow(*given):
+        made = retrained_on(*given)
+        time.sleep(0.5)
+        made.report = replace(made.report, seconds=0.25)
+        return made
+
+    monkeypatch.setattr(finishing, "retrained_on", slow)
+    found = unskew.calibrate_run(run, "oracle(per_class=2, epochs=1)").calibrations["oracle(per_class=2, epochs=1)"]
+    assert 0.25 <= found.seconds < 0.5
+
+
+# interrupted, killed, run twice at once
+
+
+def started(*words, until, cwd):
+    """A command in the background that has got so far."""
+    process = subprocess.Popen(
+        [*UNSKEW, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(6000):  # two minutes: the machine may be busy
+        if until():
+            return process
+        if process.poll() is not None:
+            raise AssertionError(process.stderr.read())
+        time.sleep(0.02)
+    raise AssertionError("it never got so far")
+
+
+def test_an_interrupt_keeps_what_was_made_before_it_and_meanwhile_nobody_else_may_calibrate(capsys, run):
+    process = started("calibrate", "run", "lda", ENDLESS, until=lambda: rows(run), cwd=run.parent)
+    try:
+        assert (
+            refused(capsys, "calibrate", run, "lda") == f"{run} is in use by another process; wait for it or stop it\n"
+        )
+        assert list(rows(run)) == ["lda"]
+    finally:
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "unskew: interrupted\n"
+    assert f"{ENDLESS}: accuracy" not in said
+    assert list(rows(run)) == ["lda"]
+    assert not list(run.glob("*.part"))
+    done(capsys, "calibrate", run, QUICK)
+    assert list(rows(run)) == ["lda", QUICK]
+
+
+KILLED = """
+import os, sys
+from unskew import experiment, runs
+from unskew.cli import main
+{how} = lambda *_: os._exit(9)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize("how", ["experiment.finish", "runs.write_json"], ids=["before", "last"])
+def test_a_run_killed_in_its_calibration_is_resumed_to_the_same_end(capsys, run, how):
+    """Before anything is calibrated, or with all but the result written."""
+    done(capsys, "calibrate", run, QUICK)
+    killed = run.parent / "killed"
+    words = ["run", *FAST, "--method", f"fedavg + {QUICK}", "--out", str(killed)]
+    ended = subprocess.run([sys.executable, "-c", KILLED.format(how=how), *words], capture_output=True, timeout=300)
+    assert ended.returncode == 9, ended.stderr
+    assert not (killed / "result.json").exists()
+    said = refused(capsys, "calibrate", killed, QUICK)
+    assert said.endswith(f"has no result.json; finish it with: unskew resume {killed}\n")
+    done(capsys, "resume", killed)
+    assert result(killed)["weights_sha256"] == result(run)["weights_sha256"]
+    assert metrics(killed) == metrics(run)
+    assert without_seconds(rows(killed)[QUICK]) == without_seconds(rows(run)[QUICK])
+    assert file_of(killed, QUICK).read_bytes() == file_of(run, QUICK).read_bytes()

@@ -1,0 +1,189 @@
+"""A network cut in two is the same network, wherever it is cut; what cannot be cut so far is told how far it can."""
+
+from collections import OrderedDict
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from unskew.calibration.asking import Ask, width_of
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.models import NETWORKS, build, initialise
+from unskew.models.cut import BETWEEN, cut
+from unskew.models.layers import Network
+
+ENDS = {"simple-cnn": 5, "lenet-64": 3, "tiny-cnn": 2}  # linear layers after the last convolution
+CUTS = [(name, layers) for name, most in ENDS.items() for layers in range(1, most + 1)]
+SHAPE = (1, 4, 4)
+
+
+def images(count, shape, seed=0):
+    return torch.randn(count, *shape, generator=Key(seed).torch())
+
+
+def ready(encoder, classifier):
+    made = Network(encoder, classifier)
+    initialise(made, Key(1))
+    return made.eval()
+
+
+def network(name, shape):
+    made = build(name, shape, 7)
+    return ready(made.encoder, made.classifier)
+
+
+def mlp(*between, sizes=(16, 9, 8, 6)):
+    """Nothing but linear layers, with these parts after each of them."""
+    parts = [nn.Flatten()]
+    for inputs, outputs in pairwise(sizes):
+        parts += [nn.Linear(inputs, outputs), *(part() for part in between)]
+    return ready(nn.Sequential(*parts), nn.Linear(sizes[-1], 3))
+
+
+def same_function(made, layers, x):
+    encoder, head = cut(made, layers)
+    with torch.no_grad():
+        features = encoder(x)
+        assert features.dim() == 2
+        assert torch.equal(head(features), made(x))
+    return encoder, head
+
+
+def linear_layers(head):
+    return [part for part in head.modules() if isinstance(part, nn.Linear)]
+
+
+@pytest.mark.parametrize(("name", "layers"), CUTS)
+def test_the_two_parts_are_the_network_bit_for_bit_and_the_second_holds_so_many_linear_layers(name, layers):
+    shape = (3, 20, 24) if name == "simple-cnn" else (3, 8, 12)
+    made = network(name, shape)
+    encoder, head = same_function(made, layers, images(5, shape))
+    assert len(linear_layers(head)) == layers
+    assert width_of(encoder, shape) == linear_layers(head)[0].in_features
+
+
+def test_every_network_is_among_them():
+    assert set(ENDS) == set(NETWORKS)
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_parts_share_the_networks_weights_and_leave_none_out(name):
+    made = network(name, (1, 16, 16))
+    for layers in range(1, ENDS[name] + 1):
+        encoder, head = cut(made, layers)
+        parts = {id(value) for part in (encoder, head) for value in part.parameters()}
+        assert parts == {id(value) for value in made.parameters()}
+        assert not {id(value) for value in encoder.parameters()} & {id(value) for value in head.parameters()}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_more_layers_than_there_are_is_refused_with_how_many_there_are(name):
+    made = network(name, (1, 16, 16))
+    for layers in (ENDS[name] + 1, 99, 0, -1):
+        with pytest.raises(UserError) as said:
+            cut(made, layers)
+        assert str(said.value) == (
+            f"layers={layers}: this network ends in {ENDS[name]} linear layers; give 1 to that many"
+        )
+
+
+def test_with_one_layer_the_parts_are_encoder_and_classifier_themselves():
+    made = network("tiny-cnn", SHAPE)
+    assert cut(made) == cut(made, 1) == (made.encoder, made.classifier)
+
+
+def test_the_cut_lies_before_the_activation_so_that_features_may_be_negative():
+    made = network("tiny-cnn", (1, 8, 8))
+    with torch.no_grad():
+        before = cut(made, 2)[0](images(50, (1, 8, 8)))
+        after = made.encoder[:-2](images(50, (1, 8, 8)))
+    assert before.min() < 0
+    assert torch.equal(before.relu(), after)
+
+
+class Opaque(nn.Module):
+    """An encoder that keeps its layers to itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 6)
+
+    def forward(self, x):
+        return self.second(self.first(x.flatten(1)).relu()).relu()
+
+
+def test_an_encoder_that_is_no_sequence_has_its_classifier_alone():
+    made = ready(Opaque(), nn.Linear(6, 3))
+    same_function(made, 1, images(4, SHAPE))
+    with pytest.raises(UserError, match="layers=2: this network ends in 1 linear layers; give 1 to that many"):
+        cut(made, 2)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3, 4])
+def test_a_network_of_linear_layers_alone_is_all_head_where_all_are_asked_for(layers):
+    made = mlp(nn.ReLU)
+    encoder, head = same_function(made, layers, images(5, SHAPE))
+    assert len(linear_layers(head)) == layers
+    if layers == 4:
+        assert not list(encoder.parameters())
+        assert width_of(encoder, SHAPE) == 16
+
+
+@pytest.mark.parametrize("between", BETWEEN, ids=lambda part: part.__name__)
+def test_every_part_that_may_stand_between_linear_layers_is_passed(between):
+    for layers in (1, 2, 3, 4):
+        same_function(mlp(between), layers, images(5, SHAPE))
+        same_function(mlp(between, nn.Identity), layers, images(5, SHAPE))
+
+
+@pytest.mark.parametrize("between", [lambda: nn.Softmax(1), lambda: nn.LayerNorm(8), lambda: nn.Sequential(nn.ReLU())])
+def test_another_part_between_linear_layers_ends_the_search(between):
+    parts = [nn.Flatten(), nn.Linear(16, 8), between(), nn.Linear(8, 6), nn.ReLU()]
+    made = ready(nn.Sequential(*parts), nn.Linear(6, 3))
+    same_function(made, 2, images(5, SHAPE))
+    with pytest.raises(UserError, match="ends in 2 linear layers"):
+        cut(made, 3)
+
+
+def test_one_module_that_stands_in_two_places_stands_there_in_the_parts_too():
+    relu = nn.ReLU()
+    made = ready(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), relu, nn.Linear(8, 6), relu), nn.Linear(6, 3))
+    for layers in (1, 2, 3):
+        same_function(made, layers, images(5, SHAPE))
+
+
+def test_parts_may_have_any_name():
+    named = OrderedDict(
+        flat=nn.Flatten(), features=nn.Linear(16, 8), encoder=nn.ReLU(), classifier=nn.Linear(8, 6), last=nn.ReLU()
+    )
+    made = ready(nn.Sequential(named), nn.Linear(6, 3))
+    for layers in (1, 2, 3):
+        same_function(made, layers, images(5, SHAPE))
+
+
+def test_the_head_has_the_networks_own_names():
+    made = network("tiny-cnn", SHAPE)
+    _, head = cut(made, 2)
+    own = made.state_dict()
+    assert set(head.state_dict()) == {"encoder.fc1.weight", "encoder.fc1.bias", "classifier.weight", "classifier.bias"}
+    assert all(torch.equal(value, own[name]) for name, value in head.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_neither_cutting_nor_asking_for_the_width_changes_a_mode(training, layers):
+    """A normalisation that is left in training mode would change what is measured afterwards."""
+    convolution = [nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten()]
+    made = ready(nn.Sequential(*convolution, nn.Linear(8, 6), nn.Dropout(), nn.ReLU()), nn.Linear(6, 3))
+    made.train(training)
+    statistics = {name: value.clone() for name, value in made.named_buffers()}
+    encoder, width = Ask("full", layers, expand=2).encoder(made, SHAPE)
+    assert width == (6 if layers == 1 else 8) + 2
+    assert [part.training for part in made.modules()] == [training] * len(list(made.modules()))
+    assert all(torch.equal(value, statistics[name]) for name, value in made.named_buffers())
+    for part in cut(made, layers):
+        assert part.training == training
+    with torch.no_grad():
+        assert encoder.eval()(images(2, SHAPE)).shape == (2, width)
