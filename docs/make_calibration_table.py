@@ -16,24 +16,26 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import unskew
+from unskew import methods
 from unskew.data.sources import load
 from unskew.engines import cores
+from unskew.finishing import protections
 from unskew.results import Result, read_result
 
 HERE = Path(__file__).parent
 BUDGET = ["--clients", "10", "--rounds", "40", "--epochs", "5", "--evaluate-every", "5"]
 RUNS = [("0.1", 0), ("0.1", 1), ("0.1", 2), ("0.5", 0), ("0.05", 0)]  # alpha, seed
-BEST = "lda(layers=5, expand=2000)"
+BEST = "lda(layers=4, expand=2000)"
 COLUMNS = {  # calibration -> heading
     "ccvr": "ccvr",
     "ccvr(relu=true, tukey=0.5)": "ccvr, ReLU and Tukey",
     "uscc": "uscc",
     "lda": "lda",
     "oracle": "oracle",
-    "ccvr(layers=5)": "ccvr(layers=5)",
-    "ccvr(layers=5, components=16)": "… components=16",
-    BEST: f"`{BEST}`",
-    "oracle(layers=5, epochs=10)": "oracle(layers=5)",
+    "ccvr(layers=4)": "ccvr(layers=4)",
+    "ccvr(layers=4, components=16)": "ccvr(layers=4, components=16)",
+    BEST: BEST,
+    "oracle(layers=4, epochs=10)": "oracle(layers=4)",
 }
 CANDIDATES = [  # what --choose compares
     *(f"ccvr(per_class={count})" for count in (500, 2000, 5000)),
@@ -41,15 +43,16 @@ CANDIDATES = [  # what --choose compares
     *(f"lda(layers={layers})" for layers in (2, 3, 4, 5)),
     *(f"lda(ridge={ridge}, layers=5, expand={more})" for more in (1000, 2000) for ridge in (0.0001, 0.001, 0.01)),
     *(f"lda(layers={layers}, expand=2000)" for layers in (1, 2, 3, 4)),
-    *(f"ccvr(layers=5, lr={lr})" for lr in (0.001, 0.003)),
+    *(f"ccvr(layers={layers})" for layers in (2, 3, 4, 5)),
+    "ccvr(layers=5, lr=0.003)",
     *(f"ccvr(layers=5, components={parts})" for parts in (4, 16)),
-    "ccvr(layers=4, components=4)",
+    *(f"ccvr(layers=4, components={parts})" for parts in (4, 16)),
     "oracle",
-    *(f"oracle(layers=5, epochs={epochs})" for epochs in (10, 50)),
+    *(f"oracle(layers={layers}, epochs=10)" for layers in (4, 5)),
 ]
 EPSILONS = (0.5, 1, 2, 4, 8, 16, 64)
 RELEASED = {  # what is released -> colour
-    "lda": "#0072B2",
+    "lda(ridge=0.1)": "#0072B2",
     "ccvr(covariance=diagonal)": "#D55E00",
     "ccvr": "#009E73",
 }
@@ -59,8 +62,14 @@ CLIPS = (5, 10, 20, 40)  # of which --choose takes one
 def calibrated(path: Path, *sources: str) -> Result:
     """The run with these calibrations; those that it has are not made again."""
     there = read_result(path).calibrations
-    missing = [source for source in sources if source not in there]
+    missing = [source for source in sources if plain(source) not in there]
     return unskew.calibrate_run(path, *missing, engine="loop") if missing else read_result(path)
+
+
+def plain(source: str) -> str:
+    """A calibration in its plainest spelling, as results name it."""
+    algorithm = methods.parse(source)
+    return " + ".join([algorithm.finish[0], *protections(algorithm)])
 
 
 def table(results: dict[tuple[str, int], Result]) -> list[str]:
@@ -70,7 +79,7 @@ def table(results: dict[tuple[str, int], Result]) -> list[str]:
         "| --- | ---: | ---: | " + " | ".join("---:" for _ in COLUMNS) + " |",
     ]
     for (alpha, seed), result in results.items():
-        after = [f"{100 * result.calibrations[source].accuracy:.2f}" for source in COLUMNS]
+        after = [f"{100 * result.calibrations[plain(source)].accuracy:.2f}" for source in COLUMNS]
         lines.append(f"| {alpha} | {seed} | {100 * result.accuracy:.2f} | " + " | ".join(after) + " |")
     return lines
 
@@ -79,7 +88,7 @@ def costs(result: Result) -> list[str]:
     """Markdown: bytes that all clients send, and seconds, of one run's calibrations."""
     lines = ["", "| calibration | MB up, all clients | seconds |", "| --- | ---: | ---: |"]
     for source in COLUMNS:
-        row = result.calibrations[source]
+        row = result.calibrations[plain(source)]
         lines.append(f"| `{source}` | {row.bytes_up / 1e6:.1f} | {row.seconds:.1f} |")
     return lines
 
@@ -98,17 +107,17 @@ def curve(path: Path, clip: float) -> tuple[list[str], Figure]:
         "| ---: | " + " | ".join("---:" for _ in RELEASED) + " |",
     ]
     for epsilon in EPSILONS:
-        cells = [f"{100 * result.calibrations[promised(s, epsilon, clip)].accuracy:.2f}" for s in RELEASED]
+        cells = [f"{100 * result.calibrations[plain(promised(s, epsilon, clip))].accuracy:.2f}" for s in RELEASED]
         lines.append(f"| {epsilon:g} | " + " | ".join(cells) + " |")
-    without = [f"{100 * result.calibrations[source].accuracy:.2f}" for source in RELEASED]
+    without = [f"{100 * result.calibrations[plain(source)].accuracy:.2f}" for source in RELEASED]
     lines.append("| no noise | " + " | ".join(without) + " |")
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     for source, colour in RELEASED.items():
-        values = [100 * result.calibrations[promised(source, epsilon, clip)].accuracy for epsilon in EPSILONS]
+        values = [100 * result.calibrations[plain(promised(source, epsilon, clip))].accuracy for epsilon in EPSILONS]
         axis.plot(EPSILONS, values, color=colour, lw=2, marker="o", label=source)
-        axis.axhline(100 * result.calibrations[source].accuracy, color=colour, lw=1, ls=":")
+        axis.axhline(100 * result.calibrations[plain(source)].accuracy, color=colour, lw=1, ls=":")
     axis.axhline(100 * result.accuracy, color="#555555", lw=1, ls="--")
     axis.annotate("before calibration", (EPSILONS[0], 100 * result.accuracy), xytext=(0, 4), textcoords="offset points",
                   color="#555555", size=9)  # fmt: skip
@@ -140,12 +149,14 @@ def choose(work: Path) -> list[str]:
     """Markdown: every candidate's accuracy on images that neither training nor statistics saw."""
     flags = ["--data", f"arrays:{validation_set(work)}", "--augment", "--partition", "dirichlet(alpha=0.1)"]
     run = train(work / "validation", "fedavg", [*flags, "--seed", "7", *BUDGET])
-    noise = [promised(source, 4, clip) for source in RELEASED for clip in CLIPS]
+    ridges = ["lda", *(f"lda(ridge={ridge})" for ridge in (0.01, 0.1, 1.0))]
+    noise = [promised(source, 4, clip) for source in (*RELEASED, *ridges) for clip in CLIPS]
+    noise = list(dict.fromkeys(noise))
     result = calibrated(run, *CANDIDATES, *noise)
     lines = ["| calibration | accuracy on the 5,000, % |", "| --- | ---: |"]
     lines.append(f"| none | {100 * result.accuracy:.2f} |")
     for source in (*CANDIDATES, *noise):
-        lines.append(f"| `{source}` | {100 * result.calibrations[source].accuracy:.2f} |")
+        lines.append(f"| `{source}` | {100 * result.calibrations[plain(source)].accuracy:.2f} |")
     return lines
 
 
