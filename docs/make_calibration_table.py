@@ -25,7 +25,7 @@ from unskew.results import Result, read_result
 HERE = Path(__file__).parent
 BUDGET = ["--clients", "10", "--rounds", "40", "--epochs", "5", "--evaluate-every", "5"]
 RUNS = [("0.1", 0), ("0.1", 1), ("0.1", 2), ("0.5", 0), ("0.05", 0)]  # alpha, seed
-BEST = "lda(layers=4, expand=2000)"
+SMALLER, BEST = "lda(layers=4, expand=2000)", "lda(layers=4, expand=4000)"
 COLUMNS = {  # calibration -> heading
     "ccvr": "ccvr",
     "ccvr(relu=true, tukey=0.5)": "ccvr, ReLU and Tukey",
@@ -34,8 +34,9 @@ COLUMNS = {  # calibration -> heading
     "oracle": "oracle",
     "ccvr(layers=4)": "ccvr(layers=4)",
     "ccvr(layers=4, components=16)": "ccvr(layers=4, components=16)",
+    SMALLER: SMALLER,
     BEST: BEST,
-    "oracle(layers=4, epochs=10)": "oracle(layers=4)",
+    "oracle(layers=5, epochs=10)": "oracle(layers=5)",
 }
 CANDIDATES = [  # what --choose compares
     *(f"ccvr(per_class={count})" for count in (500, 2000, 5000)),
@@ -43,6 +44,7 @@ CANDIDATES = [  # what --choose compares
     *(f"lda(layers={layers})" for layers in (2, 3, 4, 5)),
     *(f"lda(ridge={ridge}, layers=5, expand={more})" for more in (1000, 2000) for ridge in (0.0001, 0.001, 0.01)),
     *(f"lda(layers={layers}, expand=2000)" for layers in (1, 2, 3, 4)),
+    BEST,
     *(f"ccvr(layers={layers})" for layers in (2, 3, 4, 5)),
     "ccvr(layers=5, lr=0.003)",
     *(f"ccvr(layers=5, components={parts})" for parts in (4, 16)),
@@ -52,7 +54,7 @@ CANDIDATES = [  # what --choose compares
 ]
 EPSILONS = (0.5, 1, 2, 4, 8, 16, 64)
 RELEASED = {  # what is released -> colour
-    "lda(ridge=0.1)": "#0072B2",
+    "lda(ridge=1.0)": "#0072B2",
     "ccvr(covariance=diagonal)": "#D55E00",
     "ccvr": "#009E73",
 }

@@ -44,11 +44,12 @@ def blob(mean, mixing, count=300, seed=0):
 # separability
 
 
-def test_on_a_line_the_distance_is_that_of_two_gaussians_exactly():
+@pytest.mark.parametrize("form", ["full", "diagonal", "low-rank(1)"])
+def test_on_a_line_the_distance_is_that_of_two_gaussians_exactly(form):
     """W₂² = (m − m′)² + (s − s′)²: 3-4-5, and the mean over the three pairs."""
-    two = statistics_of(exactly(0, 1), exactly(3, 5))
+    two = statistics_of(exactly(0, 1), exactly(3, 5), form=form)
     assert separability(two, KEY) == pytest.approx(5, rel=1e-10)
-    three = statistics_of(exactly(0, 1), exactly(3, 5), exactly(3, 1))
+    three = statistics_of(exactly(0, 1), exactly(3, 5), exactly(3, 1), form=form)
     assert separability(three, KEY) == pytest.approx((5 + 3 + 4) / 3, rel=1e-10)
 
 

@@ -17,8 +17,10 @@ from unskew.calibration.head import (
     blank,
     copy_of,
     last_linear,
+    shortened,
     stand_in,
 )
+from unskew.calibration.private import clipped
 from unskew.errors import UserError
 from unskew.key import Key
 from unskew.models import build, initialise
@@ -120,6 +122,25 @@ def linear_of_nobody():
     return nn.Linear(D, C, device="meta").to_empty(device="cpu")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_are_cut_in_use_as_they_were_for_the_statistics(dtype):
+    features, radius = 3 * normal(50, D, dtype=dtype), 5.0
+    found = shortened(features, radius)
+    assert torch.equal(found, clipped(features, radius))
+    assert float(found.double().norm(dim=1).max()) <= radius
+    assert 0 < int((features.double().norm(dim=1) <= radius).sum()) < 50  # some are longer, some are not
+    assert torch.equal(shortened(features, 0.0), features)
+
+
+def test_features_are_cut_before_a_transformation_and_after_a_lift():
+    """Statistics are of cut features, which the transformation changes; but of cut random features."""
+    features, head = 3 * normal(50, D), linear()
+    found = CalibratedClassifier(Transformation(True, 0.5), head, REPORT, clip=2.0)(features)
+    assert torch.equal(found, head(clipped(features, 2.0).relu().sqrt()))
+    lift, wide = Lift.of(D, 7), linear(D + 7)
+    assert torch.equal(CalibratedClassifier(lift, wide, REPORT, clip=2.0)(features), wide(clipped(lift(features), 2.0)))
+
+
 # layers made anew
 
 
@@ -201,7 +222,7 @@ def calibrated(kind, made):
     if kind == "linear":
         return CalibratedClassifier(Transformation(), linear(64, dtype=dtype), REPORT)
     if kind == "transformed":
-        return CalibratedClassifier(Transformation(True, 0.3), linear(64, dtype=dtype), REPORT)
+        return CalibratedClassifier(Transformation(True, 0.37), linear(64, dtype=dtype), REPORT)
     if kind == "logarithm":
         return CalibratedClassifier(Transformation(True, 0.0), linear(64, dtype=dtype), REPORT)
     if kind == "two layers":
@@ -212,10 +233,14 @@ def calibrated(kind, made):
         return CalibratedClassifier(Transformation(), head, REPORT, layers=2)
     if kind == "one for two layers":
         return CalibratedClassifier(Transformation(), linear(128, dtype=dtype), REPORT, layers=2)
-    return CalibratedClassifier(Lift.of(64, 10), linear(74, dtype=dtype), REPORT)
+    before = Lift.of(64, 10) if kind.startswith("lifted") else Transformation(True, 0.5)
+    width = 74 if kind.startswith("lifted") else 64
+    return CalibratedClassifier(before, linear(width, dtype=dtype), REPORT, clip=0.123 if "cut" in kind else 0.0)
 
 
-KINDS = ["linear", "transformed", "logarithm", "two layers", "one for two layers", "lifted"]
+KINDS = [
+    "linear", "transformed", "logarithm", "two layers", "one for two layers", "lifted", "lifted and cut", "cut"
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -245,7 +270,7 @@ def test_standing_in_leaves_the_network_as_it_was(kind):
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
 
 
-def test_tensors_carry_no_gradient_and_no_guess_of_the_rate():
+def test_tensors_carry_no_gradient_and_tell_every_step_in_full():
     values = calibrated("transformed", network()).tensors()
     assert not any(value.requires_grad for value in values.values())
-    assert values["steps"].tolist() == [1.0, 1.0, 0.3, 0.0]  # layers, ReLU, Tukey's power in full, no clipping
+    assert values["steps"].tolist() == [1.0, 1.0, 0.37, 0.0]  # layers, ReLU, Tukey's power in full, no clipping

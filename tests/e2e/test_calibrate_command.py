@@ -227,11 +227,12 @@ def weight_of(statistics):
     return sum(value.numel() * value.element_size() for value in statistics.tensors().values())
 
 
-def assert_made_of(statistics, run, clients, method, name=None):
+def assert_made_of(statistics, run, clients, method, name=None, clip=0.0):
     """The classifier in the run's folder is the one that the method makes of these statistics."""
     seed, network, _ = clients
-    wanted = calibrate(cut(network, parse(method).layers)[1], statistics, method, seed).tensors()
-    found = load_file(file_of(run, name or method))
+    made = calibrate(cut(network, parse(method).layers)[1], statistics, method, seed)
+    made.clip = clip
+    found, wanted = load_file(file_of(run, name or method)), made.tensors()
     assert set(found) == set(wanted)
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key
@@ -304,8 +305,9 @@ def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
     assert file_of(run, name).read_bytes() == first
     parts = told(clients, form="shared", clip=3.0)
     total = noisy(ClassStatistics.merged(parts), 3.0, 50.0, 1e-5, Key(clients[0]).fold("private"))
-    assert_made_of(total, run, clients, "lda", name)
+    assert_made_of(total, run, clients, "lda", name, clip=3.0)
     assert rows(run)[name]["accuracy"] != rows(run)["lda"]["accuracy"]
+    assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
 
 
 def test_private_and_secure_go_together(capsys, run):
@@ -407,10 +409,11 @@ WRONG = {
         None,
         "one release of one Gaussian a class, not components",
     ),
+    "a minimum in private": ("lda + withhold + private", None, "the promise is for one example; leave withhold out"),
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian a class, not low-rank(3)"),
     "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class stands out of so much noise; give a larger"),
     "a rate that blows up": ("ccvr(per_class=40, lr=1e30)", None, "re-training with lr=1e+30 ended in NaN or infinity"),
-    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1; take covariance = "),
+    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1; give a smaller expand"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
     "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "nobody knows which client holds what"),

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from federation import federation, image_set
-from unskew import engines
+from unskew import engines, tensors
 from unskew.errors import UserError
 from unskew.methods import METHODS, parse
 from unskew.round import driver
-from unskew.types import EVERYONE
+from unskew.types import EVERYONE, Outcome
 
 SIZES = (9, 0, 4, 1, 6)  # one client holds nothing: it is never asked and never comes
 CLASSES, FEATURES = 4, 64  # of tiny-cnn on these images
@@ -44,12 +44,17 @@ class Scales:
         self.population, self.memories = engine.population, engine.memories
         self.seen: list[Weighing] = []
         self.failed: set[tuple[str, int, int]] = set()
-        engine._jobs = {name: self._weighed(name, job) for name, job in engine._jobs.items()}
 
     def map_sum(self, job, shared, visits, key):
-        outcome = self._engine.map_sum(job, shared, visits, key)
-        self.failed |= {(job, failure.client, failure.repeat) for failure in outcome.failures}
-        return outcome
+        """One visit at a time, added up in their order, as the loop does it."""
+        total, failures = None, []
+        for visit in visits:
+            outcome = self._engine.map_sum(job, shared, [visit], key)
+            self.seen.append(Weighing(job, visit.client, visit.repeat, dict(shared), outcome.sums or None))
+            total = tensors.add(total, outcome.sums) if outcome.sums else total
+            failures += outcome.failures
+        self.failed |= {(job, failure.client, failure.repeat) for failure in failures}
+        return Outcome(total or {}, tuple(failures))
 
     def close(self):
         self._engine.close()
@@ -67,17 +72,6 @@ class Scales:
         if name.startswith("delta/"):
             return value.numel() * seen.shared[name.removeprefix("delta/")].element_size()
         return value.numel() * self.element_size if name.startswith("stat/") else 0
-
-    def _weighed(self, name, job):
-        def weighed(shared, visit, key):
-            sums = None
-            try:
-                sums = job(shared, visit, key)
-            finally:
-                self.seen.append(Weighing(name, visit.client, visit.repeat, dict(shared), sums))
-            return sums
-
-        return weighed
 
 
 def rounds(method, number=2, *, per_round=3, dtype="float32", skip=False, model="tiny-cnn", sizes=SIZES):
