@@ -1,10 +1,11 @@
 """What can be done with a finished run: calibrate its classifier, load its model."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
 from unskew import config as configs
 from unskew import engines, methods, models, runs, tensors
@@ -81,18 +82,7 @@ def load(path: str | Path, calibration: str | None = None) -> nn.Module:
     if calibration is None:
         return network
     encoder, classifier = stand_in(runs.read_calibration(path, calibration), lambda layers: cut(network, layers))
-    return _Whole(encoder, classifier).eval()
-
-
-class _Whole(nn.Module):
-    def __init__(self, encoder: nn.Module, classifier: nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.classifier = classifier
-
-    def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.encoder(images))
-        return logits
+    return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
 def _algorithm(source: str) -> Algorithm:

@@ -172,6 +172,12 @@ def test_every_engine_gives_the_same_classifiers_bit_for_bit(capsys, plain, tmp_
     assert found[0] == found[1]
 
 
+def test_different_calibrations_lie_in_different_files(tmp_path):
+    names = ["lda", "lda(ridge=1e+16)", "lda(ridge=1e-16)", "lda(ridge=1.5)", "lda(ridge=15.0)", "lda + secure", QUICK]
+    assert len({file_of(tmp_path, name).name for name in names}) == len(names)
+    assert file_of(tmp_path, "lda(ridge=1e+16) + secure").name == "calibration-lda-ridge-1e16-secure.safetensors"
+
+
 def test_fedeccr_is_its_two_stages(capsys, tmp_path):
     for out, method in (
         ("whole", "fedeccr(per_class=40, epochs=2)"),
@@ -294,6 +300,20 @@ def test_what_is_withheld_is_not_in_the_sum_and_not_in_the_bytes(capsys, run, cl
     name = f"{QUICK} + withhold(20)"
     assert_made_of(ClassStatistics.merged(kept), run, clients, QUICK, name)
     assert rows(run)[name]["bytes_up"] == sum(map(weight_of, kept))
+
+
+def test_a_class_that_everybody_withholds_keeps_its_row_and_that_is_said(capsys, run, clients):
+    """The largest heap alone is sent: nine classes keep the trained classifier's rows, to the last bit."""
+    counts = torch.stack([part.counts for part in told(clients)])
+    most, label = int(counts.max()), int(counts.max(0).values.argmax())
+    name = f"{QUICK} + withhold({most})"
+    said = done(capsys, "calibrate", run, name)
+    others = [other for other in range(10) if other != label]
+    assert f"{name}: note: nobody holds class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
+    made, own = load_file(file_of(run, name)), clients[1].classifier
+    assert torch.equal(made["head.weight"][others], own.weight[others])
+    assert torch.equal(made["head.bias"][others], own.bias[others])
+    assert not torch.equal(made["head.weight"][label], own.weight[label])
 
 
 def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
@@ -579,6 +599,20 @@ def test_an_interrupt_keeps_what_was_made_before_it_and_meanwhile_nobody_else_ma
     assert not list(run.glob("*.part"))
     done(capsys, "calibrate", run, QUICK)
     assert list(rows(run)) == ["lda", QUICK]
+
+
+def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("unskew.experiment.finish", interrupted)
+        code, _, error = command(capsys, "run", *FAST, "--method", "fedavg + lda", "--out", tmp_path / "new")
+    assert code == 130
+    assert error == f"unskew: interrupted; go on with: unskew resume {tmp_path / 'new'}\n"
+    done(capsys, "resume", tmp_path / "new")
+    done(capsys, "calibrate", run, "lda")
+    assert file_of(tmp_path / "new", "lda").read_bytes() == file_of(run, "lda").read_bytes()
 
 
 KILLED = """
