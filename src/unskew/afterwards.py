@@ -35,6 +35,8 @@ def calibrate_run(
     """
     path = Path(path)
     result = read_result(path)
+    if not sources:
+        raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
     prepared = _prepared(path, result, engine, workers)
     data = dataset(prepared.images, prepared.population)

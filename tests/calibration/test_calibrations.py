@@ -346,6 +346,16 @@ def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
     assert not torch.equal(found.head.weight[::2], classifier.weight[::2])
 
 
+def test_a_class_whose_parts_nobody_holds_is_told_from_its_parts():
+    """Labels 2c and 2c + 1 are parts of class c: here 0, 1 and 5."""
+    statistics, classifier = statistics_of((30, 20, 0, 0, 0, 40), classes=6), linear()
+    with pytest.warns(UserWarning, match=r"^nobody holds class 1: it keeps its row of the classifier$"):
+        found = calibrate(classifier, statistics, "ccvr(per_class=20, epochs=2, lr=0.1, components=2)")
+    assert found.report.kept_rows == (1,)
+    assert torch.equal(found.head.weight[1], classifier.weight[1])
+    assert not torch.equal(found.head.weight[::2], classifier.weight[::2])
+
+
 def test_in_a_head_of_several_layers_the_last_ones_rows_are_kept():
     head = deep()
     with pytest.warns(UserWarning, match="nobody holds class 2: it keeps its row of the classifier"):

@@ -119,7 +119,8 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
 def calibration_lines(event: Event) -> list[str]:
     """What there is to say of a calibration: before it is made, and after."""
     if isinstance(event, Gathering):
-        return [f"{event.method}: {event.clients:,} clients send {size(event.bytes_up)}, {event.what}"]
+        who = "1 client sends" if event.clients == 1 else f"{event.clients:,} clients send"
+        return [f"{event.method}: {who} {size(event.bytes_up)}, {event.what}"]
     if isinstance(event, Foretold):
         seen = event.forecast
         words = f"{event.method}: class Gaussians lie {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
