@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def calibrate_run(
     """
     path = Path(path)
     result = read_result(path)
+    if odd := [source for source in sources if not isinstance(source, str) or not source.strip()]:
+        raise UserError(f"a calibration is named by a text such as ccvr or lda(layers=2), this is {odd[0]!r}")
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
@@ -73,7 +76,8 @@ def load(path: str | Path, calibration: str | None = None) -> nn.Module:
     path = Path(path)
     result = read_result(path)
     if calibration is not None and calibration not in result.calibrations:
-        calibration = _name(calibration)  # ccvr(per_class=2000) is ccvr
+        with suppress(UserError):
+            calibration = _name(calibration)  # ccvr(per_class=2000) is ccvr
     if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")

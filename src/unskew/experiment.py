@@ -122,6 +122,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     save()
                     saved = time.monotonic()
             model, calibrated = driver.as_used(bench.algorithm, done[0].tensors), list[Calibrated]()
+            trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:
                 if isinstance(event, Calibrated):
@@ -131,10 +132,10 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             try:
                 finish(prepared, bench, engine, model, bench.algorithm, keep)
             except UserError as error:  # it would come again: what was trained must not wait for it for ever
-                _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
+                _finish(prepared, path, model, calibrated, chosen, trained)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {again}") from error
-            return _finish(prepared, path, model, calibrated, chosen, time.monotonic() - began)
+            return _finish(prepared, path, model, calibrated, chosen, trained)
         except BaseException:
             if done[0].round:
                 save()

@@ -108,8 +108,10 @@ def check(source: str, algorithm: Algorithm, bench: Bench) -> None:
         hint = f"take covariance = {', '.join(forms)}" if calibration.form.name != "shared" else "give a smaller expand"
         raise UserError(
             f"{source}: {calibration.form} covariances of {classes:,} classes and {width:,} features take "
-            f"{needed / 1e9:.1f} GB a client, more than {MOST_BYTES / 1e9:.1f}; {hint}"
+            f"{needed / 1e9:.1f} GB a client, more than {MOST_BYTES / 1e9:.1f} GB; {hint}"
         )
+    if calibration.components > 1 and calibration.components > (most := _largest_class(bench) // 2):
+        raise UserError(f"{source}: the largest class has {2 * most} examples; give at most {most} components")
     if algorithm.withhold and algorithm.withhold > (most := _most_of_a_class(bench)):
         raise UserError(
             f"{source} with withhold({algorithm.withhold}): no client has more than {most} examples of a class, and "
@@ -200,7 +202,7 @@ class _Work:
             first, before, _ = self.statistics(source, whole)
             step = replace(ask, form="diagonal")
             sent += before + PASSES * self.sent_bytes(step)
-            words = f"statistics of {ask.components} parts of each class, {PASSES + 1} times"
+            words = f"statistics of {ask.components} parts of each class, {PASSES + 1} times in all"
             self.observe(Gathering(self.name(source), words, self._clients, sent - before))
             centres = found_centres(first, ask.components, lambda moved: self.gather(step, moved), self.key)
         else:
@@ -275,6 +277,11 @@ def real_features(bench: Bench, calibration: Calibration, key: Key) -> tuple[Ten
         for some in torch.split(index, CHUNK):
             features.append(encoder(bench.train.batch(some)[0]))
     return torch.cat(features), bench.train.labels[index]
+
+
+def _largest_class(bench: Bench) -> int:
+    """The most examples of one class that all clients together hold."""
+    return int(np.bincount(bench.train.labels.numpy()[bench.population.order]).max())
 
 
 def _most_of_a_class(bench: Bench) -> int:

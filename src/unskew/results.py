@@ -62,6 +62,8 @@ def to_json(result: Result) -> dict[str, Any]:
 def read_result(path: Path) -> Result:
     """The result of a finished run."""
     if not (path / "result.json").is_file():
+        if not path.exists():
+            raise UserError(f"there is no folder {path}")
         hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is no run folder"
         raise UserError(f"{path} has no result.json; {hint}")
     values = runs.read_json(path / "result.json")

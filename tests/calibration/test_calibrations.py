@@ -474,7 +474,7 @@ WRONG_TEXTS = {
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
     "CCVR": "no calibration is called 'CCVR'; did you mean 'ccvr'?",
     "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, oracle",
-    "ccvr + lda": "one calibration at a time; run another beside it",
+    "ccvr + lda": "name one calibration alone; methods and protections beside it are for runs",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",
     "ccvr(per_class=2.5)": "calibration ccvr: per_class must be a whole number, 2.5 given",

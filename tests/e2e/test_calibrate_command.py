@@ -452,7 +452,7 @@ WRONG = {
     "a training method": ("fedprox", None, "'fedprox' changes the training (terms), which is over; name calibrations"),
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
     "both stages of fedeccr": ("fedeccr", None, "changes the training (terms), which is over"),
-    "no name": ("", None, "is empty"),
+    "no name": ("", None, "a calibration is named by a text such as ccvr"),
     "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda or oracle"),
     "an oracle and a protection": ("oracle + secure", None, "secure protects nothing of them; leave it out"),
     "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to that many"),
@@ -467,7 +467,8 @@ WRONG = {
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian a class, not low-rank(3)"),
     "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class stands out of so much noise; give a larger"),
     "a rate that blows up": ("ccvr(per_class=40, lr=1e30)", None, "re-training with lr=1e+30 ended in NaN or infinity"),
-    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1; give a smaller expand"),
+    "more parts than a class can have": ("ccvr(components=5000)", None, "give at most"),
+    "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1 GB; give a smaller expand"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
     "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "nobody knows which client holds what"),
@@ -506,7 +507,7 @@ def test_options_that_cannot_be_are_refused(capsys, run, words, said):
 
 
 def test_a_folder_that_is_no_run_and_a_method_that_is_missing_are_refused(capsys, run, tmp_path):
-    assert "nowhere has no result.json; it is no run folder" in refused(capsys, "calibrate", "nowhere", "lda")
+    assert "there is no folder nowhere" in refused(capsys, "calibrate", "nowhere", "lda")
     assert "METHOD" in refused(capsys, "calibrate", run)
 
 

@@ -85,8 +85,10 @@ def test_a_row_holds_what_the_run_was_and_what_came_out():
 def test_every_calibration_that_any_run_has_is_a_column_and_those_without_are_blank():
     found = rows(compared(PLAIN, CALIBRATED, OTHER))
     after = ["after ccvr", "after oracle", "after uscc"]
-    place = COLUMNS.index("accuracy") + 1
-    assert all(list(row) == [*COLUMNS[:place], *after, *COLUMNS[place:]] for row in found)
+    sent = ["MB up, ccvr", "MB up, oracle", "MB up, uscc"]
+    place, later = COLUMNS.index("accuracy") + 1, COLUMNS.index("MB up") + 1
+    assert all(list(row) == [*COLUMNS[:place], *after, *COLUMNS[place:later], *sent, *COLUMNS[later:]] for row in found)
+    assert all(bool(row[f"after {name}"]) == bool(row[f"MB up, {name}"]) for row in found for name in ("ccvr", "uscc"))
     assert [[row[key] for key in after] for row in found] == [["", "", ""], ["95.50", "100.00", ""], ["", "", "0.00"]]
 
 
@@ -299,7 +301,7 @@ def test_the_command_compares_folders_with_a_baseline(capsys, tmp_path):
         (["--at-round", "0"], "--at-round 0: give a whole number from 1 on"),
         (["--at-round", "-3"], "--at-round -3: give a whole number from 1 on"),
         (["--at-batch", "0"], "--at-batch 0: give a whole number from 1 on"),
-        (["--baseline", "nowhere"], "nowhere has no result.json; it is no run folder"),
+        (["--baseline", "nowhere"], "there is no folder nowhere"),
     ],
 )
 def test_a_mistake_of_the_user_is_one_message(capsys, tmp_path, words, message):

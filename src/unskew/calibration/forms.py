@@ -3,6 +3,7 @@
 Shapes: P classes held, d features, r directions.
 """
 
+import math
 import os
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,7 +68,7 @@ class Form:
 
     def bytes(self, held: int, width: int) -> int:
         """What statistics of this form weigh: float64 sums, int64 labels and counts."""
-        return 16 * held + 8 * sum(torch.Size(shape).numel() for shape in self.shapes(held, width).values())
+        return 16 * held + 8 * sum(math.prod(shape) for shape in self.shapes(held, width).values())
 
     def must_fit(self, held: int, width: int) -> None:
         """Refuse, before anything is allocated, statistics of more classes than this machine's memory holds."""

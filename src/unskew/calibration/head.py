@@ -72,13 +72,15 @@ class Report:
     def notes(self) -> list[str]:
         """What had to be done to covariances, in words; empty where they were used as they are."""
         found = []
+        kind = "class" if len({row.label for row in self.classes}) == len(self.classes) else "part of a class"
+        every = f"{len(self.classes)} {'classes' if kind == 'class' else 'parts of classes'}"
         if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:
             found.append(
-                f"{len(shrunk)} of {len(self.classes)} class covariances have fewer examples than features: mixed with "
-                f"the pooled one, its weight up to {max(shrunk):.2f}"
+                f"{len(shrunk)} of {every} with fewer examples than features: the covariance is mixed with the pooled "
+                f"one, its weight up to {max(shrunk):.2f}"
             )
         if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
-            found.append(f"{alone} of {len(self.classes)} classes have one example: they have the pooled covariance")
+            found.append(f"{alone} of {every} with one example: the covariance is the pooled one")
         if (clipped := max((row.clipped for row in self.classes), default=0.0)) > 1e-6:
             found.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:

@@ -143,7 +143,9 @@ def parse(source: str) -> Calibration:
         raise UserError(f"a calibration is named by a text such as ccvr(per_class=500), this is {source!r}")
     calls = text.parse(source, "calibration")
     if len(calls) > 1:
-        raise text.complain(source, calls[1].start, "one calibration at a time; run another beside it")
+        raise text.complain(
+            source, calls[1].start, "name one calibration alone; methods and protections beside it are for runs"
+        )
     build = CALIBRATIONS.get(calls[0].name)
     if build is None:
         hint = nearest(calls[0].name, CALIBRATIONS)
@@ -243,11 +245,22 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, calibration: Ca
     if (statistics.classes, statistics.width) != wanted:
         raise UserError(
             f"the classifier takes {layers[0].in_features} features to {classes} classes and so wants statistics of "
-            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}"
+            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{_how(calibration)}"
         )
     if not len(statistics.held):
         raise UserError("the statistics are of nobody: no class is held")
+    if not all(bool(value.isfinite().all()) for value in classifier.parameters()):
+        raise UserError("the classifier holds NaN or infinity; give one that was trained to its end")
     return classes
+
+
+def _how(calibration: Calibration) -> str:
+    """What to do for statistics that are of more than a network's features and classes."""
+    if calibration.expand:
+        return f"; with expand={calibration.expand} measure behind unskew.Lift.of(features, {calibration.expand})"
+    if calibration.components > 1:
+        return "; with components a part of a class has a label of its own, which unskew calibrate RUN does"
+    return ""
 
 
 def _descent(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:

@@ -36,7 +36,8 @@ def retrained(
     The last layer's rows of ``frozen`` classes stay as they are, to the last bit.
     """
     head = copy_of(head)
-    values: list[Tensor] = [value for value in head.parameters() if value.requires_grad]
+    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
+    values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
     features = features.to(values[0].dtype)
     before = _loss(head, features, labels)
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]

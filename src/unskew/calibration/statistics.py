@@ -75,6 +75,8 @@ class ClassStatistics:
 
         The encoder runs in eval mode without gradients and is left as it was.
         """
+        if not isinstance(encoder, nn.Module):
+            raise UserError(f"the encoder must be a torch module, this is a {type(encoder).__name__}")
         total = Merging()
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
@@ -88,7 +90,7 @@ class ClassStatistics:
                 count = 0
 
         with _resting(encoder), torch.no_grad():
-            for images, labels in batches:
+            for images, labels in map(_pair, batches):
                 features = encoder(images)
                 if relabel is not None:
                     labels = relabel(features, labels)
@@ -114,6 +116,8 @@ class ClassStatistics:
 
     def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
         """The statistics of both together."""
+        if not isinstance(other, ClassStatistics):
+            return NotImplemented
         return ClassStatistics.merged((self, other))
 
     @property
@@ -249,6 +253,13 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
     if why := form.fault(len(held), sums):
         raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)
+
+
+def _pair(batch: Any) -> tuple[Tensor, Tensor]:
+    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
+    raise UserError(f"batches must be pairs of (images, labels), labels a tensor; this is a {kind}")
 
 
 def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:

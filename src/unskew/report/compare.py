@@ -78,6 +78,9 @@ def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]
                 row[f"to {share} %"] = "" if not one.rounds_to else never if reached is None else str(reached)
         row["loss"] = f"{result.loss:.4f}"
         row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
+        for name in names:
+            found = result.calibrations.get(name)
+            row[f"MB up, {name}"] = f"{found.bytes_up / 1e6:.1f}" if found else ""
         row["MB down"] = f"{result.bytes_down / 1e6:.1f}"
         row["seconds"] = f"{result.seconds:.1f}"
         table.append(row)

@@ -146,7 +146,8 @@ def summary(result: Result) -> Table:
             ("relative", f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}")
         )
     for name, found in result.calibrations.items():
-        rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), f", loss {found.loss:.4f}")))
+        cost = f", loss {found.loss:.4f}; {size(found.bytes_up)} up, {duration(found.seconds)}"
+        rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), cost)))
     rows += [
         (
             "trained",

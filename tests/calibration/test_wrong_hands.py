@@ -1,0 +1,68 @@
+"""What people who train elsewhere give by mistake is refused in one message, never with a traceback of ours."""
+
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from unskew import ClassStatistics, UserError
+
+IMAGES, LABELS = torch.randn(20, 6, generator=unskew.Key(0).torch()), torch.arange(20) % 4
+ENCODER = nn.Linear(6, 5)
+
+BATCHES = {
+    "three in a batch": ([(IMAGES, LABELS, LABELS)], "this is a tuple of 3"),
+    "the list forgotten": ((IMAGES, LABELS), "this is a Tensor"),
+    "a dict": ([{"image": IMAGES, "label": LABELS}], "this is a dict"),
+    "labels in a list": ([(IMAGES, LABELS.tolist())], "this is a tuple of 2"),
+    "arrays": ([(IMAGES.numpy(), LABELS.numpy())], "this is a tuple of 2"),
+}
+
+
+@pytest.mark.parametrize("case", BATCHES)
+def test_batches_that_are_no_pairs_are_told_what_is_wanted(case):
+    batches, found = BATCHES[case]
+    with pytest.raises(UserError, match=r"pairs of \(images, labels\), labels a tensor; " + found):
+        ClassStatistics.measure(ENCODER, batches, classes=4)
+
+
+@pytest.mark.parametrize("encoder", [None, lambda images: images])
+def test_an_encoder_is_a_module(encoder):
+    with pytest.raises(UserError, match="the encoder must be a torch module"):
+        ClassStatistics.measure(encoder, [(IMAGES, LABELS)], classes=4)
+
+
+def test_statistics_and_numbers_are_not_added():
+    total = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        total + 1
+
+
+def test_a_classifier_of_nan_is_not_told_to_descend_more_slowly():
+    total, classifier = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4), nn.Linear(5, 4)
+    nn.init.constant_(classifier.bias, torch.nan)
+    with pytest.raises(UserError, match="the classifier holds NaN or infinity"):
+        unskew.calibrate(classifier, total, "ccvr(per_class=5, epochs=1)")
+
+
+def test_what_is_missing_for_random_features_and_components_is_said():
+    total, classifier = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4), nn.Linear(5, 4)
+    with pytest.raises(UserError, match=r"measure behind unskew\.Lift\.of\(features, 7\)"):
+        unskew.calibrate(classifier, total, "lda(expand=7)")
+    with pytest.raises(UserError, match="a part of a class has a label of its own"):
+        unskew.calibrate(classifier, total, "ccvr(components=2)")
+
+
+def test_norms_between_the_linear_layers_of_a_head_stay_as_they_are():
+    total = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4)
+    head = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 4)).eval()
+    made = unskew.calibrate(head, total, "ccvr(layers=2, per_class=10, epochs=2, lr=0.1)").head
+    assert all(torch.equal(made[0].state_dict()[name], value) for name, value in head[0].state_dict().items())
+    assert not torch.equal(made[1].weight, head[1].weight)
+    assert not torch.equal(made[3].weight, head[3].weight)
+
+
+def test_the_bytes_of_absurdly_many_features_do_not_overflow():
+    from unskew.calibration.forms import Form
+
+    assert Form("shared").bytes(10, 10**12) == 160 + 8 * (10 * 10**12 + 10**24)
