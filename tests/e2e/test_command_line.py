@@ -78,7 +78,7 @@ WRONG = {
     "a policy that is none": (["run", "--on-failure", "cry"], "stop, skip"),
     "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
     "a run that is not there": (["resume", "none"], "none is no run folder"),
-    "a comparison with nothing": (["compare", "none"], "none has no result.json"),
+    "a comparison with nothing": (["compare", "none"], "there is no folder none"),
     "a format that is none": (["compare", "none", "--format", "tabel"], "did you mean 'table'?"),
     "a partition without a file": (["partition"], "--out"),
     "a partition in a strange format": (["partition", "--out", "p.xlsx"], ".npz or .csv"),
