@@ -16,10 +16,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import unskew
-from unskew import methods
+from unskew.afterwards import plain_name
 from unskew.data.sources import load
 from unskew.engines import cores
-from unskew.finishing import protections
 from unskew.results import Result, read_result
 
 HERE = Path(__file__).parent
@@ -64,14 +63,8 @@ CLIPS = (5, 10, 20, 40)  # of which --choose takes one
 def calibrated(path: Path, *sources: str) -> Result:
     """The run with these calibrations; those that it has are not made again."""
     there = read_result(path).calibrations
-    missing = [source for source in sources if plain(source) not in there]
+    missing = [source for source in sources if plain_name(source) not in there]
     return unskew.calibrate_run(path, *missing, engine="loop") if missing else read_result(path)
-
-
-def plain(source: str) -> str:
-    """A calibration in its plainest spelling, as results name it."""
-    algorithm = methods.parse(source)
-    return " + ".join([algorithm.finish[0], *protections(algorithm)])
 
 
 def table(results: dict[tuple[str, int], Result]) -> list[str]:
@@ -81,7 +74,7 @@ def table(results: dict[tuple[str, int], Result]) -> list[str]:
         "| --- | ---: | ---: | " + " | ".join("---:" for _ in COLUMNS) + " |",
     ]
     for (alpha, seed), result in results.items():
-        after = [f"{100 * result.calibrations[plain(source)].accuracy:.2f}" for source in COLUMNS]
+        after = [f"{100 * result.calibrations[plain_name(source)].accuracy:.2f}" for source in COLUMNS]
         lines.append(f"| {alpha} | {seed} | {100 * result.accuracy:.2f} | " + " | ".join(after) + " |")
     return lines
 
@@ -90,7 +83,7 @@ def costs(result: Result) -> list[str]:
     """Markdown: bytes that all clients send, and seconds, of one run's calibrations."""
     lines = ["", "| calibration | MB up, all clients | seconds |", "| --- | ---: | ---: |"]
     for source in COLUMNS:
-        row = result.calibrations[plain(source)]
+        row = result.calibrations[plain_name(source)]
         lines.append(f"| `{source}` | {row.bytes_up / 1e6:.1f} | {row.seconds:.1f} |")
     return lines
 
@@ -109,17 +102,19 @@ def curve(path: Path, clip: float) -> tuple[list[str], Figure]:
         "| ---: | " + " | ".join("---:" for _ in RELEASED) + " |",
     ]
     for epsilon in EPSILONS:
-        cells = [f"{100 * result.calibrations[plain(promised(s, epsilon, clip))].accuracy:.2f}" for s in RELEASED]
+        cells = [f"{100 * result.calibrations[plain_name(promised(s, epsilon, clip))].accuracy:.2f}" for s in RELEASED]
         lines.append(f"| {epsilon:g} | " + " | ".join(cells) + " |")
-    without = [f"{100 * result.calibrations[plain(source)].accuracy:.2f}" for source in RELEASED]
+    without = [f"{100 * result.calibrations[plain_name(source)].accuracy:.2f}" for source in RELEASED]
     lines.append("| no noise | " + " | ".join(without) + " |")
     figure = Figure(figsize=(7.2, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     for source, colour in RELEASED.items():
-        values = [100 * result.calibrations[plain(promised(source, epsilon, clip))].accuracy for epsilon in EPSILONS]
+        values = [
+            100 * result.calibrations[plain_name(promised(source, epsilon, clip))].accuracy for epsilon in EPSILONS
+        ]
         axis.plot(EPSILONS, values, color=colour, lw=2, marker="o", label=source)
-        axis.axhline(100 * result.calibrations[plain(source)].accuracy, color=colour, lw=1, ls=":")
+        axis.axhline(100 * result.calibrations[plain_name(source)].accuracy, color=colour, lw=1, ls=":")
     axis.axhline(100 * result.accuracy, color="#555555", lw=1, ls="--")
     axis.annotate("before calibration", (EPSILONS[-1], 100 * result.accuracy), xytext=(0, 4), ha="right",
                   textcoords="offset points", color="#555555", size=9)  # fmt: skip
@@ -158,7 +153,7 @@ def choose(work: Path) -> list[str]:
     lines = ["| calibration | accuracy on the 5,000, % |", "| --- | ---: |"]
     lines.append(f"| none | {100 * result.accuracy:.2f} |")
     for source in (*CANDIDATES, *noise):
-        lines.append(f"| `{source}` | {100 * result.calibrations[plain(source)].accuracy:.2f} |")
+        lines.append(f"| `{source}` | {100 * result.calibrations[plain_name(source)].accuracy:.2f} |")
     return lines
 
 

@@ -16,7 +16,7 @@ from unskew.config import Config
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
 from unskew.errors import UserError
-from unskew.finishing import Calibrated, Event, Known, check, finish, protections
+from unskew.finishing import Calibrated, Event, Known, check, finish, named
 from unskew.models.cut import cut
 from unskew.preparation import Prepared, prepare
 from unskew.results import Result, read_result, to_json
@@ -77,7 +77,7 @@ def load(path: str | Path, calibration: str | None = None) -> nn.Module:
     result = read_result(path)
     if calibration is not None and calibration not in result.calibrations:
         with suppress(UserError):
-            calibration = _name(calibration)  # ccvr(per_class=2000) is ccvr
+            calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
     if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
@@ -103,10 +103,10 @@ def _algorithm(source: str) -> Algorithm:
     return algorithm
 
 
-def _name(source: str) -> str:
+def plain_name(source: str) -> str:
     """A calibration's name in its plainest spelling, as results have it."""
     algorithm = _algorithm(source)
-    return " + ".join([algorithm.finish[0], *protections(algorithm)])
+    return named(algorithm.finish[0], algorithm)
 
 
 def _prepared(path: Path, result: Result, engine: str | None, workers: int | None) -> Prepared:

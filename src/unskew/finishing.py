@@ -73,17 +73,14 @@ def finish(
     """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered again."""
     if not algorithm.finish:
         return []
-    work = _Work(prepared, bench, engine, model, algorithm, observe, {} if known is None else known)
-    made = []
-    for source in algorithm.finish:
-        check(source, algorithm, bench)
+    work, made = _Work(prepared, bench, engine, model, algorithm, observe, {} if known is None else known), []
     for source in algorithm.finish:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             classifier, sent, seconds = work.made(source)
         values = tensors.prefixed(classifier.tensors(), "calibrated/")
         found = driver.evaluate(engine, model | values, len(prepared.images.test), work.key)
-        row = Row(work.name(source), found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
+        row = Row(named(source, algorithm), found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in said), *classifier.report.notes()])
         done = Calibrated(row, classifier, tuple(notes))
         observe(done)
@@ -129,9 +126,14 @@ def check(source: str, algorithm: Algorithm, bench: Bench) -> None:
                 f"{source} with withhold and private: one example more may bring a whole class of its client into the "
                 "sum, and the promise is for one example; leave withhold out"
             )
-    if algorithm.private is not None and (calibration.components > 1 or calibration.form.name == "low-rank"):
-        what = "components" if calibration.components > 1 else str(calibration.form)
-        raise UserError(f"{source} with private: the promise covers one release of one Gaussian a class, not {what}")
+        if calibration.components > 1 or calibration.form.name == "low-rank":
+            what = "components" if calibration.components > 1 else str(calibration.form)
+            raise UserError(f"{source} with private: the promise is for one release, one Gaussian a class, not {what}")
+
+
+def named(source: str, algorithm: Algorithm) -> str:
+    """The name of one of the algorithm's calibrations in results: its text, and what protects its statistics."""
+    return " + ".join([source, *protections(algorithm)]) if parse(source).make else source
 
 
 def protections(algorithm: Algorithm) -> list[str]:
@@ -157,10 +159,6 @@ class _Work:
     algorithm: Algorithm
     observe: Callable[[Event], None]
     known: Known
-
-    def name(self, source: str) -> str:
-        """The calibration with what protects its statistics."""
-        return " + ".join([source, *protections(self.algorithm)]) if parse(source).make else source
 
     @property
     def key(self) -> Key:
@@ -203,19 +201,21 @@ class _Work:
             step = replace(ask, form="diagonal")
             sent += before + PASSES * self.sent_bytes(step)
             words = f"statistics of {ask.components} parts of each class, {PASSES + 1} times in all"
-            self.observe(Gathering(self.name(source), words, self._clients, sent - before))
+            self.observe(Gathering(named(source, self.algorithm), words, self._clients, sent - before))
             centres = found_centres(first, ask.components, lambda moved: self.gather(step, moved), self.key)
         else:
-            self.observe(Gathering(self.name(source), f"{ask.form} class statistics", self._clients, sent))
+            self.observe(Gathering(named(source, self.algorithm), f"{ask.form} class statistics", self._clients, sent))
         found = self.gather(ask, centres)
         promise = self.algorithm.private
         if promise is not None:
             found = noisy(found, promise.clip, promise.epsilon, promise.delta, self.key.fold("private"))
             if not len(found.held):
-                raise UserError(f"{self.name(source)}: no class stands out of so much noise; give a larger epsilon")
+                raise UserError(
+                    f"{named(source, self.algorithm)}: no class stands out of so much noise; give a larger epsilon"
+                )
         self.known[question] = found, sent, time.perf_counter() - began
         if ask.components == 1:
-            self.observe(Foretold(self.name(source), self._forecast(ask, found)))
+            self.observe(Foretold(named(source, self.algorithm), self._forecast(ask, found)))
         return self.known[question]
 
     def _forecast(self, ask: Ask, statistics: ClassStatistics) -> Forecast:

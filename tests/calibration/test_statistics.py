@@ -507,6 +507,13 @@ def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_what_clients_lay_out_has_one_order_whatever_they_hold(form):
+    """Engines add sums by their order: a client that withholds everything must not stop the others."""
+    nothing, some = ClassStatistics.empty(C, D, form), example(form)
+    assert list(nothing.spread_out()) == list(some.spread_out()) == list((some + some).spread_out())
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_sums_that_their_squares_do_not_allow_are_refused(tmp_path, form):
     found = example(form)
     values = found.tensors() | {"sums": found.sums["sums"] * 1e6}
