@@ -461,7 +461,7 @@ WRONG = {
     "a mixture in private": (
         "ccvr(components=2) + private",
         None,
-        "one release of one Gaussian a class, not components",
+        "one release, one Gaussian a class, not components",
     ),
     "a minimum in private": ("lda + withhold + private", None, "the promise is for one example; leave withhold out"),
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian a class, not low-rank(3)"),
