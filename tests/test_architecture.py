@@ -12,7 +12,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"errors", "files", "key", "text", "types"},
     {"tensors"},
-    {"data", "models", "calibration"},
+    {"data", "models", "calibration", "charts"},
     {"round"},
     {"algorithm"},
     {"methods"},
@@ -21,7 +21,9 @@ LAYERS = [
     {"milestones", "results"},
     {"preparation"},
     {"finishing"},
+    {"recording"},
     {"afterwards", "experiment", "checks"},
+    {"analysis"},
     {"report"},
     {"cli_data"},
     {"__init__", "cli"},

@@ -1,0 +1,146 @@
+"""What a picture shows, as a value: axes, marks, and the words for people who cannot see it.
+
+Measures give charts; ``charts.svg`` writes them as SVG, for pages and for screens, and ``charts.paper`` as PNG or PDF.
+Coordinates are those of the data. Colours are numbers of a palette of ten, told apart by all eyes, or names of roles.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PALETTE = 10
+ROLES = ("ink", "quiet", "heat")  # text and axes; what stands behind; the colour of quantity
+
+Colour = int | str  # 0..9, or a role
+Numbers = Sequence[float | None]  # None: nothing is known there; a line breaks, a bar is missing
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a chart.
+
+    ``low`` and ``high`` are the ends (None: what the marks need), ``ticks`` values and their words (None: chosen to be
+    round), ``kind`` says how numbers read: "number", "percent" (0.5 is 50 %), "count" (whole), "bytes", "seconds".
+    """
+
+    label: str = ""
+    low: float | None = None
+    high: float | None = None
+    ticks: tuple[tuple[float, str], ...] | None = None
+    kind: str = "number"
+    log: bool = False
+    reverse: bool = False  # the low end on top, or on the right
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points joined in their order; ``tips`` say in words what each of them is."""
+
+    x: Numbers
+    y: Numbers
+    name: str = ""  # in the legend
+    colour: Colour = 0
+    dashed: bool = False
+    points: bool = False  # a dot at each
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Band:
+    """What lies between two curves, behind the lines."""
+
+    x: Numbers
+    low: Numbers
+    high: Numbers
+    colour: Colour = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Upright bars around ``x``, from ``base`` (0 where it is not given) up; lying ones with ``flat``."""
+
+    x: Numbers
+    height: Numbers
+    base: Numbers = ()
+    width: float = 0.8
+    colour: Colour | Sequence[Colour] = 0
+    name: str = ""
+    flat: bool = False
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Dots:
+    """Circles; ``area`` is the share of the largest that may be drawn, 1 where it is not given."""
+
+    x: Numbers
+    y: Numbers
+    colour: Colour | Sequence[Colour] = 0
+    area: Numbers = ()
+    radius: float = 3.0  # of the largest, in units of the picture
+    name: str = ""
+    tips: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table as shades: row 0 on top, cell (i, j) around x = j, y = i; None is left empty."""
+
+    values: Sequence[Numbers]
+    low: float
+    high: float
+    numbers: str = ""  # a format such as ".2f" that writes each value into its cell; "": none
+    tips: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A thin line across the picture at ``x`` or at ``y``, with a word on it."""
+
+    x: float | None = None
+    y: float | None = None
+    label: str = ""
+    colour: Colour = "quiet"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A small image, [h][w] or [h][w][3] of numbers 0..255; its centre is (x, y), its sides are in data units."""
+
+    pixels: Sequence[Sequence[int | Sequence[int]]]
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str = ""  # below it
+    tip: str = ""
+
+
+@dataclass(frozen=True)
+class Words:
+    """A short text at a place."""
+
+    x: float
+    y: float
+    text: str
+    colour: Colour = "ink"
+    anchor: str = "middle"  # start | middle | end
+
+
+Mark = Line | Band | Bars | Dots | Cells | Rule | Picture | Words
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture. ``name`` is a word for files and links, ``alt`` says what a reader would see."""
+
+    name: str
+    title: str
+    alt: str
+    marks: Sequence[Mark]
+    x: Axis = Axis()
+    y: Axis = Axis()
+    width: int = 440
+    height: int = 300
+    frame: bool = True  # axes with ticks; False: marks alone, as for pictures and embeddings
+    square: bool = False  # one unit is as long across as upwards
