@@ -28,7 +28,7 @@ AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no t
 
 def calibrate_run(
     path: str | Path, *sources: str, engine: str | None = None, workers: int | None = None,
-    observe: Callable[[Event], None] | None = None,
+    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None,
 ) -> Result:  # fmt: skip
     """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
 
@@ -41,14 +41,14 @@ def calibrate_run(
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
-    prepared = _prepared(path, result, engine, workers)
+    prepared = prepared_of(path, result, engine, workers, data_dir)
     data = dataset(prepared.images, prepared.population)
     bench = build(prepared.blueprint, data)
     for algorithm in asked:
         for source in algorithm.finish:
             check(source, algorithm, bench)
-    model = _weights(path, result, bench.network)
-    chosen, count = _engine(prepared, bench)
+    model = weights_of(path, result, bench.network)
+    chosen, count = engine_for(prepared, bench)
     with runs.locked(path):
         working = engines.open_engine(chosen, prepared.blueprint, data, count)
 
@@ -68,10 +68,11 @@ def calibrate_run(
     return result
 
 
-def load(path: str | Path, calibration: str | None = None) -> nn.Module:
+def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None) -> nn.Module:
     """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
 
-    Images are normalised as the run's overview says: (x/255 − mean) / std.
+    ``data_dir`` says where the data set lies now, if not where it lay when the run was made. Images are normalised as
+    the run's overview says: (x/255 − mean) / std.
     """
     path = Path(path)
     result = read_result(path)
@@ -81,9 +82,11 @@ def load(path: str | Path, calibration: str | None = None) -> nn.Module:
     if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
-    prepared = _prepared(path, result, None, None)
+    prepared = prepared_of(path, result, None, None, data_dir)
     network = models.build(prepared.blueprint.model, prepared.blueprint.shape, prepared.blueprint.classes)
-    network.load_state_dict({name.partition("/")[2]: value for name, value in _weights(path, result, network).items()})
+    network.load_state_dict(
+        {name.partition("/")[2]: value for name, value in weights_of(path, result, network).items()}
+    )
     network.eval()
     if calibration is None:
         return network
@@ -109,10 +112,16 @@ def plain_name(source: str) -> str:
     return named(algorithm.finish[0], algorithm)
 
 
-def _prepared(path: Path, result: Result, engine: str | None, workers: int | None) -> Prepared:
+def prepared_of(
+    path: Path, result: Result, engine: str | None = None, workers: int | None = None,
+    data_dir: str | Path | None = None,
+) -> Prepared:  # fmt: skip
+    """A finished run's federation as it was, its data set found again where it lay or in ``data_dir``."""
     config = configs.read(path / "config.toml")
     config = replace(
         config,
+        data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
+        data_dir=config.data_dir if data_dir is None else str(data_dir),
         engine=config.engine if engine is None else engine,
         workers=config.workers if workers is None else workers,
     )
@@ -128,7 +137,13 @@ def _prepared(path: Path, result: Result, engine: str | None, workers: int | Non
     return prepared
 
 
-def _weights(path: Path, result: Result, network: nn.Module) -> Tensors:
+def _moved(data: str, folder: Path) -> str:
+    """A user's own ``arrays:`` or ``folder:`` is looked for by its last name in the folder."""
+    kind, colon, place = data.partition(":")
+    return f"{kind}:{folder / Path(place).name}" if colon else data
+
+
+def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
     """The run's final weights, if they are those that its result speaks of."""
     names, file = tensors.of_module(network), path / "model.safetensors"
     weights = runs.read_model(file)
@@ -138,13 +153,16 @@ def _weights(path: Path, result: Result, network: nn.Module) -> Tensors:
     return model
 
 
-def _engine(prepared: Prepared, bench: Bench) -> tuple[str, int]:
-    """The run's engine; ``auto`` weighs the start of a pool against passes over all images without gradient."""
+def engine_for(prepared: Prepared, bench: Bench, passes: float = 1 / 3) -> tuple[str, int]:
+    """The run's engine; ``auto`` weighs the start of a pool against passes over all images.
+
+    A pass without gradient counts as a third of one with it.
+    """
     config: Config = prepared.config
     sizes: Sequence[int] = prepared.population.sizes.tolist()
     count = min(config.workers or engines.cores(), len(sizes))
     step = engines.seconds_per_step(bench, config.batch) if config.engine == "auto" else 0.0
-    work = step / 3 * steps_for(sum(sizes), replace(config.local(), epochs=1))
+    work = step * passes * steps_for(sum(sizes), replace(config.local(), epochs=1))
     return engines.choose(config.engine, count, work, len(sizes)), count
 
 

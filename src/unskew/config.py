@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from unskew import text
+from unskew import recording, text
 from unskew.engines import check_name
 from unskew.errors import UserError, nearest
 from unskew.methods import canonical
@@ -46,6 +46,7 @@ class Config:
     on_failure: str = "stop"  # what a failed client does to the round: stop, or skip
     checkpoint_seconds: float = 10.0  # time between checkpoints; 0: after every round
     baseline: str | None = None  # the folder of a finished run that accuracy is compared with
+    during: str | None = None  # what is written down while training, and when
 
     def local(self) -> Local:
         """What the clients are told."""
@@ -101,7 +102,7 @@ def checked(config: Config) -> Config:
         raise UserError(f"--on-failure {config.on_failure}: {nearest(config.on_failure, FAILURE_POLICIES)}")
     if config.seed >= 2**63:
         raise UserError(f"--seed {config.seed}: give a number below 2^63")
-    for key in ("baseline", "model"):
+    for key in ("baseline", "model", "during"):
         if getattr(config, key) == "":
             raise UserError(f"{_flag(key)} is empty; leave it out, or name one")
     check_name(config.engine)
@@ -113,6 +114,7 @@ def checked(config: Config) -> Config:
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
         baseline=str(Path(config.baseline).absolute()) if config.baseline else None,
+        during=recording.canonical(config.during) if config.during else None,
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew import config as configs
-from unskew import engines, models, runs, tensors
+from unskew import engines, models, recording, runs, tensors
 from unskew.config import Config
 from unskew.data import partition_files
 from unskew.data.batches import steps_for
@@ -90,7 +90,13 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         metrics = runs.MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
         stack.callback(metrics.close)
         memories = runs.open_memories(path) if bench.algorithm.remember else None
-        engine = engines.open_engine(chosen, prepared.blueprint, data, workers, memories)
+        recorder = recording.Recorder(
+            recording.parse(config.during) if config.during else (), config.rounds, bench, key
+        )
+        runs.start_during(path, first.round)
+        engine = recording.Watching(
+            engines.open_engine(chosen, prepared.blueprint, data, workers, memories), recorder.watched
+        )
         stack.callback(engine.close)
         if engine.memories is not None and first.round < config.rounds:
             engine.memories.require(first.clients)
@@ -116,6 +122,10 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or state.round % config.evaluate_every == 0:
                     found = driver.evaluate(engine, state.tensors, len(prepared.images.test), key)
                     row = replace(row, accuracy=found.accuracy, loss=found.loss)
+                if (line := recorder.line(state, engine)) is not None:
+                    runs.append_during(path, line)
+                if "model" in recorder.due(state.round):
+                    runs.save_state(runs.kept_state(path, state.round), state, progress)
                 done = (state, metrics.append(row))
                 observe(row)
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:

@@ -161,6 +161,7 @@ def asked(config: Config) -> str:
         on_failure=Config.on_failure,
         checkpoint_seconds=Config.checkpoint_seconds,
         baseline=None,
+        during=None,
     )
     return hashlib.sha256(configs.to_toml(plain).encode()).hexdigest()
 

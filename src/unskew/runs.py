@@ -31,6 +31,7 @@ _COUNTED = ("round", "examples", "seconds", "bytes_up", "bytes_down")  # what ev
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 MEMORIES = Path("checkpoint") / "memories.bin"
+KEPT_MEMORIES = 64 * 2**20  # bytes that a finished run may keep of what its clients remember
 
 
 @dataclass(frozen=True)
@@ -191,8 +192,55 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def start_during(path: Path, after: int) -> None:
+    """What was recorded of rounds up to ``after`` stays; what a crash left beyond them goes, and is made again."""
+    file = path / "during.jsonl"
+    if file.exists():
+        lines = [json.dumps(row) for row in read_during(path) if row["round"] <= after]
+        write_whole(file, "".join(f"{line}\n" for line in lines).encode())
+
+
+def append_during(path: Path, row: Mapping[str, Any]) -> None:
+    """One line more of what was recorded while training."""
+    file = path / "during.jsonl"
+    try:
+        with open(file, "ab") as content:
+            content.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+    except OSError as error:
+        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+def read_during(path: Path) -> list[dict[str, Any]]:
+    """What was recorded while training, without a last line that a crash cut short."""
+    try:
+        lines = (path / "during.jsonl").read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return []
+    try:
+        rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
+        for row in rows:
+            for seen in (row[name] for name in ("norms", "drift") if name in row):
+                if len(seen["clients"]) != len(seen["local"]) or not all(
+                    len(each) == len(seen["server"]) for each in seen["local"]
+                ):
+                    raise ValueError(f"round {row['round'] + 0} has rows of other lengths")
+        return rows
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path / 'during.jsonl'} is damaged: {type(error).__name__} {error}") from error
+
+
+def kept_state(path: Path, number: int) -> Path:
+    """Where the server's state after that round lies, if it was kept."""
+    return path / "states" / f"round-{number:06d}.safetensors"
+
+
 def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:
     """All that resuming needs, in one file that is replaced at once."""
+    save_state(path / CHECKPOINT, state, progress)
+
+
+def save_state(file: Path, state: ServerState, progress: Progress) -> None:
+    """The server's state in one file that is replaced at once."""
     entries = {f"model/{name}": value for name, value in state.tensors.items()}
     entries |= {f"memory/{name}": value for name, value in state.memory.items()}
     entries |= {f"sent/{name}": value for name, value in state.sent.items()}
@@ -201,7 +249,7 @@ def save_checkpoint(path: Path, state: ServerState, progress: Progress) -> None:
         entries["clients"] = torch.tensor(places, dtype=torch.int64)  # client, slot, checksum
     about = {"unskew": json.dumps({"round": state.round, "sha256": sha256(entries), **asdict(progress)})}
     content = save({name: value.contiguous() for name, value in entries.items()}, metadata=about)
-    write_whole(path / CHECKPOINT, content)
+    write_whole(file, content)
 
 
 def open_memories(path: Path) -> int:
@@ -215,15 +263,20 @@ def open_memories(path: Path) -> int:
 
 
 def drop_memories(path: Path) -> None:
-    """A finished run needs them no more; for large populations they are most of what it weighs."""
-    (path / MEMORIES).unlink(missing_ok=True)
+    """A finished run keeps them for measures of its local models, unless they would be most of what it weighs."""
+    file = path / MEMORIES
+    if file.exists() and file.stat().st_size > KEPT_MEMORIES:
+        file.unlink()
 
 
 def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
     """The last checkpoint, or None where the run was stopped before its first."""
     file = path / CHECKPOINT
-    if not file.exists():
-        return None
+    return load_state(file) if file.exists() else None
+
+
+def load_state(file: Path) -> tuple[ServerState, Progress]:
+    """What ``save_state`` wrote."""
     try:
         with safe_open(file, framework="pt") as content:
             about = json.loads(content.metadata()["unskew"])

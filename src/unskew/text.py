@@ -14,7 +14,8 @@ from unskew.errors import UserError, nearest
 
 Value = int | float | bool | str
 
-EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full"}
+EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
+            "recording": "norms", "measure": "cka"}  # fmt: skip
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"

@@ -165,6 +165,7 @@ Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/
 Sampler = Callable[["Key", "Population", int], list[Visit]]
 Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
 Aggregate = Callable[[Sums], Tensors]
+Progress = Callable[[int, int], None]  # how much is done, of how much
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,7 @@ class Engine(Protocol):
 
     population: "Population"
     memories: "Memories | None"  # what clients remember; None where no method wants them to
+    progress: Progress | None  # told of each visit that is done; None: nobody is
 
     def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key") -> "Outcome":
         """Do the job for each visit and add up what comes out."""

@@ -40,17 +40,20 @@ def separability(statistics: ClassStatistics, key: Key) -> float:
 
     Reference: Kolouri et al., "Generalized Sliced Wasserstein Distances", NeurIPS 2019; Luo et al. 2021, section 5.4.
     """
+    return float(apart(statistics, key).mean()) if len(statistics.held) > 1 else 0.0
+
+
+def apart(statistics: ClassStatistics, key: Key) -> Tensor:
+    """[P·(P − 1)/2], that distance for each pair of classes: the first with all later ones, then the second, …"""
     gaussians, count = Gaussians(statistics), len(statistics.held)
-    if count < 2:
-        return 0.0
     drawn = torch.randn(statistics.width, DIRECTIONS, generator=key.fold("slices").torch(), dtype=torch.float64)
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
     if statistics.form.name != "shared":  # all classes have one spread there, and it cancels
         spreads = torch.stack([_along(gaussians, place, slices) for place in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
-    distances = torch.pdist(points) / DIRECTIONS**0.5
-    return float(distances.mean())
+    found: Tensor = torch.pdist(points) / DIRECTIONS**0.5
+    return found
 
 
 def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Forecast:
@@ -58,11 +61,11 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
 
     Without a head that takes these features, or where they do not vary, there is the separability alone.
     """
-    apart, gaussians = separability(statistics, key), Gaussians(statistics)
+    mean, gaussians = separability(statistics, key), Gaussians(statistics)
     if head is None or int(statistics.number.sum()) - len(statistics.held) < 1:
-        return Forecast(apart)
+        return Forecast(mean)
     if not varied(gaussians.means, gaussians.within):
-        return Forecast(apart)
+        return Forecast(mean)
     rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, classes)
     head, each = copy_of(head).double(), max(2, min(500, MOST // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)
@@ -71,7 +74,7 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
             drawn, _ = gaussians.draw(place, each, key.fold("forecast"))
             right += torch.stack([(found(drawn).argmax(1) == label).sum() for found in (head, rival.double())])
     before, after = (right.double() / (each * len(statistics.held))).tolist()
-    return Forecast(apart, before, after)
+    return Forecast(mean, before, after)
 
 
 def _along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:

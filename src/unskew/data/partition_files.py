@@ -8,7 +8,7 @@ import io
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,38 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     found = from_arrays(arrays, labels, classes, name=str(path))
     made = f"made as {found.scheme} with seed {found.seed}"
     return found if made in found.notes else replace(found, notes=(*found.notes, made))
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Who holds how much of what, as a partition's file tells it: no data set is needed."""
+
+    scheme: str
+    names: tuple[str, ...] | None
+    sizes: Ints  # [K]
+    cells: Ints  # [cells, 3]: client, class, examples
+    emd: float
+    hash: str
+
+
+def read_holdings(file: Path) -> Holdings:
+    """What our own artefact says of itself, if it is whole."""
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {field: archive[field] for field in archive.files}
+        client, names, found = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
+        partition = Partition(client.astype(np.int32), int(arrays["clients"].item()), str(arrays["scheme"]), 0)
+        sizes = np.bincount(client[client >= 0], minlength=partition.clients).astype(np.int64)
+        if partition.hash != str(arrays["hash"]) or not np.array_equal(
+            np.bincount(found[:, 0], found[:, 2], minlength=partition.clients), sizes
+        ):
+            raise ValueError("it was changed after it was made")
+        said = None if names is None else tuple(map(str, names.tolist()))
+        return Holdings(partition.scheme, said, sizes, found, float(arrays["emd"].item()), partition.hash)
+    except FileNotFoundError:
+        raise UserError(f"{file} is not there; without it nobody knows which client holds what") from None
+    except (*DAMAGED, TypeError, IndexError) as error:
+        raise UserError(f"{file} is damaged, or no partition of ours: {error}") from error
 
 
 def from_csv(content: bytes, labels: Ints, *, name: str, seed: int) -> Partition:

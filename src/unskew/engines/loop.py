@@ -8,7 +8,7 @@ from unskew.key import Key
 from unskew.round.client import Bench, attempt
 from unskew.round.client import job as find
 from unskew.tensors import one_thread
-from unskew.types import Failure, Outcome, Sums, Tensors, Visit
+from unskew.types import Failure, Outcome, Progress, Sums, Tensors, Visit
 
 
 class Loop:
@@ -19,6 +19,7 @@ class Loop:
     def __init__(self, bench: Bench) -> None:
         keep_freed_memory()
         self.population, self.memories = bench.population, bench.memories
+        self.progress: Progress | None = None
         self._bench = bench
 
     def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
@@ -27,12 +28,14 @@ class Loop:
         failures = []
         work = find(self._bench, job)
         with one_thread():
-            for visit in visits:
+            for place, visit in enumerate(visits, 1):
                 result = attempt(work, shared, visit, key)
                 if isinstance(result, Failure):
                     failures.append(result)
                 else:
                     total = tensors.add(total, result)
+                if self.progress is not None:
+                    self.progress(place, len(visits))
         return Outcome(total or {}, tuple(failures))
 
     def close(self) -> None:

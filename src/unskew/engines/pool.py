@@ -20,7 +20,7 @@ from unskew.errors import LostMemory, StorageFailure, UserError
 from unskew.key import Key
 from unskew.round.memories import Memories
 from unskew.tensors import Layout, one_thread
-from unskew.types import Failure, Outcome, Sums, Tensors, Visit
+from unskew.types import Failure, Outcome, Progress, Sums, Tensors, Visit
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
 WAITING_BYTES = 512 * 2**20  # results held back because an earlier visit is not done yet
@@ -37,6 +37,7 @@ class Pool:
         parts = data.read(layout)
         self.population = Population(parts["population/order"].numpy(), parts["population/offsets"].numpy())
         self.memories = memories
+        self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
         self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path}
         self._selector = selectors.DefaultSelector()
@@ -57,6 +58,8 @@ class Pool:
                     self._feed(worker, work)
                 for selected, _ in self._selector.select():
                     self._hear(selected.data, work, begin)
+                if self.progress is not None:
+                    self.progress(work.added, len(visits))
         return work.outcome()
 
     def close(self) -> None:
@@ -197,6 +200,6 @@ class _Work:
 
 
 def _length(population: Population, job: str, visit: Visit) -> int:
-    if job != "train":
+    if job.partition(":")[0] != "train":
         return 1
     return population.size(visit.client) if visit.take is None else visit.take

@@ -3,6 +3,7 @@
 Pooling comes before ReLU: both are monotone, so the function and its gradient are the same, on a quarter of the values.
 """
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 import torch
@@ -23,6 +24,19 @@ class Network(nn.Module):
         """[B, ch, H, W] -> [B, C]."""
         logits: Tensor = self.classifier(self.encoder(images))
         return logits
+
+
+def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters such as ``params/encoder.fc1.weight`` grouped by their layer, ``fc1``, in the order of the network."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(layer_name(name.partition("/")[2].rpartition(".")[0]), []).append(name)
+    return found
+
+
+def layer_name(module: str) -> str:
+    """A layer's name without the part of the network that it belongs to."""
+    return module.removeprefix("encoder.") or module
 
 
 class ConvPool(nn.Conv2d):

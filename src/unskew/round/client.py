@@ -27,6 +27,7 @@ from unskew.models.cut import cut
 from unskew.models.layers import Network
 from unskew.round.descent import descend
 from unskew.round.memories import Memories
+from unskew.round.watch import Watch, watched
 from unskew.types import Failure, Sums, Tensors, Visit, Visited
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def job(bench: Bench, name: str) -> Job:
     word, _, more = name.partition(":")
     table: dict[str, Job] = {
         "survey": lambda shared, visit, key: survey(bench, visit),
-        "train": lambda shared, visit, key: train(bench, shared, visit, key),
+        "train": lambda shared, visit, key: train(bench, shared, visit, key, Watch.from_text(more) if more else None),
         "moments": lambda shared, visit, key: moments(bench, shared, visit, more),
         "evaluate": lambda shared, visit, key: evaluate(bench, shared, visit),
     }
@@ -135,7 +136,7 @@ def survey(bench: Bench, visit: Visit) -> Sums:
     return sums
 
 
-def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
+def train(bench: Bench, shared: Tensors, visit: Visit, key: Key, watch: Watch | None = None) -> Sums:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
     algorithm = bench.algorithm
     batches = plan(bench.population.examples(visit.client), visit.take, algorithm.local, key)
@@ -161,7 +162,7 @@ def train(bench: Bench, shared: Tensors, visit: Visit, key: Key) -> Sums:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
     if bench.memories:
         bench.memories.keep(visited)
-    return sums
+    return sums if watch is None else sums | tensors.prefixed(watched(bench, shared, visit, watch), "watch/")
 
 
 def moments(bench: Bench, shared: Tensors, visit: Visit, question: str) -> Sums:

@@ -1,0 +1,151 @@
+"""What is taken for what, and each class's accuracy: with the run's own classifier and after each calibration."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unskew.analysis.subject import Subject
+from unskew.charts import Axis, Bars, Cells, Chart, Mark
+from unskew.errors import UserError
+
+MOST = 100  # classes whose table of confusions can be read
+MATTERS = 0.005  # a change of accuracy that is spoken of
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Tables of true class × predicted class, by classifier: "before" is the run's own."""
+
+    classes: list[str]
+    total: list[int]  # [C], test images of each class
+    tables: dict[str, list[list[int]]]  # [C][C]
+
+
+def measure(subject: Subject, *, calibrations: int = 6) -> Confusion:
+    """How the test images of each class are classified, before and after; at most so many calibrations, the best."""
+    outputs, classes = subject.outputs, subject.classes
+    chosen = best(subject, calibrations)
+    tables = {
+        name or "before": _table(outputs.labels, outputs.predicted[name], len(classes)).tolist() for name in chosen
+    }
+    total = torch.bincount(outputs.labels, minlength=len(classes))
+    return Confusion(classes, total.tolist(), tables)
+
+
+def best(subject: Subject, most: int) -> list[str]:
+    """The run's own classifier, "", and the best of its calibrations, in the order in which they were made."""
+    if most < 0:
+        raise UserError("give 0 or more calibrations")
+    found = subject.result.calibrations
+    ranked = sorted(found, key=lambda name: -found[name].accuracy)
+    if len(ranked) > most:
+        subject.notes.append(f"{most} of {len(ranked)} calibrations are shown, those with the best accuracy")
+    return ["", *(name for name in found if name in ranked[:most])]
+
+
+def _table(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    return torch.bincount(labels * classes + predicted, minlength=classes * classes).view(classes, classes)
+
+
+def accuracy(found: Confusion, name: str) -> list[float | None]:
+    """[C], the share of each class's images that are got right; None where there are none."""
+    table = found.tables[name]
+    return [table[c][c] / n if n else None for c, n in enumerate(found.total)]
+
+
+def draw(found: Confusion) -> list[Chart]:
+    """Each class's accuracy by classifier, and the tables."""
+    return [by_class(found), *tables(found).values()]
+
+
+def by_class(found: Confusion) -> Chart:
+    """Accuracy of each class, a group of bars."""
+    names, at = list(found.tables), list(range(len(found.classes)))
+    width, marks = 0.8 / len(names), list[Mark]()
+    for place, name in enumerate(names):
+        right = accuracy(found, name)
+        x = [c + (place - (len(names) - 1) / 2) * width for c in at]
+        tips = [
+            f"{c}, {name}: {'none' if r is None else f'{r:.1%}'}" for c, r in zip(found.classes, right, strict=True)
+        ]
+        marks.append(Bars(x, right, width=0.9 * width, colour=place % 10, name=name, tips=tips))
+    ticks = tuple(enumerate(found.classes)) if len(at) <= 30 else None
+    low = min((r for r in accuracy(found, "before") if r is not None), default=0.0)
+    return Chart(
+        "confusion-classes", "Accuracy of each class",
+        f"Accuracy by class; the lowest before calibration is {low:.0%}.", marks,
+        x=Axis("class", ticks=ticks, kind="count"), y=Axis("", low=0, high=1, kind="percent"),
+        width=880 if len(at) * len(names) > 20 else 440, height=320,
+    )  # fmt: skip
+
+
+def tables(found: Confusion) -> dict[str, Chart]:
+    """By classifier, the table of true × predicted classes; none where there are too many classes to read."""
+    if len(found.classes) > MOST:
+        return {}
+    charts = {}
+    ticks = tuple(enumerate(found.classes)) if len(found.classes) <= 30 else None
+    for name, table in found.tables.items():
+        shares = [[n / max(total, 1) or None for n in row] for row, total in zip(table, found.total, strict=True)]
+        tips = [
+            [f"{true} taken for {said}: {n:,} of {total:,}" for said, n in zip(found.classes, row, strict=True)]
+            for true, row, total in zip(found.classes, table, found.total, strict=True)
+        ]
+        right = sum(table[c][c] for c in range(len(table))) / max(sum(found.total), 1)
+        charts[name] = Chart(
+            f"confusion-{name}", f"True and predicted classes, {name}: {right:.2%} right",
+            f"Confusion table {name}; {right:.2%} of the images lie on its diagonal.",
+            [Cells(shares, 0, 1, numbers=".0%" if len(table) <= 12 else "", tips=tips)],
+            x=Axis("predicted", ticks=ticks), y=Axis("true", ticks=ticks), width=480, height=460, square=True,
+        )  # fmt: skip
+    return charts
+
+
+def each_class(found: Confusion) -> dict[str, Chart]:
+    """By true class, what its images are taken for by each classifier."""
+    names, at, charts = list(found.tables), list(range(len(found.classes))), {}
+    width = 0.8 / len(names)
+    for label, true in enumerate(found.classes[:MOST]):
+        marks: list[Mark] = []
+        for place, name in enumerate(names):
+            share = [n / max(found.total[label], 1) for n in found.tables[name][label]]
+            x = [c + (place - (len(names) - 1) / 2) * width for c in at]
+            tips = [f"{true} taken for {c}, {name}: {s:.1%}" for c, s in zip(found.classes, share, strict=True)]
+            marks.append(Bars(x, share, width=0.9 * width, colour=place % 10, name=name, tips=tips))
+        ticks = tuple(enumerate(found.classes)) if len(at) <= 30 else None
+        charts[true] = Chart(
+            f"confusion-class-{label}", f"What images of {true} are taken for",
+            f"Predictions for the {found.total[label]:,} test images of {true}.", marks,
+            x=Axis("predicted", ticks=ticks, kind="count"), y=Axis("", low=0, high=1, kind="percent"),
+            width=880 if len(at) * len(names) > 20 else 440, height=320,
+        )  # fmt: skip
+    return charts
+
+
+def overall(found: Confusion, name: str) -> float:
+    """The share of all test images that are got right."""
+    return sum(found.tables[name][c][c] for c in range(len(found.classes))) / max(sum(found.total), 1)
+
+
+def findings(found: Confusion) -> list[str]:
+    """The class that fared worst, and what the best calibration made of it."""
+    before = accuracy(found, "before")
+    known = [c for c, share in enumerate(before) if share is not None]
+    worst, finest = min(known, key=lambda c: before[c] or 0.0), max(known, key=lambda c: before[c] or 0.0)
+    words = f"Classes fare from {before[worst]:.0%} ({found.classes[worst]}) to {before[finest]:.0%} "
+    said = [f"{words}({found.classes[finest]})."]
+    names = [name for name in found.tables if name != "before"]
+    if names:
+        name = max(names, key=lambda each: overall(found, each))
+        after = accuracy(found, name)
+        gain = overall(found, name) - overall(found, "before")
+        moved = "raises" if gain > MATTERS else "lowers" if gain < -MATTERS else "hardly changes"
+        risen = [c for c in known if (after[c] or 0.0) > (before[c] or 0.0)]
+        low = min(known, key=lambda c: after[c] or 0.0)
+        said.append(
+            f"Calibration by {name} {moved} accuracy, {overall(found, 'before'):.2%} to {overall(found, name):.2%}: "
+            f"{len(risen)} of {len(known)} classes gain, and the worst is then {found.classes[low]} "
+            f"with {after[low]:.0%}."
+        )
+    return said

@@ -1,0 +1,104 @@
+"""How far clients go from the model they are sent, by layer and round: ‖local − global‖ / ‖global‖.
+
+Shapes: k clients, L layers.
+"""
+
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from unskew.analysis.subject import Missing, Subject
+from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.models.layers import by_layer
+from unskew.round.watch import distances, lengths
+from unskew.tensors import parameters
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Relative distances of local models from the one they were sent."""
+
+    layers: list[str]
+    rounds: list[dict[str, Any]]  # "round", "clients" [k], "local" [k][L], each divided by the server's layer
+
+
+def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
+    """Distances recorded while training, and those of the visit after ``round`` (−1: the last)."""
+    number = subject.config.rounds if round == -1 else round
+    recorded = [row for row in subject.during if "drift" in row]
+    found = [_known(row) for row in recorded]
+    try:
+        models, sent = subject.local_models(number, clients), subject.state(number).tensors
+        size = lengths(sent)
+        local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
+        found.append({"round": number + 1, "clients": list(models), "local": local})
+        layers = list(by_layer(parameters(sent)))
+    except Missing as error:
+        if not recorded:
+            raise
+        subject.notes.append(f"drift is shown as it was recorded, and not at the end: {error}")
+        layers = recorded[-1]["drift"]["layers"]
+    return Drift(layers, sorted(found, key=lambda row: int(row["round"])))
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    seen = row["drift"]
+    scaled = [[far / max(own, 1e-12) for far, own in zip(each, seen["server"], strict=True)] for each in seen["local"]]
+    return {"round": row["round"], "clients": seen["clients"], "local": scaled}
+
+
+def means(row: dict[str, Any]) -> list[float]:
+    """[L], over the clients."""
+    return [fmean(values) for values in zip(*row["local"], strict=True)]
+
+
+def draw(found: Drift) -> list[Chart]:
+    """The layers' means at the end, client by client, and by round where rounds are known."""
+    last, names = found.rounds[-1], tuple(enumerate(found.layers))
+    mean = means(last)
+    said = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(found.layers, mean, strict=True))
+    tips = [f"{layer}: {value:.1%}" for layer, value in zip(found.layers, mean, strict=True)]
+    charts = [
+        Chart(
+            "drift-layers", f"How far clients go from the server's model, round {last['round']}",
+            f"Mean relative distance by layer: {said}.", [Bars(list(range(len(mean))), mean, tips=tips)],
+            x=Axis("layer", ticks=names), y=Axis("distance / length of the layer", low=0, kind="percent"),
+        )
+    ]  # fmt: skip
+    high = max(max(row) for row in last["local"]) or 1.0
+    tips2 = [
+        [f"client {k}, {layer}: {value:.1%}" for layer, value in zip(found.layers, row, strict=True)]
+        for k, row in zip(last["clients"], last["local"], strict=True)
+    ]
+    ticks = tuple((place, str(client)) for place, client in enumerate(last["clients"]))
+    charts.append(
+        Chart(
+            "drift-clients", "The same, client by client", f"Relative distance of {len(ticks)} clients by layer.",
+            [Cells(last["local"], 0, high, numbers=".0%" if len(ticks) <= 12 else "", tips=tips2)],
+            x=Axis("layer", ticks=names), y=Axis("client", ticks=ticks), height=340,
+        )
+    )  # fmt: skip
+    if len(found.rounds) > 1:
+        rounds = [int(row["round"]) for row in found.rounds]
+        by_round = [means(row) for row in found.rounds]
+        marks: list[Mark] = [
+            Line(rounds, [row[place] for row in by_round], layer, place % 10, points=len(rounds) <= 40)
+            for place, layer in enumerate(found.layers)
+        ]
+        charts.append(
+            Chart(
+                "drift-rounds", "Distance by layer and round", "Mean relative distance of local models by round.",
+                marks, x=Axis("round", kind="count"), y=Axis("distance / length of the layer", low=0, kind="percent"),
+            )
+        )  # fmt: skip
+    return charts
+
+
+def findings(found: Drift) -> list[str]:
+    """Which layer moves most."""
+    mean = means(found.rounds[-1])
+    most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
+    return [
+        f"In one visit clients change {found.layers[most]} most, by {mean[most]:.0%} of its length, and "
+        f"{found.layers[least]} least, by {mean[least]:.0%}."
+    ]

@@ -1,0 +1,198 @@
+"""What a feature gives away: images made again from one feature, and from the mean of several.
+
+An attacker who knows the encoder f looks for the image x with f(x) = z. Whoever sends means of features wants that to
+fail.
+
+Shapes: m targets, [ch, H, W] an image, d features.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unskew.analysis.subject import Missing, Subject
+from unskew.charts import Axis, Bars, Chart, Mark, Picture, Words
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.round.client import Bench
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """Images of clients, what was made again of them, and how like they are."""
+
+    of: int  # how many features a mean is of
+    rows: list[
+        dict[str, Any]
+    ]  # "client", "class", "original", "one", "mean": pixels; figures "one_*", "mean_*", "other_*"
+
+
+def measure(
+    subject: Subject, *, examples: int = 4, of: int = 3, steps: int = 400, lr: float = 0.05, smooth: float = 1e-3
+) -> Inversion:
+    """Training images of the largest clients, made again from their feature and from the mean of ``of`` features.
+
+    The image minimises ‖f(x) − z‖²/‖z‖² + smooth·TV(x), by Adam from grey. "other" is how like another image of the
+    same class is, which shows what a likeness is worth. Features are what enters the classifier.
+
+    Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
+    """
+    if examples < 1 or of < 2 or steps < 1:
+        raise UserError("inversion wants examples=1 or more, of=2 or more, steps=1 or more")
+    bench = subject.bench
+    bench.load(subject.model, training=False)
+    chosen = _chosen(bench, examples, of)
+    if not chosen:
+        raise Missing(f"no client holds {of + 1} images of one class")
+    index = torch.tensor([held for _, _, held in chosen])  # [m, of + 1]; the last is the other one
+    with torch.no_grad():
+        images = bench.train.batch(index.flatten())[0]
+        features = bench.network.encoder(images).view(len(chosen), of + 1, -1)
+    targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
+    made = inverted(bench, targets, steps, lr, smooth, subject)
+    original = images.view(len(chosen), of + 1, *images.shape[1:])
+    one, mean = made[: len(chosen)], made[len(chosen) :]
+    rows = []
+    for place, (client, label, _) in enumerate(chosen):
+        figures: dict[str, Any] = {"client": client, "class": subject.classes[label]}
+        for name, picture in (("one", one[place]), ("mean", mean[place]), ("other", original[place, of])):
+            # a mean has several originals: the one it resembles most counts
+            against = original[place, : of if name == "mean" else 1]
+            alike = [(psnr(bench, picture, each), ssim(bench, picture, each)) for each in against]
+            figures[f"{name}_psnr"], figures[f"{name}_ssim"] = max(alike)
+            with torch.no_grad():
+                found = bench.network.encoder(picture[None])[0]
+            figures[f"{name}_cosine"] = float(F.cosine_similarity(found, features[place, 0], dim=0))
+            figures[name] = _pixels(bench, picture)
+        figures["original"] = _pixels(bench, original[place, 0])
+        rows.append(figures)
+    return Inversion(of, rows)
+
+
+def _chosen(bench: Bench, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
+    """(client, class, examples) of the largest clients: each client's largest class that was not taken yet."""
+    found: list[tuple[int, int, list[int]]] = []
+    for client in np.argsort(-bench.population.sizes, kind="stable").tolist():
+        index = bench.population.examples(client)
+        labels = bench.train.labels.numpy()[index]
+        counts = np.bincount(labels)
+        counts[[label for _, label, _ in found if label < len(counts)]] = 0
+        if len(counts) and counts.max() > of:
+            label = int(counts.argmax())
+            found.append((client, label, index[labels == label][: of + 1].tolist()))
+        if len(found) == examples:
+            break
+    return found
+
+
+def inverted(bench: Bench, targets: Tensor, steps: int, lr: float, smooth: float, subject: Subject) -> Tensor:
+    """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
+    shape = tuple(bench.train.images.shape[1:])
+    low, high = _ends(bench)
+    noise = torch.randn(shape, generator=_generator(subject.key), dtype=targets.dtype)
+    x = (0.01 * noise).repeat(len(targets), 1, 1, 1).requires_grad_()
+    scale = targets.square().sum(1).clamp(min=1e-12)
+    optimiser = torch.optim.Adam([x], lr=lr)
+    for step in range(steps):
+        if step % 20 == 0:
+            subject.say("inverting features", step, steps)
+        found = bench.network.encoder(x)
+        far = (found - targets).square().sum(1) / scale
+        loss = far.sum() + smooth * (
+            (x[..., 1:] - x[..., :-1]).abs().sum() + (x[..., 1:, :] - x[..., :-1, :]).abs().sum()
+        )
+        (x.grad,) = torch.autograd.grad(loss, [x])
+        optimiser.step()
+        with torch.no_grad():
+            x.clamp_(low, high)
+    return x.detach()
+
+
+def _generator(key: Key) -> torch.Generator:
+    return key.fold("inversion").torch()
+
+
+def _ends(bench: Bench) -> tuple[Tensor, Tensor]:
+    """What black and white are after normalisation, by channel [ch, 1, 1]."""
+    return bench.train.offset[0], (255 * bench.train.scale + bench.train.offset)[0]
+
+
+def _unit(bench: Bench, image: Tensor) -> Tensor:
+    """[ch, H, W] from 0 to 1."""
+    low, high = _ends(bench)
+    return ((image - low) / (high - low)).clamp(0, 1).double()
+
+
+def _pixels(bench: Bench, image: Tensor) -> list[Any]:
+    """[H][W] or [H][W][3] of whole numbers 0..255."""
+    values = (_unit(bench, image) * 255).round().long()
+    shown: list[Any] = (values[0] if len(values) != 3 else values.permute(1, 2, 0)).tolist()
+    return shown
+
+
+def psnr(bench: Bench, a: Tensor, b: Tensor) -> float:
+    """Peak signal to noise in dB; 100 where the images are the same."""
+    wrong = float((_unit(bench, a) - _unit(bench, b)).square().mean())
+    return 100.0 if wrong < 1e-10 else float(-10 * np.log10(wrong))
+
+
+def ssim(bench: Bench, a: Tensor, b: Tensor) -> float:
+    """Structural similarity, −1 to 1, over windows of 7 × 7 pixels or the whole of a smaller image.
+
+    Reference: Wang et al., 2004, equation 13.
+    """
+    x, y = _unit(bench, a)[None], _unit(bench, b)[None]
+    size = min(7, *x.shape[2:])
+    mx, my = F.avg_pool2d(x, size, 1), F.avg_pool2d(y, size, 1)
+    vx, vy = F.avg_pool2d(x * x, size, 1) - mx * mx, F.avg_pool2d(y * y, size, 1) - my * my
+    both = F.avg_pool2d(x * y, size, 1) - mx * my
+    one, two = 0.01**2, 0.03**2
+    found = (2 * mx * my + one) * (2 * both + two) / ((mx * mx + my * my + one) * (vx + vy + two))
+    return float(found.mean())
+
+
+def draw(found: Inversion) -> list[Chart]:
+    """Originals and what was made again, side by side; and how like they are."""
+    columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {found.of}"}
+    marks: list[Mark] = [Words(place, -0.62, words) for place, words in enumerate(columns.values())]
+    for line, row in enumerate(found.rows):
+        for place, name in enumerate(columns):
+            said = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
+            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {said}" if said else "")
+            label = f"{row['class']}, client {row['client']}" if name == "original" else said
+            marks.append(Picture(row[name], place, 1.25 * line, 0.9, 0.9, label, tip))
+    tall = 1.25 * (len(found.rows) - 1)
+    pictures = Chart(
+        "inversion-pictures", "Images made again from features",
+        f"{len(found.rows)} training images, each made again from its feature and from the mean of {found.of}.", marks,
+        x=Axis(low=-0.6, high=2.6), y=Axis(low=-0.8, high=tall + 0.75, reverse=True), frame=False, square=True,
+        width=440, height=int(70 + 440 / 3.2 * (tall + 1.55)),
+    )  # fmt: skip
+    groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
+    bars: list[Mark] = []
+    for place, (name, words) in enumerate(groups.items()):
+        values = [row[f"{name}_ssim"] for row in found.rows]
+        x = [line + (place - 1) * 0.26 for line in range(len(found.rows))]
+        tips = [f"{row['class']}, {words}: SSIM {value:.3f}" for row, value in zip(found.rows, values, strict=True)]
+        bars.append(Bars(x, values, width=0.24, colour=place, name=words, tips=tips))
+    ticks = tuple((line, str(row["class"])) for line, row in enumerate(found.rows))
+    return [
+        pictures,
+        Chart("inversion-likeness", "Likeness to the original", "Structural similarity of what was made again.", bars,
+              x=Axis("", ticks=ticks), y=Axis("SSIM")),
+    ]  # fmt: skip
+
+
+def findings(found: Inversion) -> list[str]:
+    """Whether a feature gives its image away, and whether a mean does."""
+    one, mean, other = (
+        float(np.mean([row[f"{name}_ssim"] for row in found.rows])) for name in ("one", "mean", "other")
+    )
+    return [
+        f"An image made again from its feature has a structural similarity of {one:.2f} to the original, one from the "
+        f"mean of {found.of} features {mean:.2f}; another image of the same class has {other:.2f}."
+    ]

@@ -1,0 +1,225 @@
+"""Where the classifier is biased: the length of each class's row against how many examples of it there are.
+
+Shapes: C classes, k clients.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from unskew.analysis.subject import Missing, Subject
+from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
+
+EARLY = 0.5  # correlations above this are called following
+FEW = 30  # classes with names on an axis
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Row norms of classifiers: the run's own, calibrated ones, and those of clients in the rounds that are known."""
+
+    classes: list[str]
+    total: list[int]  # [C], training examples
+    server: list[float]  # [C], the run's own at its end
+    calibrated: dict[str, list[float]]  # [C] each
+    rounds: list[dict[str, Any]]  # "round", "server" [C] or None, "clients" [k], "local" [k][C], "correlation"
+    counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
+    clients: list[int]
+
+
+def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool = True) -> Norms:
+    """Row norms before and after calibration, and of local classifiers: as recorded, and in the visit after ``round``.
+
+    −1 is the last round, 0 gives the local models of the very first. ``local=false`` needs no data set.
+
+    Reference: Luo et al. 2021, Figure 3.
+    """
+    held, classes = subject.holdings, subject.classes
+    found = [_known(row) for row in subject.during if "norms" in row]
+    try:
+        found += [_at_the_end(subject, clients, round)] if local else []
+    except Missing as error:
+        subject.notes.append(f"norms of local classifiers are not shown, except recorded ones: {error}")
+    known = sorted({client for row in found for client in row["clients"] if client >= 0})
+    counts = np.zeros((len(held.sizes), len(classes)), np.int64)
+    counts[held.cells[:, 0], held.cells[:, 1]] = held.cells[:, 2]
+    for row in found:
+        row["correlation"] = _mean(
+            [_correlation(counts[c], norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
+        )
+    return Norms(
+        classes=classes,
+        total=counts.sum(0).tolist(),
+        server=subject.weights["classifier.weight"].double().norm(dim=1).tolist(),
+        calibrated={name: _last_rows(values) for name, values in subject.calibrated.items()},
+        rounds=sorted(found, key=lambda row: int(row["round"])),
+        counts=counts[known].tolist(),
+        clients=known,
+    )
+
+
+def _at_the_end(subject: Subject, clients: int, round: int) -> dict[str, Any]:
+    number = subject.config.rounds if round == -1 else round
+    models = subject.local_models(number, clients)
+    rows = [_rows(subject, model) for model in models.values()]
+    return {"round": number + 1, "server": None, "clients": list(models), "local": rows}
+
+
+def _known(row: dict[str, Any]) -> dict[str, Any]:
+    seen = row["norms"]
+    return {"round": row["round"], "server": seen["server"], "clients": seen["clients"], "local": seen["local"]}
+
+
+def _rows(subject: Subject, model: dict[str, torch.Tensor]) -> list[float]:
+    weight, head = model["params/classifier.weight"], subject.algorithm.head
+    if head is not None:
+        weight, _ = head(weight, model.get("params/classifier.bias"))
+    lengths: list[float] = weight.double().norm(dim=1).tolist()
+    return lengths
+
+
+def _last_rows(values: dict[str, torch.Tensor]) -> list[float]:
+    """[C], of the layer whose rows belong to the classes."""
+    name = "head.weight" if "head.weight" in values else "head.classifier.weight"
+    lengths: list[float] = values[name].double().norm(dim=1).tolist()
+    return lengths
+
+
+def _correlation(counts: Any, norms: Sequence[float]) -> float | None:
+    """Pearson's; None where one of them does not vary."""
+    counts, lengths = np.asarray(counts, float), np.asarray(norms, float)
+    if len(counts) < 2 or counts.std() == 0 or lengths.std() == 0:
+        return None
+    return float(np.corrcoef(counts, lengths)[0, 1])
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def unevenness(norms: Sequence[float]) -> float:
+    """The rows' standard deviation as a share of their mean: 0 where all are alike."""
+    mean = fmean(norms)
+    return float(np.std(norms)) / mean if mean else 0.0
+
+
+def draw(found: Norms) -> list[Chart]:
+    """Rows before and after calibration, local rows against label counts, and how that went by round."""
+    charts = [_before_and_after(found)]
+    if found.rounds:
+        charts += [_scatter(found, row) for row in _ends(found)]
+        charts += [_shades(found, found.rounds[-1])]
+    if len(found.rounds) > 1:
+        charts.append(_by_round(found))
+    return charts
+
+
+def _ends(found: Norms) -> list[dict[str, Any]]:
+    """The first and the last round that is known."""
+    return [found.rounds[0], found.rounds[-1]] if len(found.rounds) > 1 else found.rounds
+
+
+def _before_and_after(found: Norms) -> Chart:
+    groups = {"before": found.server, **dict(list(found.calibrated.items())[:4])}
+    width, marks = 0.8 / len(groups), list[Mark]()
+    for place, (name, norms) in enumerate(groups.items()):
+        mean = fmean(norms) or 1.0
+        x = [c + (place - (len(groups) - 1) / 2) * width for c in range(len(norms))]
+        relative = [norm / mean for norm in norms]
+        tips = [
+            f"{c}, {name}: {n:.3f}, {r:.2f} of the mean" for c, n, r in zip(found.classes, norms, relative, strict=True)
+        ]
+        marks.append(Bars(x, relative, width=0.9 * width, colour=place % 10, name=name, tips=tips))
+    ticks = tuple(enumerate(found.classes)) if len(found.classes) <= FEW else None
+    said = ", ".join(f"{name} {unevenness(norms):.3f}" for name, norms in groups.items())
+    return Chart(
+        "norms-classes", "Length of each class's row, relative to their mean",
+        f"Row norms of the classifier by class; their unevenness is {said}.", marks,
+        x=Axis("class", ticks=ticks, kind="count"), y=Axis("norm / mean norm", low=0),
+        width=880 if len(found.classes) * len(groups) > 20 else 440,
+    )  # fmt: skip
+
+
+def _scatter(found: Norms, row: dict[str, Any]) -> Chart:
+    x, y, colour, tips = list[float](), list[float](), list[int | str](), list[str]()
+    for client, norms in zip(row["clients"], row["local"], strict=True):
+        if client not in found.clients:
+            continue
+        counts = found.counts[found.clients.index(client)]
+        for label, (count, norm) in enumerate(zip(counts, norms, strict=True)):
+            x.append(count)
+            y.append(norm)
+            colour.append(label % 10)
+            tips.append(f"client {client}, {found.classes[label]}: {count:,} examples, norm {norm:.3f}")
+    known = row["correlation"]
+    said = "" if known is None else f", correlation {known:.2f}"
+    return Chart(
+        f"norms-round-{row['round']}", f"Local rows in round {row['round']}{said}",
+        f"Norms of local classifier rows against the client's examples of that class{said}.",
+        [Dots(x, y, colour, radius=3.5, tips=tips)], x=Axis("examples of the class on the client", low=0, kind="count"),
+        y=Axis("norm of its row"),
+    )  # fmt: skip
+
+
+def _shades(found: Norms, row: dict[str, Any]) -> Chart:
+    table = row["local"]
+    low, high = min(map(min, table)), max(map(max, table))
+    tips = [
+        [f"client {k}, {c}: {n:.3f}" for c, n in zip(found.classes, norms, strict=True)]
+        for k, norms in zip(row["clients"], table, strict=True)
+    ]
+    names = tuple((place, str(client)) for place, client in enumerate(row["clients"]))
+    ticks = tuple(enumerate(found.classes)) if len(found.classes) <= FEW else None
+    return Chart(
+        "norms-clients", f"Row norms of local classifiers in round {row['round']}",
+        f"Row norms of {len(table)} local classifiers, {low:.2f} to {high:.2f}.",
+        [Cells(table, low, high if high > low else low + 1, tips=tips)], x=Axis("class", ticks=ticks),
+        y=Axis("client", ticks=names), height=340,
+    )  # fmt: skip
+
+
+def _by_round(found: Norms) -> Chart:
+    rounds = [int(row["round"]) for row in found.rounds]
+    even = [None if row["server"] is None else unevenness(row["server"]) for row in found.rounds]
+    marks: list[Mark] = [
+        Line(
+            rounds,
+            [row["correlation"] for row in found.rounds],
+            "local norms with label counts: correlation",
+            0,
+            points=True,
+        ),
+        Line(rounds, even, "server's rows: deviation / mean", 1, points=True),
+    ]
+    return Chart(
+        "norms-rounds", "Row norms by round",
+        "How far row norms follow label counts, and how uneven they are, by round.", marks,
+        x=Axis("round", kind="count"), y=Axis(""),
+    )  # fmt: skip
+
+
+def findings(found: Norms) -> list[str]:
+    """Whether norms follow counts, and whether calibration evens them."""
+    said = []
+    for row in _ends(found):
+        if (known := row["correlation"]) is not None:
+            how = "follow" if known > EARLY else "hardly follow" if known > 0.2 else "do not follow"
+            said.append(
+                f"In round {row['round']} the rows of local classifiers {how} the clients' label counts "
+                f"(mean correlation {known:.2f})."
+            )
+    before = unevenness(found.server)
+    if found.calibrated:
+        name = min(found.calibrated, key=lambda each: unevenness(found.calibrated[each]))
+        after = unevenness(found.calibrated[name])
+        verb = "evens" if after < before else "does not even"
+        said.append(
+            f"Calibration {verb} the classifier's rows: their deviation is {before:.1%} of their mean before, "
+            f"{after:.1%} after {name}."
+        )
+    return said

@@ -1,0 +1,187 @@
+"""Who held what: the labels of each client, the clients' sizes, and how far each is from the whole.
+
+Shapes: K clients, k of them shown, C classes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unskew.analysis.subject import Subject
+from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
+from unskew.errors import UserError
+
+NAMED = 30  # classes shown as circles, with their names
+COLOURED = 10  # classes told apart by colour
+SHARE = 0.9  # of a client's examples: how many classes make them up
+
+
+@dataclass(frozen=True)
+class Skew:
+    """Label counts of the clients shown, the sizes of all, and the distance of each client from the whole."""
+
+    scheme: str
+    emd: float  # Σ n_k/n · ‖q_k − p‖₁
+    classes: list[str]
+    sizes: list[int]  # of all clients
+    shown: list[int]  # the clients below, evenly by size where not all are shown
+    names: list[str]
+    counts: list[list[int]]  # [k][C]
+    distances: list[float]  # [k], ‖q_k − p‖₁
+    total: list[int]  # [C]
+    few: float  # the median over all clients of how many classes make up 90 % of their examples
+
+
+def measure(subject: Subject, *, clients: int = 60) -> Skew:
+    """The partition of a run: who holds how much of what; no data set is needed.
+
+    Reference: Hsu, Qi and Brown 2020, section 6.1; Luo et al. 2021, Figure 3.
+    """
+    if clients < 1:
+        raise UserError("skew shows at least one client")
+    held, classes = subject.holdings, subject.classes
+    population, width = len(held.sizes), max(len(classes), int(held.cells[:, 1].max(initial=0)) + 1)
+    shown = np.arange(population)
+    if population > clients:
+        order = np.argsort(-held.sizes, kind="stable")
+        shown = np.sort(order[np.linspace(0, population - 1, clients).round().astype(int)])
+    place = np.full(population, -1)
+    place[shown] = np.arange(len(shown))
+    counts = np.zeros((len(shown), width), np.int64)
+    there = held.cells[place[held.cells[:, 0]] >= 0]
+    counts[place[there[:, 0]], there[:, 1]] = there[:, 2]
+    total = np.bincount(held.cells[:, 1], held.cells[:, 2], minlength=width).astype(np.int64)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    return Skew(
+        scheme=held.scheme,
+        emd=held.emd,
+        classes=[*classes, *map(str, range(len(classes), width))],
+        sizes=held.sizes.tolist(),
+        shown=shown.tolist(),
+        names=[str(client) if held.names is None else held.names[client] for client in shown.tolist()],
+        counts=counts.tolist(),
+        distances=np.abs(share - total / max(int(total.sum()), 1)).sum(1).tolist(),
+        total=total.tolist(),
+        few=_median_classes(held.cells, held.sizes),
+    )
+
+
+def _median_classes(cells: np.ndarray, sizes: np.ndarray) -> float:
+    """The median over clients that hold anything of the least number of classes that make up 90 % of their examples."""
+    order = np.lexsort((-cells[:, 2], cells[:, 0]))
+    owner, count = cells[order, 0], cells[order, 2]
+    starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
+    running = np.cumsum(count)
+    before = np.repeat(np.r_[0, running[starts[1:] - 1]], np.diff(np.r_[starts, len(owner)]))
+    enough = (running - count - before) < SHARE * sizes[owner] - 1e-9  # still short before this class was added
+    needed = np.bincount(owner, enough, minlength=len(sizes))[np.unique(owner)]
+    return float(np.median(needed)) if len(needed) else 0.0
+
+
+def draw(found: Skew) -> list[Chart]:
+    """Circles or shades of clients × classes, stacked bars, sizes, and each client's own labels beside the whole."""
+    charts = [_table(found)]
+    if len(found.classes) <= COLOURED:
+        charts.append(_stacked(found))
+    charts.append(_sizes(found))
+    return charts
+
+
+def each_client(found: Skew) -> dict[str, Chart]:
+    """By client, its share of each class beside that of everybody."""
+    whole = np.array(found.total) / max(sum(found.total), 1)
+    at = list(range(len(found.classes)))
+    ticks = tuple(enumerate(found.classes)) if len(at) <= NAMED else None
+    charts = {}
+    for client, name, counts, apart in zip(found.shown, found.names, found.counts, found.distances, strict=True):
+        size = sum(counts)
+        own = [count / max(size, 1) for count in counts]
+        tips = [f"{c}: {n:,} of {size:,} ({s:.1%})" for c, n, s in zip(found.classes, counts, own, strict=True)]
+        charts[name] = Chart(
+            f"skew-client-{client}", f"Client {name}: {size:,} examples, distance {apart:.2f} from the whole",
+            f"Label distribution of client {name}: " + _largest(found.classes, counts),
+            [
+                Bars(at, own, tips=tips, name="this client"),
+                Line(at, whole.tolist(), name="all clients", colour="ink", points=True, dashed=True),
+            ],
+            x=Axis("class", ticks=ticks, kind="count"), y=Axis("share of its examples", low=0, kind="percent"),
+        )  # fmt: skip
+    return charts
+
+
+def _largest(classes: list[str], counts: list[int]) -> str:
+    order = sorted(range(len(counts)), key=lambda label: -counts[label])[:3]
+    total = max(sum(counts), 1)
+    return "mostly " + ", ".join(f"{classes[c]} {counts[c] / total:.0%}" for c in order if counts[c]) + "."
+
+
+def _table(found: Skew) -> Chart:
+    clients = tuple(enumerate(found.names))
+    tips = [
+        [f"client {name}, {label}: {count:,}" for label, count in zip(found.classes, row, strict=True)]
+        for name, row in zip(found.names, found.counts, strict=True)
+    ]
+    width = int(np.clip(90 + 34 * len(found.shown), 440, 900))
+    alt = f"Who holds what, {len(found.shown)} clients by {len(found.classes)} classes; EMD {found.emd:.2f}."
+    x, title = Axis("client", ticks=clients), "Examples of each class, by client"
+    if len(found.classes) <= NAMED:
+        largest = max((count for row in found.counts for count in row), default=0) or 1
+        spots = [(k, c, n) for k, row in enumerate(found.counts) for c, n in enumerate(row) if n]
+        room = min((width - 120) / max(len(found.shown), 1), 300 / max(len(found.classes), 1))
+        dots = Dots(
+            [k for k, _, _ in spots], [c for _, c, _ in spots], area=[n / largest for _, _, n in spots],
+            radius=max(2.0, 0.5 * room), tips=[tips[k][c] for k, c, _ in spots],
+        )  # fmt: skip
+        y = Axis("", low=-0.6, high=len(found.classes) - 0.4, ticks=tuple(enumerate(found.classes)), reverse=True)
+        x = Axis("client", low=-0.6, high=len(found.shown) - 0.4, ticks=clients)
+        return Chart("skew-circles", title, alt, [dots], x=x, y=y, width=width, height=380)
+    shares = [[n / max(sum(row), 1) for n in row] for row in found.counts]
+    most = max(max(row) for row in shares) or 1.0
+    turned = [[row[c] or None for row in shares] for c in range(len(found.classes))]
+    words = [[row[c] for row in tips] for c in range(len(found.classes))] if len(found.classes) <= 150 else ()
+    marks: list[Mark] = [Cells(turned, 0, most, tips=words)]
+    ten = max(1, len(found.classes) // 10)
+    ticks = tuple((c, str(c)) for c in range(0, len(found.classes), ten))
+    return Chart(
+        "skew-shades", "Share of each class among a client's examples", alt, marks, x=x, y=Axis("class", ticks=ticks),
+        width=width, height=420,
+    )  # fmt: skip
+
+
+def _stacked(found: Skew) -> Chart:
+    at, base, marks = list(range(len(found.shown))), [0.0] * len(found.shown), list[Mark]()
+    sizes = [max(sum(row), 1) for row in found.counts]
+    for label, name in enumerate(found.classes):
+        share = [row[label] / size for row, size in zip(found.counts, sizes, strict=True)]
+        tips = [f"client {k}, {name}: {s:.1%}" for k, s in zip(found.names, share, strict=True)]
+        marks.append(Bars(at, share, list(base), 0.9, label, name, tips=tips))
+        base = [low + more for low, more in zip(base, share, strict=True)]
+    return Chart(
+        "skew-bars", "Share of each class, by client", f"Stacked label shares of {len(at)} clients.", marks,
+        x=Axis("client", ticks=tuple(enumerate(found.names))), y=Axis("", low=0, high=1, kind="percent"),
+        width=int(np.clip(90 + 26 * len(at), 440, 900)), height=340,
+    )  # fmt: skip
+
+
+def _sizes(found: Skew) -> Chart:
+    sizes, alt = found.sizes, f"Sizes of {len(found.sizes):,} clients, {min(found.sizes):,} to {max(found.sizes):,}."
+    if len(found.shown) == len(sizes):
+        tips = [f"client {name}: {size:,}" for name, size in zip(found.names, sizes, strict=True)]
+        bars = Bars(list(range(len(sizes))), sizes, tips=tips)
+        x, y = Axis("client", ticks=tuple(enumerate(found.names))), Axis("examples", low=0, kind="count")
+        return Chart("skew-sizes", "Examples of each client", alt, [bars], x=x, y=y)
+    ranked = sorted(sizes, reverse=True)
+    at = sorted({int(place) for place in np.linspace(0, len(ranked) - 1, 400)})
+    line = Line([place + 1 for place in at], [max(ranked[place], 0.5) for place in at])
+    y = Axis("examples", kind="count", log=ranked[0] > 20 * max(1.0, float(np.median(ranked))))
+    return Chart("skew-sizes", "Examples of each client, by rank", alt, [line], x=Axis("rank", kind="count"), y=y)
+
+
+def findings(found: Skew) -> list[str]:
+    """How unequal the clients are, in sizes and in labels."""
+    low, high = min(found.sizes), max(found.sizes)
+    classes = f"{found.few:.0f}" if found.few == round(found.few) else f"{found.few:.1f}"
+    words = f"{len(found.sizes):,} clients hold {low:,} to {high:,} examples; for half of them, {classes} or fewer of "
+    words += f"the {len(found.classes)} classes make up 90 % of what they hold."
+    how = "nearly the same labels everywhere" if found.emd < 0.1 else f"EMD {found.emd:.2f} on a scale from 0 to 2"
+    return [f"{words} Label skew: {how}."]

@@ -1,0 +1,80 @@
+"""What can be seen of a visit without changing it: the classifier's norms, the way from the server's model, the model.
+
+Shapes: k clients watched, C classes, L layers.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unskew import tensors
+from unskew.models.layers import by_layer
+from unskew.types import Sums, Tensors, Visit
+
+if TYPE_CHECKING:
+    from unskew.round.client import Bench
+
+SEEN = ("norms", "drift", "model")
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What is looked at, and whose visits; each of these clients has a row in what comes out."""
+
+    what: tuple[str, ...]
+    clients: tuple[int, ...]
+
+    def to_text(self) -> str:
+        """As it follows the colon of a job's name."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def from_text(text: str) -> "Watch":
+        """What ``to_text`` gave."""
+        fields = json.loads(text)
+        return Watch(tuple(fields["what"]), tuple(fields["clients"]))
+
+
+def watched(bench: "Bench", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
+    """What the client's training left, in its row; zeros in the rows of others, so that visits add up.
+
+    "visits" [k] counts, for a client that comes twice: its row is then the sum of both.
+    """
+    found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
+    if "norms" in watch.what:
+        found["norms"] = class_norms(bench)  # [C]
+    if "drift" in watch.what:
+        found["drift"] = distances(bench.weights, shared)  # [L]
+    if "model" in watch.what:
+        found |= {f"model/{name}": value.detach().double() for name, value in bench.weights.items()}
+    return {name: _in_row(value, visit.client, watch.clients) for name, value in found.items()}
+
+
+def class_norms(bench: "Bench") -> Tensor:
+    """[C], the length of each class's row in the classifier as the algorithm uses it."""
+    classifier, head = bench.network.classifier, bench.algorithm.head
+    weight = classifier.weight if head is None else head(classifier.weight, classifier.bias)[0]
+    lengths: Tensor = weight.detach().double().norm(dim=1)
+    return lengths
+
+
+def distances(model: Tensors, other: Tensors) -> Tensor:
+    """[L], the Euclidean distance between two models' parameters, layer by layer."""
+    own = tensors.parameters(model)
+    return lengths({name: value.double() - other[name].double() for name, value in own.items()})
+
+
+def lengths(model: Tensors) -> Tensor:
+    """[L], the Euclidean length of each layer's parameters."""
+    parts = by_layer(tensors.parameters(model)).values()
+    return torch.stack([tensors.flat({name: model[name] for name in names}).norm() for names in parts])
+
+
+def _in_row(value: Tensor, client: int, clients: tuple[int, ...]) -> Tensor:
+    table = torch.zeros(len(clients), *value.shape, dtype=torch.float64)
+    if client in clients:
+        table[clients.index(client)] = value
+    return table
