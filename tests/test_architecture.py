@@ -24,7 +24,7 @@ LAYERS = [
     {"afterwards", "experiment", "checks"},
     {"analysis"},
     {"report", "loggers"},
-    {"cli_data"},
+    {"cli_data", "cli_study"},
     {"__init__", "cli"},
     {"__main__"},
 ]

@@ -163,8 +163,8 @@ class Recorder:
         if "norms" in due:
             found["norms"]["server"] = class_norms(self.bench).tolist()
         if "drift" in due:
-            found["drift"]["layers"] = list(by_layer(tensors.parameters(state.tensors)))
-            found["drift"]["server"] = lengths(state.tensors).tolist()
+            found["drift"]["layers"] = list(by_layer(self.bench.params))
+            found["drift"]["server"] = lengths(self.bench.weights).tolist()
         if "silhouette" in due:
             found["silhouette"] = silhouette_of(*some_features(self.bench, self.key))
         return found

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew import tensors
-from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.subject import Missing, Subject, said
 from unskew.charts import Axis, Bars, Cells, Chart
 from unskew.errors import UserError
 from unskew.models.layers import Network, layer_name
@@ -208,7 +208,7 @@ def findings(found: Similarity) -> list[str]:
         words += f"{found.layers[most]}'s {found.means[most]:.2f}"
     else:
         words = f"The least similar layer across clients is {found.layers[least]} (CKA {found.means[least]:.2f}), not "
-        words += f"the {last} ({found.means[-1]:.2f}); the most similar is {found.layers[most]} "
+        words += f"{said(last)} ({found.means[-1]:.2f}); the most similar is {found.layers[most]} "
         words += f"({found.means[most]:.2f})"
     falls = sum(after < before for before, after in zip(found.means, found.means[1:], strict=False))
     steps = len(found.means) - 1

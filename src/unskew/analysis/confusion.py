@@ -133,8 +133,7 @@ def findings(found: Confusion) -> list[str]:
     before = accuracy(found, "before")
     known = [c for c, share in enumerate(before) if share is not None]
     worst, finest = min(known, key=lambda c: before[c] or 0.0), max(known, key=lambda c: before[c] or 0.0)
-    words = f"Classes fare from {before[worst]:.0%} ({found.classes[worst]}) to {before[finest]:.0%} "
-    said = [f"{words}({found.classes[finest]})."]
+    said = []
     names = [name for name in found.tables if name != "before"]
     if names:
         name = max(names, key=lambda each: overall(found, each))
@@ -148,4 +147,5 @@ def findings(found: Confusion) -> list[str]:
             f"{len(risen)} of {len(known)} classes gain, and the worst is then {found.classes[low]} "
             f"with {after[low]:.0%}."
         )
-    return said
+    words = f"With the run's own classifier classes fare from {before[worst]:.0%} ({found.classes[worst]}) to "
+    return [*said, f"{words}{before[finest]:.0%} ({found.classes[finest]})."]

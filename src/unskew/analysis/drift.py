@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.subject import Missing, Subject, after, said
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths
@@ -19,7 +19,7 @@ class Drift:
     """Relative distances of local models from the one they were sent."""
 
     layers: list[str]
-    rounds: list[dict[str, Any]]  # "round", "clients" [k], "local" [k][L], each divided by the server's layer
+    rounds: list[dict[str, Any]]  # "round", "when", "clients" [k], "local" [k][L], each divided by the server's layer
 
 
 def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
@@ -28,10 +28,12 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
     recorded = [row for row in subject.during if "drift" in row]
     found = [_known(row) for row in recorded]
     try:
-        models, sent = subject.local_models(number, clients), subject.state(number).tensors
+        models, state = subject.local_models(number, clients), subject.state(number)
+        sent = {name: state.tensors[name] for name in subject.bench.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        found.append({"round": number + 1, "clients": list(models), "local": local})
+        when = after(number, subject.config.rounds)
+        found.append({"round": number + 1, "when": when, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
         if not recorded:
@@ -44,7 +46,7 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
 def _known(row: dict[str, Any]) -> dict[str, Any]:
     seen = row["drift"]
     scaled = [[far / max(own, 1e-12) for far, own in zip(each, seen["server"], strict=True)] for each in seen["local"]]
-    return {"round": row["round"], "clients": seen["clients"], "local": scaled}
+    return {"round": row["round"], "when": f"in round {row['round']}", "clients": seen["clients"], "local": scaled}
 
 
 def means(row: dict[str, Any]) -> list[float]:
@@ -56,12 +58,12 @@ def draw(found: Drift) -> list[Chart]:
     """The layers' means at the end, client by client, and by round where rounds are known."""
     last, names = found.rounds[-1], tuple(enumerate(found.layers))
     mean = means(last)
-    said = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(found.layers, mean, strict=True))
+    words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(found.layers, mean, strict=True))
     tips = [f"{layer}: {value:.1%}" for layer, value in zip(found.layers, mean, strict=True)]
     charts = [
         Chart(
-            "drift-layers", f"How far clients go from the server's model, round {last['round']}",
-            f"Mean relative distance by layer: {said}.", [Bars(list(range(len(mean))), mean, tips=tips)],
+            "drift-layers", f"How far clients go from the server's model {last['when']}",
+            f"Mean relative distance by layer: {words}.", [Bars(list(range(len(mean))), mean, tips=tips)],
             x=Axis("layer", ticks=names), y=Axis("distance / length of the layer", low=0, kind="percent"),
         )
     ]  # fmt: skip
@@ -99,6 +101,6 @@ def findings(found: Drift) -> list[str]:
     mean = means(found.rounds[-1])
     most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
     return [
-        f"In one visit clients change {found.layers[most]} most, by {mean[most]:.0%} of its length, and "
-        f"{found.layers[least]} least, by {mean[least]:.0%}."
+        f"In one visit {found.rounds[-1]['when']} clients change {said(found.layers[most])} most, by {mean[most]:.0%} "
+        f"of its length, and {said(found.layers[least])} least, by {mean[least]:.0%}."
     ]

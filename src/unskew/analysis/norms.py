@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.subject import Missing, Subject, after
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
 
 EARLY = 0.5  # correlations above this are called following
@@ -26,7 +26,7 @@ class Norms:
     total: list[int]  # [C], training examples
     server: list[float]  # [C], the run's own at its end
     calibrated: dict[str, list[float]]  # [C] each
-    rounds: list[dict[str, Any]]  # "round", "server" [C] or None, "clients" [k], "local" [k][C], "correlation"
+    rounds: list[dict[str, Any]]  # "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], "correlation"
     counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
     clients: list[int]
 
@@ -66,12 +66,20 @@ def _at_the_end(subject: Subject, clients: int, round: int) -> dict[str, Any]:
     number = subject.config.rounds if round == -1 else round
     models = subject.local_models(number, clients)
     rows = [_rows(subject, model) for model in models.values()]
-    return {"round": number + 1, "server": None, "clients": list(models), "local": rows}
+    when = after(number, subject.config.rounds)
+    return {"round": number + 1, "when": when, "server": None, "clients": list(models), "local": rows}
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
     seen = row["norms"]
-    return {"round": row["round"], "server": seen["server"], "clients": seen["clients"], "local": seen["local"]}
+    when = f"in round {row['round']}"
+    return {
+        "round": row["round"],
+        "when": when,
+        "server": seen["server"],
+        "clients": seen["clients"],
+        "local": seen["local"],
+    }
 
 
 def _rows(subject: Subject, model: dict[str, torch.Tensor]) -> list[float]:
@@ -159,7 +167,7 @@ def _scatter(found: Norms, row: dict[str, Any]) -> Chart:
     known = row["correlation"]
     said = "" if known is None else f", correlation {known:.2f}"
     return Chart(
-        f"norms-round-{row['round']}", f"Local rows in round {row['round']}{said}",
+        f"norms-round-{row['round']}", f"Local rows {row['when']}{said}",
         f"Norms of local classifier rows against the client's examples of that class{said}.",
         [Dots(x, y, colour, radius=3.5, tips=tips)], x=Axis("examples of the class on the client", low=0, kind="count"),
         y=Axis("norm of its row"),
@@ -176,7 +184,7 @@ def _shades(found: Norms, row: dict[str, Any]) -> Chart:
     names = tuple((place, str(client)) for place, client in enumerate(row["clients"]))
     ticks = tuple(enumerate(found.classes)) if len(found.classes) <= FEW else None
     return Chart(
-        "norms-clients", f"Row norms of local classifiers in round {row['round']}",
+        "norms-clients", f"Row norms of local classifiers {row['when']}",
         f"Row norms of {len(table)} local classifiers, {low:.2f} to {high:.2f}.",
         [Cells(table, low, high if high > low else low + 1, tips=tips)], x=Axis("class", ticks=ticks),
         y=Axis("client", ticks=names), height=340,
@@ -210,7 +218,7 @@ def findings(found: Norms) -> list[str]:
         if (known := row["correlation"]) is not None:
             how = "follow" if known > EARLY else "hardly follow" if known > 0.2 else "do not follow"
             said.append(
-                f"In round {row['round']} the rows of local classifiers {how} the clients' label counts "
+                f"{row['when'].capitalize()} the rows of local classifiers {how} the clients' label counts "
                 f"(mean correlation {known:.2f})."
             )
     before = unevenness(found.server)

@@ -264,7 +264,7 @@ class Subject:
             failure = outcome.failures[0]
             raise Missing(f"client {failure.client} fails when its local model is made again: {failure.reason}")
         found: dict[int, Tensors] = {}
-        for name, like in state.tensors.items():
+        for name, like in self.bench.weights.items():  # in the network's own order, which no file keeps
             clients, values = watching.rows(f"model/{name}")
             for client, value in zip(clients, values, strict=True):
                 found.setdefault(client, {})[name] = value.to(like.dtype)
@@ -277,6 +277,16 @@ def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
     if len(clients) > most:
         clients = [clients[place] for place in np.linspace(0, len(clients) - 1, most).round().astype(int)]
     return [coming[client] for client in clients]
+
+
+def after(number: int, rounds: int) -> str:
+    """When local models were made from the model after that round."""
+    return "after the last round" if number == rounds else f"in round {number + 1}"
+
+
+def said(layer: str) -> str:
+    """A layer in a sentence."""
+    return "the classifier" if layer == "classifier" else layer
 
 
 def _silent(words: str, done: int, total: int) -> None:

@@ -43,6 +43,7 @@ class Section:
     title: str
     text: str = ""  # a few plain sentences on how to read the pictures
     parts: Sequence[Chart | Choice | Table] = ()
+    says: Sequence[str] = ()  # what was found, in a sentence each
     missing: Sequence[str] = ()
 
 

@@ -1,0 +1,259 @@
+"""Several runs as one page: their results side by side, their curves with bands over seeds, and what measures say."""
+
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+from unskew.analysis import Found, cka, confusion, curves, known, measured, norms, separability, skew
+from unskew.analysis.subject import Missing, Subject
+from unskew.charts import Axis, Bars, Chart, Line, Mark
+from unskew.errors import UserError
+from unskew.report.parts import Column, Page, Section, Table
+from unskew.report.screen import size
+
+LIGHT = ("skew", "curves")  # measures that read the folder alone
+MOST = 40  # runs that one page can tell apart
+
+
+def comparison(subjects: Sequence[Subject], only: Sequence[str] = (), again: bool = False) -> Page:
+    """The page of several runs.
+
+    Measures that take long are taken as they were stored by ``unskew analyse`` or ``unskew report``; those named in
+    ``only`` are taken of every run that lacks them.
+    """
+    if len(subjects) > MOST:
+        raise UserError(f"{len(subjects)} runs are more than one page can show; give at most {MOST}")
+    if len({subject.path.resolve() for subject in subjects}) < len(subjects):
+        raise UserError("a run is named twice; once is enough")
+    names = _names(subjects)
+    found = {name: _known(subjects, name, only, again) for name in _MEASURES}
+    lines = [each.values for each in found["curves"] if each is not None]
+    sections = [
+        Section("runs", "The runs", "", [_results(subjects, names), *_groups(subjects)]),
+        Section("curves", "How training went", _CURVES, curves.draw_together(lines)),
+        _section("cka", "Similarity of local models, by layer", _CKA, _similarity(found["cka"], names), found, names),
+        _section("norms", "Evenness of the classifier's rows", _NORMS, _rows(found["norms"], names), found, names),
+        _section("separability", "Silhouette of the features", _SILHOUETTE, _silhouettes(found["separability"], names),
+                 found, names),
+        _section("confusion", "Accuracy of each class", _CLASSES, _classes(found["confusion"], names), found, names),
+        _section("skew", "Skew of the partitions", _SKEW, _skews(found["skew"], names), found, names),
+    ]  # fmt: skip
+    methods = list(dict.fromkeys(subject.result.method for subject in subjects))
+    return Page(
+        title=f"{len(subjects)} runs compared",
+        subtitle=", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else ""),
+        findings=_findings(subjects, found, names),
+        facts=[("runs", str(len(subjects))), ("methods", str(len(methods))),
+               ("data", ", ".join(dict.fromkeys(subject.result.data for subject in subjects)))],
+        sections=sections,
+        footer="Made by unskew. Bands are one standard deviation over seeds.",
+    )  # fmt: skip
+
+
+_MEASURES = ("skew", "curves", "cka", "norms", "separability", "confusion")
+Known = list[Found | None]
+
+
+def _known(subjects: Sequence[Subject], name: str, only: Sequence[str], again: bool) -> Known:
+    """The measure of each run, None where it is not at hand."""
+    results: Known = []
+    for subject in subjects:
+        stored = None if again else known(subject, name)
+        if stored is None and (name in LIGHT or name in only):
+            try:
+                stored = measured(subject, name)
+            except Missing as error:
+                subject.notes.append(f"{name}: {error}")
+        results.append(stored)
+    return results
+
+
+def _names(subjects: Sequence[Subject]) -> list[str]:
+    """Each run's own name, with its parents where two share one."""
+    for depth in (1, 2, 3):
+        names = ["/".join(subject.path.absolute().parts[-depth:]) for subject in subjects]
+        if len(set(names)) == len(names):
+            return names
+    return [str(subject.path.absolute()) for subject in subjects]
+
+
+def _section(
+    name: str, title: str, words: str, charts: list[Chart], found: dict[str, Known], names: list[str]
+) -> Section:
+    lacking = [run for run, each in zip(names, found[name], strict=True) if each is None]
+    said = [f"{name} of {', '.join(lacking)}: not taken yet; add --only {name}, or unskew analyse RUN {name}"]
+    return Section(name, title, words, charts, missing=said if lacking else [])
+
+
+def _results(subjects: Sequence[Subject], names: list[str]) -> Table:
+    every = list(dict.fromkeys(name for subject in subjects for name in subject.result.calibrations))[:8]
+    columns = [
+        Column("run"), Column("method"), Column("data"), Column("partition"), Column("clients", "count"),
+        Column("rounds", "count"), Column("seed", "count"), Column("EMD", "number"), Column("accuracy", "percent"),
+        *(Column(f"after {name}", "percent") for name in every), Column("loss", "number"), Column("sent", "bytes"),
+        Column("time", "seconds"),
+    ]  # fmt: skip
+    rows = []
+    for subject, name in zip(subjects, names, strict=True):
+        result = subject.result
+        after = [result.calibrations[each].accuracy if each in result.calibrations else None for each in every]
+        rows.append(
+            [name, result.method, result.data, result.partition, result.clients, result.rounds, result.seed, result.emd,
+             result.accuracy, *after, result.loss, result.bytes_up + result.bytes_down, result.seconds]
+        )  # fmt: skip
+    return Table("Results", columns, rows)
+
+
+def _groups(subjects: Sequence[Subject]) -> list[Table]:
+    """Mean and deviation over seeds, where any settings were run with several."""
+    groups = _by_settings(subjects)
+    if all(len(group) == 1 for group in groups.values()):
+        return []
+    rows: list[list[str | int | float | None]] = []
+    for label, group in groups.items():
+        accuracies = [subject.result.accuracy for subject in group]
+        best = [max((c.accuracy for c in s.result.calibrations.values()), default=s.result.accuracy) for s in group]
+        spread = [stdev(values) if len(values) > 1 else None for values in (accuracies, best)]
+        rows.append([label, len(group), fmean(accuracies), spread[0], fmean(best), spread[1]])
+    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, mean", "percent"),
+               Column("± deviation", "percent"), Column("best calibration, mean", "percent"),
+               Column("± deviation ", "percent")]  # fmt: skip
+    return [Table("Over seeds", columns, rows)]
+
+
+def _by_settings(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
+    groups: dict[str, list[Subject]] = {}
+    for subject in subjects:
+        result = subject.result
+        label = f"{result.method} · {result.data} · {result.partition} · {result.rounds} rounds"
+        groups.setdefault(label, []).append(subject)
+    return groups
+
+
+def _pairs(found: Known, names: list[str]) -> list[tuple[str, Found]]:
+    return [(name, each) for name, each in zip(names, found, strict=True) if each is not None]
+
+
+def _similarity(found: Known, names: list[str]) -> list[Chart]:
+    marks: list[Mark] = []
+    ticks: tuple[tuple[float, str], ...] = ()
+    for colour, (name, each) in enumerate(_pairs(found, names)):
+        seen: cka.Similarity = each.values
+        ticks = tuple(enumerate(seen.layers)) if len(seen.layers) > len(ticks) else ticks
+        tips = [f"{name}, {layer}: {mean:.3f}" for layer, mean in zip(seen.layers, seen.means, strict=True)]
+        marks.append(Line(list(range(len(seen.means))), seen.means, name, colour % 10, points=True, tips=tips))
+    if not marks:
+        return []
+    alt = f"Mean CKA between local models by layer, for {len(marks)} runs."
+    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x=Axis("layer", ticks=ticks),
+                  y=Axis("mean CKA", high=1), width=640, height=360)]  # fmt: skip
+
+
+def _rows(found: Known, names: list[str]) -> list[Chart]:
+    pairs = _pairs(found, names)
+    if not pairs:
+        return []
+    before = [norms.unevenness(each.values.server) for _, each in pairs]
+    after = [min(map(norms.unevenness, each.values.calibrated.values()), default=None) for _, each in pairs]
+    at = list(range(len(pairs)))
+    marks: list[Mark] = [
+        Bars([place - 0.2 for place in at], before, width=0.38, name="before calibration"),
+        Bars([place + 0.2 for place in at], after, width=0.38, colour=1, name="after the one that evens most"),
+    ]
+    ticks = tuple((place, name) for place, (name, _) in enumerate(pairs))
+    alt = "Deviation of the classifier's row norms, before and after calibration."
+    return [Chart("compare-norms", "Deviation of row norms / their mean", alt, marks, x=Axis("", ticks=ticks),
+                  y=Axis("", low=0, kind="percent"), width=640, height=340)]  # fmt: skip
+
+
+def _silhouettes(found: Known, names: list[str]) -> list[Chart]:
+    pairs = _pairs(found, names)
+    ends = [(name, each.values.silhouette) for name, each in pairs if each.values.silhouette is not None]
+    charts = []
+    if ends:
+        ticks = tuple((place, name) for place, (name, _) in enumerate(ends))
+        bars = Bars(list(range(len(ends))), [v for _, v in ends], tips=[f"{n}: {v:.4f}" for n, v in ends])
+        alt = "Silhouette of test features at the end: " + ", ".join(f"{n} {v:.3f}" for n, v in ends) + "."
+        charts.append(Chart("compare-silhouette", "Silhouette at the end", alt, [bars], x=Axis("", ticks=ticks)))
+    marks: list[Mark] = []
+    for colour, (name, each) in enumerate(pairs):
+        seen: separability.Separability = each.values
+        if len(seen.rounds) > 1:
+            rounds, values = [int(r) for r, _ in seen.rounds], [v for _, v in seen.rounds]
+            marks.append(Line(rounds, values, name, colour % 10))
+    if marks:
+        alt = f"Silhouette of test features by round, for {len(marks)} runs."
+        charts.append(
+            Chart("compare-silhouette-rounds", "Silhouette by round", alt, marks, x=Axis("round", kind="count"))
+        )
+    return charts
+
+
+def _classes(found: Known, names: list[str]) -> list[Chart]:
+    pairs = [(name, each) for name, each in _pairs(found, names) if len(each.values.classes) <= 30]
+    if not pairs:
+        return []
+    classes = pairs[0][1].values.classes
+    pairs = [(name, each) for name, each in pairs if each.values.classes == classes][:10]
+    width, marks = 0.8 / len(pairs), list[Mark]()
+    for place, (name, each) in enumerate(pairs):
+        right = confusion.accuracy(each.values, "before")
+        x = [c + (place - (len(pairs) - 1) / 2) * width for c in range(len(classes))]
+        tips = [f"{c}, {name}: {'none' if r is None else f'{r:.1%}'}" for c, r in zip(classes, right, strict=True)]
+        marks.append(Bars(x, right, width=0.9 * width, colour=place, name=name, tips=tips))
+    return [Chart("compare-classes", "Accuracy of each class, before calibration", "Accuracy by class and run.", marks,
+                  x=Axis("class", ticks=tuple(enumerate(classes))), y=Axis("", low=0, high=1, kind="percent"),
+                  width=880, height=340)]  # fmt: skip
+
+
+def _skews(found: Known, names: list[str]) -> list[Chart]:
+    pairs = _pairs(found, names)
+    if not pairs:
+        return []
+    emds: list[tuple[str, skew.Skew]] = [(name, each.values) for name, each in pairs]
+    bars = Bars(list(range(len(emds))), [seen.emd for _, seen in emds], tips=[f"{n}: {s.emd:.3f}" for n, s in emds])
+    ticks = tuple((place, name) for place, (name, _) in enumerate(emds))
+    alt = "EMD of each run's partition."
+    return [Chart("compare-emd", "EMD of the partition", alt, [bars], x=Axis("", ticks=ticks), y=Axis("EMD", low=0))]
+
+
+def _findings(subjects: Sequence[Subject], found: dict[str, Known], names: list[str]) -> list[str]:
+    """The best and the worst settings, what calibration adds, and who is most alike."""
+    groups = _by_settings(subjects)
+    means = {label: fmean(subject.result.accuracy for subject in group) for label, group in groups.items()}
+    said = []
+    if len(means) > 1:
+        best, worst = max(means, key=lambda each: means[each]), min(means, key=lambda each: means[each])
+        said.append(f"Highest accuracy: {best}, {means[best]:.2%}; lowest: {worst}, {means[worst]:.2%}.")
+    gains = [
+        max(each.accuracy for each in subject.result.calibrations.values()) - subject.result.accuracy
+        for subject in subjects if subject.result.calibrations
+    ]  # fmt: skip
+    if gains:
+        low, high = min(gains), max(gains)
+        said.append(f"The best calibration of each run changes accuracy by {low:+.2%} to {high:+.2%}.")
+    sent = [subject.result.bytes_up + subject.result.bytes_down for subject in subjects]
+    said.append(f"Training sent {size(min(sent))} to {size(max(sent))} a run.")
+    alike = [(each.values.means[-1], name) for name, each in _pairs(found["cka"], names)]
+    if len(alike) > 1:
+        most, least = max(alike), min(alike)
+        said.append(
+            f"Local classifiers are most alike in {most[1]} (CKA {most[0]:.2f}) and least in {least[1]} "
+            f"({least[0]:.2f})."
+        )
+    ends = [(each.values.silhouette, name) for name, each in _pairs(found["separability"], names)
+            if each.values.silhouette is not None]  # fmt: skip
+    if len(ends) > 1:
+        high_end, low_end = max(ends), min(ends)
+        said.append(
+            f"The features of {high_end[1]} part the classes best (silhouette {high_end[0]:.4f}), those of "
+            f"{low_end[1]} least ({low_end[0]:.4f})."
+        )
+    return said
+
+
+_CURVES = "Runs that differ in nothing but the seed are one line, their mean, with a band of one standard deviation."
+_CKA = "Every client trains the final model once more; CKA says how alike two clients' outputs of a layer then are."
+_NORMS = "How unequal the lengths of the classes' rows in the classifier are, before calibration and after."
+_SILHOUETTE = "How much nearer test features lie to their own class than to the next: from −1 to 1."
+_CLASSES = "Accuracy of each class with the run's own classifier."
+_SKEW = "How far the clients' label distributions lie from the whole: 0 where all are alike, 2 where nothing is shared."
