@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+import analysis
 import calibration
 import methods
 import rounds
@@ -30,7 +31,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
-    parser.add_argument("only", nargs="*", help="partitions large small idle crowd methods calibration")
+    parser.add_argument("only", nargs="*", help="partitions large small idle crowd methods calibration analysis")
     options = parser.parse_args()
     images = cifar10()
     suites = {
@@ -43,6 +44,7 @@ def main():
         "crowd": lambda: rounds.large_population(options.repeats),
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
+        "analysis": lambda: analysis.suite(images),
     }
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "

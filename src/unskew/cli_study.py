@@ -5,12 +5,12 @@ from typing import Annotated
 
 import typer
 
-from unskew import analysis, runs
+from unskew import analysis
 from unskew.analysis import Found
-from unskew.analysis.subject import Missing, Subject
-from unskew.errors import UserError
+from unskew.analysis.subject import Missing
 from unskew.report.busy import Busy
 from unskew.report.console import PlainConsole
+from unskew.report.writing import write_report
 
 out = PlainConsole()
 
@@ -69,34 +69,14 @@ def report(
     workers: Workers = None,
 ) -> None:
     """Make one page that explains a run, or compares several: opens offline, pictures included."""
-    from unskew.report.comparison import comparison  # matplotlib and scikit-learn are imported where they are used
-    from unskew.report.page import page
-    from unskew.report.story import story, studied
-
-    for source in (*(only or ()), *(without or ())):
-        analysis.parse(source)
-    if file is not None and file.suffix not in (".html", ".htm"):
-        raise UserError(f"--out {file}: a report is written as .html")
-    if len(paths) > 1 and file is None:
-        raise UserError("a comparison belongs to no run: say where it goes with --out FILE.html")
-    subjects = []
     with Busy(out) as busy:
-        try:
-            for path in paths:
-                subjects.append(Subject(path, data_dir=data_dir, engine=engine, workers=workers, say=busy))
-            if len(subjects) == 1:
-                found = studied(subjects[0], only or (), without or (), again)
-                made, target = story(subjects[0], found), file or paths[0] / "report.html"
-            else:
-                made, target = comparison(subjects, only or (), again), file or Path("comparison.html")
-        finally:
-            for subject in subjects:
-                subject.close()
-        content = page(made)
-    runs.write_whole(target, content.encode())
+        made = write_report(
+            *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,
+            workers=workers, say=busy,
+        )  # fmt: skip
     for sentence in made.findings:
         out.print(sentence, soft_wrap=True)
     for section in made.sections:
         for words in section.missing:
             out.print(f"not shown, or to be known: {section.title}: {words}", soft_wrap=True)
-    out.print(f"written to {target}", soft_wrap=True)
+    out.print(f"written to {file or paths[0] / 'report.html'}", soft_wrap=True)

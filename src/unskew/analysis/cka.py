@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from unskew import tensors
-from unskew.analysis.subject import Missing, Subject, said
+from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.words import said
 from unskew.charts import Axis, Bars, Cells, Chart
 from unskew.errors import UserError
 from unskew.models.layers import Network, layer_name
 from unskew.round.client import CHUNK
 from unskew.types import Tensors
 
-WIDE = 2048  # features beyond which a pair's d × d products would take more than the unbiased form
+WIDE = 512  # features beyond which every pair's d × d products would take minutes: those layers are estimated
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from unskew.analysis.subject import Subject
+from unskew.analysis.words import bound
 from unskew.charts import Axis, Bars, Cells, Chart, Mark
 from unskew.errors import UserError
 
@@ -134,7 +135,7 @@ def findings(found: Confusion) -> list[str]:
     known = [c for c, share in enumerate(before) if share is not None]
     worst, finest = min(known, key=lambda c: before[c] or 0.0), max(known, key=lambda c: before[c] or 0.0)
     said = []
-    names = [name for name in found.tables if name != "before"]
+    names = [name for name in found.tables if name != "before" and not bound(name)]
     if names:
         name = max(names, key=lambda each: overall(found, each))
         after = accuracy(found, name)
@@ -142,10 +143,12 @@ def findings(found: Confusion) -> list[str]:
         moved = "raises" if gain > MATTERS else "lowers" if gain < -MATTERS else "hardly changes"
         risen = [c for c in known if (after[c] or 0.0) > (before[c] or 0.0)]
         low = min(known, key=lambda c: after[c] or 0.0)
+        limits = [overall(found, each) for each in found.tables if bound(each)]
+        limit = f"; re-training on real features, which nobody may pool, gives {max(limits):.2%}" if limits else ""
         said.append(
             f"Calibration by {name} {moved} accuracy, {overall(found, 'before'):.2%} to {overall(found, name):.2%}: "
             f"{len(risen)} of {len(known)} classes gain, and the worst is then {found.classes[low]} "
-            f"with {after[low]:.0%}."
+            f"with {after[low]:.0%}{limit}."
         )
     words = f"With the run's own classifier classes fare from {before[worst]:.0%} ({found.classes[worst]}) to "
     return [*said, f"{words}{before[finest]:.0%} ({found.classes[finest]})."]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.subject import Missing, Subject, after, said
+from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.words import after, said
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths

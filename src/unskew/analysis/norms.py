@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.subject import Missing, Subject, after
+from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.words import after
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
 
-EARLY = 0.5  # correlations above this are called following
+EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
 FEW = 30  # classes with names on an axis
 
 
@@ -214,13 +215,16 @@ def _by_round(found: Norms) -> Chart:
 def findings(found: Norms) -> list[str]:
     """Whether norms follow counts, and whether calibration evens them."""
     said = []
-    for row in _ends(found):
-        if (known := row["correlation"]) is not None:
-            how = "follow" if known > EARLY else "hardly follow" if known > 0.2 else "do not follow"
-            said.append(
-                f"{row['when'].capitalize()} the rows of local classifiers {how} the clients' label counts "
-                f"(mean correlation {known:.2f})."
-            )
+    ends = [row for row in _ends(found) if row["correlation"] is not None]
+    if ends:
+        first, last = ends[0], ends[-1]
+        known = first["correlation"]
+        how = "follow" if known > EARLY else "hardly follow" if known > FAINT else "do not follow"
+        then = f", and {last['correlation']:.2f} {last['when']}" if last is not first else ""
+        said.append(
+            f"{first['when'].capitalize()} the rows of local classifiers {how} the clients' label counts: mean "
+            f"correlation {known:.2f}{then}."
+        )
     before = unevenness(found.server)
     if found.calibrated:
         name = min(found.calibrated, key=lambda each: unevenness(found.calibrated[each]))

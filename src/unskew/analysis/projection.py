@@ -98,6 +98,6 @@ def findings(found: Projection) -> list[str]:
     if not true or counts[label] < 0.1 * true:
         return ["No class is predicted much more often than it occurs."]
     return [
-        f"{found.classes[label]} is predicted {before.count(label) / true:.2f} times as often as it occurs, more than "
-        "any other class."
+        f"The class that is predicted too often is {found.classes[label]}: {before.count(label) / true:.2f} times as "
+        "often as it occurs."
     ]

@@ -128,7 +128,8 @@ def findings(found: Separability) -> list[str]:
         pairs = [(found.distances[a][b], a, b) for a in range(len(found.classes)) for b in range(a)]
         near, a, b = min(pairs)
         said.append(
-            f"{found.classes[a]} and {found.classes[b]} lie closest, {near:.2f} apart; the mean is {found.mean:.2f}."
+            f"Closest together lie {found.classes[a]} and {found.classes[b]}, {near:.2f} apart; the mean is "
+            f"{found.mean:.2f}."
         )
     if found.silhouette is not None:
         said.append(f"The silhouette of the test features is {found.silhouette:.4f}.")

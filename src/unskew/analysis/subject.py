@@ -5,6 +5,7 @@ one whose state is looked at.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -185,13 +186,22 @@ class Subject:
         number = last if number is None else number
         if not 0 <= number <= last:
             raise UserError(f"round {number}: the run has rounds 1 to {last}; 0 is before the first")
-        if number == last and (kept := runs.load_checkpoint(self.path)) is not None and kept[0].round == last:
-            return kept[0]
+        if number == last and (kept := self._last_state()) is not None:
+            return kept
         if number == last and not self.algorithm.statistics and self.algorithm.head is None:
             return ServerState(last, self.model, {})
         if not self.algorithm.remember and (file := runs.kept_state(self.path, number)).exists():
             return replace(runs.load_state(file)[0], clients={})
         return self.replayed([number], ())[1]
+
+    def _last_state(self) -> ServerState | None:
+        """The checkpoint's state, if it is that of the finished run; other versions' and damaged ones are of no use."""
+        with suppress(UserError):
+            found = runs.load_checkpoint(self.path)
+            used = None if found is None else driver.as_used(self.algorithm, found[0].tensors)
+            if found is not None and used is not None and tensors.sha256(used) == self.result.weights_sha256:
+                return found[0]
+        return None
 
     def replayed(self, rounds: Sequence[int], what: Sequence[str]) -> tuple[list[dict[str, Any]], ServerState]:
         """What the recorder would have written down at these rounds, made by training again; the last round's state."""
@@ -277,16 +287,6 @@ def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
     if len(clients) > most:
         clients = [clients[place] for place in np.linspace(0, len(clients) - 1, most).round().astype(int)]
     return [coming[client] for client in clients]
-
-
-def after(number: int, rounds: int) -> str:
-    """When local models were made from the model after that round."""
-    return "after the last round" if number == rounds else f"in round {number + 1}"
-
-
-def said(layer: str) -> str:
-    """A layer in a sentence."""
-    return "the classifier" if layer == "classifier" else layer
 
 
 def _silent(words: str, done: int, total: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 from unskew.analysis import MEASURES, Found, confusion, known, measured, skew
 from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.words import bound
 from unskew.charts import Chart
 from unskew.report.parts import Choice, Column, Page, Section, Table
 from unskew.report.screen import duration, size
@@ -115,7 +116,8 @@ def _confusion_parts(subject: Subject, found: Studied) -> Parts:
     assert isinstance(seen, Found)
     parts: Parts = [confusion.by_class(seen.values)]
     if tables := confusion.tables(seen.values):
-        parts.append(Choice("classifier", tables))
+        parts.append(tables.pop("before"))
+        parts += [Choice("classifier", tables)] if tables else []
     if len(seen.values.classes) <= confusion.MOST:
         parts.append(Choice("class", confusion.each_class(seen.values)))
     return [_calibrations(subject), *parts] if subject.result.calibrations else parts
@@ -164,7 +166,8 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
     result = subject.result
     facts = [("accuracy", f"{result.accuracy:.2%}")]
     if result.calibrations:
-        best = max(result.calibrations.values(), key=lambda each: each.accuracy)
+        usable = [each for each in result.calibrations.values() if not bound(each.name)]
+        best = max(usable or result.calibrations.values(), key=lambda each: each.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))

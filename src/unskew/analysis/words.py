@@ -1,0 +1,16 @@
+"""Words that several measures use in their sentences."""
+
+
+def after(number: int, rounds: int) -> str:
+    """When local models were made from the model after that round."""
+    return "after the last round" if number == rounds else f"in round {number + 1}"
+
+
+def said(layer: str) -> str:
+    """A layer in a sentence."""
+    return "the classifier" if layer == "classifier" else layer
+
+
+def bound(calibration: str) -> bool:
+    """Whether it is an upper bound for study, which sees what nobody may pool."""
+    return calibration.startswith("oracle")
