@@ -147,8 +147,8 @@ def findings(found: Confusion) -> list[str]:
         limit = f"; re-training on real features, which nobody may pool, gives {max(limits):.2%}" if limits else ""
         said.append(
             f"Calibration by {name} {moved} accuracy, {overall(found, 'before'):.2%} to {overall(found, name):.2%}: "
-            f"{len(risen)} of {len(known)} classes gain, and the worst is then {found.classes[low]} "
-            f"with {after[low]:.0%}{limit}."
+            f"{len(risen)} of {len(known)} classes gain, and the worst goes from {before[worst]:.0%} "
+            f"({found.classes[worst]}) to {after[low]:.0%} ({found.classes[low]}){limit}."
         )
     words = f"With the run's own classifier classes fare from {before[worst]:.0%} ({found.classes[worst]}) to "
     return [*said, f"{words}{before[finest]:.0%} ({found.classes[finest]})."]

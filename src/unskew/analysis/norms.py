@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import after
+from unskew.analysis.words import after, bound
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
 
 EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
@@ -25,8 +25,8 @@ class Norms:
 
     classes: list[str]
     total: list[int]  # [C], training examples
-    server: list[float]  # [C], the run's own at its end
-    calibrated: dict[str, list[float]]  # [C] each
+    server: list[float]  # [C], the run's own at its end, without what all rows share
+    calibrated: dict[str, list[float]]  # [C] each, likewise
     rounds: list[dict[str, Any]]  # "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], "correlation"
     counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
     clients: list[int]
@@ -55,7 +55,7 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool
     return Norms(
         classes=classes,
         total=counts.sum(0).tolist(),
-        server=subject.weights["classifier.weight"].double().norm(dim=1).tolist(),
+        server=own_lengths(subject.weights["classifier.weight"]),
         calibrated={name: _last_rows(values) for name, values in subject.calibrated.items()},
         rounds=sorted(found, key=lambda row: int(row["round"])),
         counts=counts[known].tolist(),
@@ -93,8 +93,17 @@ def _rows(subject: Subject, model: dict[str, torch.Tensor]) -> list[float]:
 
 def _last_rows(values: dict[str, torch.Tensor]) -> list[float]:
     """[C], of the layer whose rows belong to the classes."""
-    name = "head.weight" if "head.weight" in values else "head.classifier.weight"
-    lengths: list[float] = values[name].double().norm(dim=1).tolist()
+    return own_lengths(values["head.weight" if "head.weight" in values else "head.classifier.weight"])
+
+
+def own_lengths(weight: torch.Tensor) -> list[float]:
+    """[C], the lengths of rows without what all rows share: adding one vector to every row changes no prediction.
+
+    Departs from the paper, whose rows are taken as they are: those of a discriminant share a part thousands of times
+    as long as what tells the classes apart.
+    """
+    rows = weight.double()
+    lengths: list[float] = (rows - rows.mean(0)).norm(dim=1).tolist()
     return lengths
 
 
@@ -226,8 +235,8 @@ def findings(found: Norms) -> list[str]:
             f"correlation {known:.2f}{then}."
         )
     before = unevenness(found.server)
-    if found.calibrated:
-        name = min(found.calibrated, key=lambda each: unevenness(found.calibrated[each]))
+    if usable := [name for name in found.calibrated if not bound(name)]:
+        name = min(usable, key=lambda each: unevenness(found.calibrated[each]))
         after = unevenness(found.calibrated[name])
         verb = "evens" if after < before else "does not even"
         said.append(

@@ -5,12 +5,14 @@ from statistics import fmean, stdev
 
 from unskew.analysis import Found, cka, confusion, curves, known, measured, norms, separability, skew
 from unskew.analysis.subject import Missing, Subject
+from unskew.analysis.words import bound
 from unskew.charts import Axis, Bars, Chart, Line, Mark
 from unskew.errors import UserError
 from unskew.report.parts import Column, Page, Section, Table
 from unskew.report.screen import size
+from unskew.results import Calibration
 
-LIGHT = ("skew", "curves")  # measures that read the folder alone
+LIGHT = {"skew": "skew", "curves": "curves", "norms": "norms(local=false)"}  # what the folder alone can tell
 MOST = 40  # runs that one page can tell apart
 
 
@@ -60,7 +62,7 @@ def _known(subjects: Sequence[Subject], name: str, only: Sequence[str], again: b
         stored = None if again else known(subject, name)
         if stored is None and (name in LIGHT or name in only):
             try:
-                stored = measured(subject, name)
+                stored = measured(subject, name if name in only else LIGHT[name], again=again)
             except Missing as error:
                 subject.notes.append(f"{name}: {error}")
         results.append(stored)
@@ -111,13 +113,18 @@ def _groups(subjects: Sequence[Subject]) -> list[Table]:
     rows: list[list[str | int | float | None]] = []
     for label, group in groups.items():
         accuracies = [subject.result.accuracy for subject in group]
-        best = [max((c.accuracy for c in s.result.calibrations.values()), default=s.result.accuracy) for s in group]
+        best = [max([each.accuracy for each in _usable(subject)] or [subject.result.accuracy]) for subject in group]
         spread = [stdev(values) if len(values) > 1 else None for values in (accuracies, best)]
         rows.append([label, len(group), fmean(accuracies), spread[0], fmean(best), spread[1]])
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, mean", "percent"),
                Column("± deviation", "percent"), Column("best calibration, mean", "percent"),
                Column("± deviation ", "percent")]  # fmt: skip
     return [Table("Over seeds", columns, rows)]
+
+
+def _usable(subject: Subject) -> list[Calibration]:
+    """Its calibrations without those that are bounds for study."""
+    return [each for each in subject.result.calibrations.values() if not bound(each.name)]
 
 
 def _by_settings(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
@@ -169,7 +176,7 @@ def _silhouettes(found: Known, names: list[str]) -> list[Chart]:
     pairs = _pairs(found, names)
     ends = [(name, each.values.silhouette) for name, each in pairs if each.values.silhouette is not None]
     charts = []
-    if ends:
+    if len(ends) > 1:
         ticks = tuple((place, name) for place, (name, _) in enumerate(ends))
         bars = Bars(list(range(len(ends))), [v for _, v in ends], tips=[f"{n}: {v:.4f}" for n, v in ends])
         alt = "Silhouette of test features at the end: " + ", ".join(f"{n} {v:.3f}" for n, v in ends) + "."
@@ -225,14 +232,15 @@ def _findings(subjects: Sequence[Subject], found: dict[str, Known], names: list[
         best, worst = max(means, key=lambda each: means[each]), min(means, key=lambda each: means[each])
         said.append(f"Highest accuracy: {best}, {means[best]:.2%}; lowest: {worst}, {means[worst]:.2%}.")
     gains = [
-        max(each.accuracy for each in subject.result.calibrations.values()) - subject.result.accuracy
-        for subject in subjects if subject.result.calibrations
+        max(each.accuracy for each in _usable(subject)) - subject.result.accuracy
+        for subject in subjects if _usable(subject)
     ]  # fmt: skip
     if gains:
         low, high = min(gains), max(gains)
         said.append(f"The best calibration of each run changes accuracy by {low:+.2%} to {high:+.2%}.")
     sent = [subject.result.bytes_up + subject.result.bytes_down for subject in subjects]
-    said.append(f"Training sent {size(min(sent))} to {size(max(sent))} a run.")
+    least_sent, most_sent = size(min(sent)), size(max(sent))
+    said.append(f"Training sent {least_sent if least_sent == most_sent else f'{least_sent} to {most_sent}'} a run.")
     alike = [(each.values.means[-1], name) for name, each in _pairs(found["cka"], names)]
     if len(alike) > 1:
         most, least = max(alike), min(alike)
