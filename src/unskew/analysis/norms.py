@@ -27,7 +27,9 @@ class Norms:
     total: list[int]  # [C], training examples
     server: list[float]  # [C], the run's own at its end, without what all rows share
     calibrated: dict[str, list[float]]  # [C] each, likewise
-    rounds: list[dict[str, Any]]  # "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], "correlation"
+    rounds: list[
+        dict[str, Any]
+    ]  # "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
     counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
     clients: list[int]
 
@@ -49,6 +51,7 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool
     counts = np.zeros((len(held.sizes), len(classes)), np.int64)
     counts[held.cells[:, 0], held.cells[:, 1]] = held.cells[:, 2]
     for row in found:
+        row["unevenness"] = _mean([unevenness(norms) for norms in row["local"]])
         row["correlation"] = _mean(
             [_correlation(counts[c], norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
         )
@@ -212,6 +215,7 @@ def _by_round(found: Norms) -> Chart:
             0,
             points=True,
         ),
+        Line(rounds, [row["unevenness"] for row in found.rounds], "local rows: deviation / mean", 2, points=True),
         Line(rounds, even, "server's rows: deviation / mean", 1, points=True),
     ]
     return Chart(

@@ -162,9 +162,11 @@ def _rows(found: Known, names: list[str]) -> list[Chart]:
     before = [norms.unevenness(each.values.server) for _, each in pairs]
     after = [min(map(norms.unevenness, each.values.calibrated.values()), default=None) for _, each in pairs]
     at = list(range(len(pairs)))
+    local = [each.values.rounds[-1]["unevenness"] if each.values.rounds else None for _, each in pairs]
     marks: list[Mark] = [
-        Bars([place - 0.2 for place in at], before, width=0.38, name="before calibration"),
-        Bars([place + 0.2 for place in at], after, width=0.38, colour=1, name="after the one that evens most"),
+        Bars([place - 0.27 for place in at], local, width=0.25, colour=2, name="local classifiers, last known round"),
+        Bars(at, before, width=0.25, name="server's, before calibration"),
+        Bars([place + 0.27 for place in at], after, width=0.25, colour=1, name="after the one that evens most"),
     ]
     ticks = tuple((place, name) for place, (name, _) in enumerate(pairs))
     alt = "Deviation of the classifier's row norms, before and after calibration."

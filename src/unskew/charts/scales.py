@@ -1,0 +1,218 @@
+"""From numbers to places and words: the ends of an axis, round ticks, how numbers read, how much room a text takes.
+
+Lengths are in units of the picture, of which a chart is 440 wide unless it says otherwise.
+"""
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from unskew.charts import Axis
+from unskew.errors import UserError, nearest
+
+KINDS = ("number", "percent", "count", "bytes", "seconds")
+HUGE = 1e300  # beyond, sums of two numbers overflow
+POWER = 300  # of ten
+FAR = 20.0  # so many axis lengths away, the exact place no longer matters
+CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # seconds
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+# widths of characters in em, wide rather than narrow: fonts differ
+NARROW, BROAD = frozenset("fijlrtI.,:;|!'()[]/ "), frozenset("mwMW@%+=<>")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where the numbers from ``low`` to ``high`` stand: from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+
+def known(value: float | None) -> float | None:
+    """The number; None for None, NaN, infinity and what is too large to reckon with."""
+    try:
+        number = math.nan if value is None else float(value)
+    except OverflowError:
+        return None
+    return number if abs(number) <= HUGE else None
+
+
+def place(scale: Scale, value: float | None) -> float | None:
+    """Where a number stands, None where nothing is known; zero and less have no place on a logarithmic axis."""
+    number = known(value)
+    low, high = scale.low, scale.high
+    if number is None or (scale.log and number <= 0):
+        return None
+    if scale.log:
+        low, high, number = math.log10(low), math.log10(high), math.log10(number)
+    share = (number - low) / (high - low)
+    return scale.start + min(max(share, -FAR), FAR) * (scale.end - scale.start)
+
+
+def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero: bool = False) -> tuple[float, float]:
+    """The ends of an axis as they are given, else such that these values fit in.
+
+    ``room`` is the share of the span that is left free at either side; with ``zero`` the axis begins at zero. Free room
+    crosses neither zero nor a hundred per cent.
+    """
+    _check(axis)
+    found = [number for value in values if (number := known(value)) is not None]
+    low, high = known(axis.low), known(axis.high)
+    if not axis.log:
+        return _ends(found, low, high, axis, room, zero)
+    logs = [math.log10(number) for number in found if number > 0]
+    low = math.log10(low) if low is not None and low > 0 else None
+    high = math.log10(high) if high is not None and high > 0 else None
+    if zero and logs and low is None:
+        low = float(math.floor(min(logs) - 1e-9))  # no zero there: bars stand on the power of ten below the shortest
+    low, high = _ends(logs, low, high, replace(axis, kind="number", ticks=None), room, False)
+    return 10.0 ** max(low, -POWER), 10.0 ** min(high, POWER)
+
+
+def _check(axis: Axis) -> None:
+    if axis.kind not in KINDS:
+        raise UserError(f"an axis of kind {axis.kind!r}: {nearest(axis.kind, KINDS)}")
+    if axis.low is not None and axis.high is not None and axis.low > axis.high:
+        raise UserError(f"an axis from {axis.low} to {axis.high}: low is the smaller end; reverse=True turns it around")
+
+
+def _ends(
+    found: Sequence[float], low: float | None, high: float | None, axis: Axis, room: float, zero: bool
+) -> tuple[float, float]:
+    within = [value for value in found if (low is None or value >= low) and (high is None or value <= high)]
+    wanted = [*within, *([0.0] if zero else []), *(end for end in (low, high) if end is not None)]
+    least, most = min(wanted, default=0.0), max(wanted, default=1.0)
+    plain = axis.ticks is None and not axis.log
+    if plain and 0 < least < 0.25 * most:
+        least = 0.0  # so near, zero belongs into the picture
+    flat = not most - least > max(1e-9 * max(abs(least), abs(most)), 1 / HUGE)
+    free = _half(least, axis, zero) if flat else room * (most - least)
+    below = 0.0 if least == 0 and zero else least - free
+    above = 0.0 if most == 0 and zero and not flat else most + free
+    if plain:
+        below = max(below, 0.0) if least >= 0 else below
+        above = min(above, 1.0) if most <= 1 and axis.kind == "percent" else above
+    bottom = below if low is None else low
+    top = above if high is None or (flat and low is not None) else high
+    if bottom < top:
+        return bottom, top
+    return (top - free, top) if low is None else (bottom, bottom + free)
+
+
+def _half(value: float, axis: Axis, zero: bool) -> float:
+    """Half the length of an axis on which there is but one number."""
+    if zero:
+        return 1.0
+    if axis.ticks is not None or axis.log or value == 0:
+        return 0.5
+    return max(0.1 * abs(value), 0.5 if axis.kind == "count" else 0.0)
+
+
+def ticks(low: float, high: float, *, most: int, kind: str = "number", log: bool = False) -> list[tuple[float, str]]:
+    """About ``most`` round numbers from ``low`` to ``high``, each with its words: 1, 2, 5, 10 … or powers of ten."""
+    chosen = _powers(low, high, most) if log else []
+    if kind == "count":
+        chosen = [value for value in chosen if value >= 1]
+    if len(chosen) > 1:  # far apart, each for itself; no power of ten is a round number of minutes
+        alone = [f"{_plain([v])[0]} s" if kind == "seconds" else words([v], kind)[0] for v in chosen]
+        return list(zip(chosen, alone, strict=True))
+    step = _step((high - low) / max(1, most), kind)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    chosen = [float(f"{count * step:.15g}") for count in range(first, last + 1)]
+    chosen = [value for value in dict.fromkeys(chosen) if value > 0 or not log]
+    return list(zip(chosen, words(chosen, kind), strict=True))
+
+
+def _powers(low: float, high: float, most: int) -> list[float]:
+    first, last = math.log10(low) - 1e-9, math.log10(high) + 1e-9
+    decades = range(math.floor(first + 2e-9), math.floor(last) + 1)
+    stride = math.ceil(len(decades) / max(1, most))
+    parts = (1, 2, 5) if 3 * len(decades) <= most else (1, 3) if 2 * len(decades) <= most else (1,)
+    made = [part * 10.0**power for power in decades if power % stride == 0 for part in parts]
+    return [float(f"{value:.15g}") for value in made if first <= math.log10(value) <= last]
+
+
+def _step(least: float, kind: str) -> float:
+    """The smallest round step that is not below ``least``."""
+    if kind == "seconds" and least > 1:
+        if least <= CLOCK[-1]:
+            return float(next(step for step in CLOCK if step >= least))
+        return CLOCK[-1] * _step(least / CLOCK[-1], "count")
+    if kind == "count":
+        least = max(least, 1.0)
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(part * power for part in (1, 2, 5, 10, 20) if part * power >= least * (1 - 1e-9))
+
+
+def words(values: Sequence[float], kind: str = "number") -> list[str]:
+    """How these numbers read beside each other, with as many decimals as they need to be told apart."""
+    if kind == "percent":
+        return [f"{word}%" for word in _plain([100 * value for value in values])]
+    if kind == "bytes":
+        return [_bytes(value) for value in values]
+    if kind == "seconds":
+        most = max(map(abs, values), default=0.0)
+        unit, name = (3600, "h") if most >= 7200 else (60, "min") if most >= 120 else (1, "s")
+        return [f"{word} {name}" for word in _plain([value / unit for value in values])]
+    return _plain(values)
+
+
+def _bytes(value: float) -> str:
+    power = 0 if abs(value) < 1000 else min(int(math.log10(abs(value)) / 3 + 1e-9), len(UNITS) - 1)
+    return f"{_plain([float(f'{value / 1000**power:.6g}')])[0]} {UNITS[power]}"
+
+
+def _plain(values: Sequence[float]) -> list[str]:
+    most = max(map(abs, values), default=0.0)
+    if most >= 1e10 or 0 < most < 1e-4:
+        return [re.sub(r"e\+?(-?)0*", r"e\1", f"{value + 0.0:,.6g}") for value in values]
+    least = 1e-9 * max(most, 1e-3)
+    exact = (count for count in range(7) if all(abs(round(value, count) - value) <= least for value in values))
+    decimals = next(exact, 6)
+    return [f"{value + 0.0:,.{decimals}f}" for value in values]
+
+
+def breadth(text: str, size: float = 12.0) -> float:
+    """About how wide a text is, at this size of letters."""
+    return size * sum(map(_em, text))
+
+
+def _em(letter: str) -> float:
+    if letter in NARROW:
+        return 0.34
+    if letter in BROAD:
+        return 0.88
+    if letter < "\x7f":
+        return 0.68 if letter.isupper() else 0.62 if letter.isdigit() else 0.58
+    if unicodedata.combining(letter) or unicodedata.category(letter) in ("Cf", "Mn"):
+        return 0.0
+    return 1.3 if unicodedata.east_asian_width(letter) in "WF" else 0.64
+
+
+def fit(text: str, room: float, size: float = 12.0) -> str:
+    """The text if it is no wider than ``room``, else its beginning and an ellipsis."""
+    text = " ".join(text.split())
+    if breadth(text, size) <= room:
+        return text
+    left, kept = room - breadth("…", size), 0
+    while kept < len(text) and (left := left - breadth(text[kept], size)) >= 0:
+        kept += 1
+    return text[:kept].rstrip() + "…"
+
+
+def wrap(text: str, room: float, size: float = 12.0, *, most: int = 3) -> list[str]:
+    """The text in lines no wider than ``room``, at most so many; what is left over becomes an ellipsis."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and (breadth(longer, size) <= room or len(lines) == most):
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return [fit(line, room, size) for line in lines]

@@ -1,0 +1,134 @@
+"""A chart as SVG: for pages, which hold its style once, or as a file that looks right by itself, light and dark."""
+
+import base64
+import io
+import re
+from xml.sax.saxutils import escape
+
+from PIL import Image as Raster
+
+from unskew.charts import Chart
+from unskew.charts.layout import drawing
+from unskew.charts.shapes import DARK, LIGHT, Box, Circle, Image, Layer, Path, Shape, Text, raster
+
+FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
+FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # by XML, even when escaped
+BASE = (
+    f"svg.chart{{font-family:{FONT};font-size:12px;max-width:100%;height:auto}}"
+    "svg.chart .line{fill:none;stroke-linejoin:round;stroke-linecap:round}"
+    "svg.chart .hit{fill:none;pointer-events:all}"
+    "svg.chart .bold{font-weight:600}"
+    "svg.chart text{font-variant-numeric:tabular-nums}"
+    "svg.chart image{image-rendering:pixelated}"
+)
+
+
+def _rules(colours: dict[str, str], before: str = "") -> str:
+    made = []
+    for name, colour in colours.items():
+        fill, line = _classes(name)
+        made.append(f"{before}svg.chart .{fill}{{fill:{colour}}}{before}svg.chart .{line}{{stroke:{colour}}}")
+    return "".join(made)
+
+
+def _classes(colour: str) -> tuple[str, str]:
+    """The class that fills with a colour, and the one that draws lines of it."""
+    return (f"c{colour}", f"l{colour}") if colour.isdigit() else (colour, f"l-{colour}")
+
+
+# a page's own switch goes before what the reader's system wants; paper is white
+STYLE = (
+    BASE
+    + _rules(LIGHT)
+    + f"@media screen and (prefers-color-scheme:dark){{{_rules(DARK, ':root:not([data-theme=light]) ')}}}"
+    + f"@media screen{{{_rules(DARK, ':root[data-theme=dark] ')}}}"
+)
+ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{{_rules(DARK)}}}"
+
+
+def svg(chart: Chart, *, standalone: bool = True) -> str:
+    """The chart as text. A page that holds charts with ``standalone=False`` holds STYLE once."""
+    made = drawing(chart)
+    size = f'viewBox="0 0 {made.width} {made.height}" width="{made.width}" height="{made.height}"'
+    space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
+    alt = _escaped(made.alt)
+    parts = [f'<svg{space} class="chart" {size} role="img" aria-label="{alt}"><desc>{alt}</desc>']
+    if standalone:
+        parts.append(f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>')
+    clip = _identity(made.name)
+    if any(layer.clip for layer in made.layers):
+        parts.append(f'<clipPath id="{clip}">{_shape(made.frame)}</clipPath>')
+    parts += [_layer(layer, clip) for layer in made.layers]
+    return "".join([*parts, "</svg>\n"])
+
+
+def _identity(name: str) -> str:
+    """A name as an id: other charts of the page have other names, and so other ids."""
+    return "clip-" + "".join(c if c.isascii() and c.isalnum() else f"_{ord(c):x}_" for c in name)
+
+
+def _layer(layer: Layer, clip: str) -> str:
+    fill, line = _classes(layer.colour)
+    look = f'class="{line} line" stroke-width="{_number(layer.stroke)}"' if layer.stroke else f'class="{fill}"'
+    if layer.dashed:
+        look += ' stroke-dasharray="5 4"'
+    if layer.opacity < 1:
+        look += f' fill-opacity="{_number(layer.opacity)}"'
+    if layer.clip:
+        look += f' clip-path="url(#{clip})"'
+    if layer.crisp:
+        look += ' shape-rendering="crispEdges"'
+    return f"<g {look}>{''.join(map(_shape, layer.shapes))}</g>"
+
+
+def _shape(shape: Shape) -> str:
+    if isinstance(shape, Circle):
+        place = f'<circle cx="{_number(shape.x)}" cy="{_number(shape.y)}" r="{_number(shape.radius)}"'
+        return place + _tip(shape.tip, "circle")
+    if isinstance(shape, Box):
+        full = f' fill-opacity="{_number(shape.opacity)}"' if shape.opacity < 1 else ""
+        return f"<rect{_rectangle(shape)}{full}{_tip(shape.tip, 'rect')}"
+    if isinstance(shape, Path):
+        points = "L".join(f"{_number(x)} {_number(y)}" for x, y in shape.points)
+        return f'<path d="M{points}{"Z" if shape.closed else ""}"{_tip(shape.tip, "path")}'
+    if isinstance(shape, Image):
+        link = f' preserveAspectRatio="none" href="data:image/png;base64,{_png(shape)}"'
+        return f"<image{_rectangle(shape)}{link}{_tip(shape.tip, 'image')}"
+    return _text(shape)
+
+
+def _rectangle(shape: Box | Image) -> str:
+    place = f' x="{_number(shape.x)}" y="{_number(shape.y)}"'
+    return f'{place} width="{_number(shape.width)}" height="{_number(shape.height)}"'
+
+
+def _text(shape: Text) -> str:
+    x, y = _number(shape.x), _number(shape.y)
+    look = f' font-size="{_number(shape.size)}"' if shape.size != 12 else ""
+    look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
+    look += ' class="bold"' if shape.bold else ""
+    look += f' transform="rotate({-shape.turn} {x} {y})"' if shape.turn else ""
+    whole = f"<title>{_escaped(shape.whole)}</title>" if shape.whole else ""
+    return f'<text x="{x}" y="{y}"{look}>{whole}{_escaped(shape.text)}</text>'
+
+
+def _tip(tip: str, element: str) -> str:
+    """The end of an element, with what it says when it is pointed at."""
+    text = _escaped(tip)
+    return f' data-tip="{text}"><title>{text}</title></{element}>' if tip else "/>"
+
+
+def _png(image: Image) -> str:
+    file = io.BytesIO()
+    Raster.fromarray(raster(image)).save(file, "png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def _number(value: float) -> str:
+    """At most two decimals, and no sign before zero."""
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def _escaped(text: str) -> str:
+    return escape(FORBIDDEN.sub("\ufffd", text), {'"': "&quot;", "\n": "&#10;", "\r": "&#13;", "\t": "&#9;"})
