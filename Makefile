@@ -4,9 +4,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+CHROMIUM ?= chromium
+export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check format bench pictures methods-table calibration-table test-all lock clean
+.PHONY: help setup browser run test check format bench pictures methods-table calibration-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +24,15 @@ $(READY): requirements.lock pyproject.toml
 
 setup: $(READY) ## Build the virtual environment
 
+browser: ## Install Chromium, which the tests of the report page drive, where it is missing (Debian)
+	@command -v "$(CHROMIUM)" > /dev/null || { \
+		test "$(CHROMIUM)" = chromium && command -v apt-get > /dev/null && \
+		echo "Installing Chromium: the tests of the report page drive it." && \
+		root=$$(test "$$(id -u)" -eq 0 || command -v sudo || true) && $$root apt-get update -qq && \
+		$$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium > /dev/null && \
+		command -v chromium > /dev/null; \
+	} || { echo "There is no $(CHROMIUM): apt-get install chromium, or say make test CHROMIUM=/path/to/chrome"; exit 2; }
+
 run: $(READY) ## Train a skewed federation on the embedded digits
 	@$(BIN)/unskew run recipes/digits.toml
 
@@ -30,10 +41,10 @@ check: $(READY) ## Format, lint, types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## Every check, then every test that takes less than ten seconds
+test: check browser ## Every check, then every test that takes less than ten seconds
 	$(BIN)/python -m pytest -n 2 -m "not heavy"
 
-test-all: check ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with the real image sets
+test-all: check browser ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with the real image sets
 	$(BIN)/python -m pytest -n 2
 
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
@@ -47,6 +58,9 @@ methods-table: $(READY) ## Measure every method on CIFAR-10 (UNSKEW_DATA) and wr
 
 calibration-table: $(READY) ## Measure every calibration on CIFAR-10 (UNSKEW_DATA) and write docs/calibration.md: hours
 	$(BIN)/python docs/make_calibration_table.py
+
+gallery: $(READY) ## Make docs/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
+	$(BIN)/python docs/make_gallery.py
 
 format: $(READY) ## Put the code into its format
 	$(BIN)/ruff format .

@@ -78,5 +78,7 @@ def report(
         out.print(sentence, soft_wrap=True)
     for section in made.sections:
         for words in section.missing:
-            out.print(f"not shown, or to be known: {section.title}: {words}", soft_wrap=True)
+            out.print(f"not shown: {section.title}: {words}", soft_wrap=True)
+        for words in section.notes:
+            out.print(f"note: {section.title}: {words}", soft_wrap=True)
     out.print(f"written to {file or paths[0] / 'report.html'}", soft_wrap=True)

@@ -9,7 +9,7 @@ from unskew.analysis.words import bound
 from unskew.charts import Axis, Bars, Chart, Line, Mark
 from unskew.errors import UserError
 from unskew.report.parts import Column, Page, Section, Table
-from unskew.report.screen import size
+from unskew.report.words import size
 from unskew.results import Calibration
 
 LIGHT = {"skew": "skew", "curves": "curves", "norms": "norms(local=false)"}  # what the folder alone can tell
@@ -42,6 +42,7 @@ def comparison(subjects: Sequence[Subject], only: Sequence[str] = (), again: boo
     methods = list(dict.fromkeys(subject.result.method for subject in subjects))
     return Page(
         title=f"{len(subjects)} runs compared",
+        heading="What these runs show",
         subtitle=", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else ""),
         findings=_findings(subjects, found, names),
         facts=[("runs", str(len(subjects))), ("methods", str(len(methods))),

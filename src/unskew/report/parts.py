@@ -37,7 +37,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page. ``missing`` says what cannot be shown and why."""
+    """A part of the page. ``missing`` says what cannot be shown and why, ``notes`` what a reader must know."""
 
     name: str  # a word for links
     title: str
@@ -45,6 +45,7 @@ class Section:
     parts: Sequence[Chart | Choice | Table] = ()
     says: Sequence[str] = ()  # what was found, in a sentence each
     missing: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -57,3 +58,4 @@ class Page:
     facts: Sequence[tuple[str, str]]
     sections: Sequence[Section]
     footer: str = ""
+    heading: str = "What this run shows"  # above the findings

@@ -7,7 +7,7 @@ from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import bound
 from unskew.charts import Chart
 from unskew.report.parts import Choice, Column, Page, Section, Table
-from unskew.report.screen import duration, size
+from unskew.report.words import duration, size
 
 Parts = list[Chart | Choice | Table]
 Studied = dict[str, Found | str]  # by measure: what was found, or why not
@@ -69,7 +69,7 @@ def _section(found: Studied, name: str, title: str, words: str, parts: Callable[
     seen = found[name]
     if isinstance(seen, str):
         return Section(name, title, words, [], missing=[seen])
-    return Section(name, title, words, parts(), says=seen.findings, missing=seen.notes)
+    return Section(name, title, words, parts(), says=seen.findings, notes=seen.notes)
 
 
 def _charts(found: Studied, name: str) -> Parts:
