@@ -10,10 +10,13 @@ import os
 import shutil
 import subprocess
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 import unskew
-from unskew.analysis import analyse
+from unskew.analysis import MEASURES, measured
+from unskew.analysis.norms import unevenness
+from unskew.analysis.subject import Subject
 from unskew.charts.svg import svg
 from unskew.report.writing import write_report
 from unskew.results import read_result
@@ -83,15 +86,22 @@ def main() -> None:
     page = options.work / "report.html"
     write_report(paths["skewed"], out=page)
     for name in ("even", "prototypes"):
-        analyse(paths[name], "skew", "curves", "cka", "norms", "separability", "confusion")
+        with Subject(paths[name]) as subject:
+            for measure in ("skew", "curves", "cka", "norms", "separability", "confusion"):
+                measured(subject, measure, again=False)
     both = options.work / "comparison.html"
     comparison = write_report(*paths.values(), out=both)
-    found = analyse(paths["skewed"])
+    with Subject(paths["skewed"]) as subject:
+        found = {name: measured(subject, name, again=False) for name in MEASURES}
     charts = {chart.name: chart for each in found.values() for chart in each.charts}
-    lines = ["# Gallery", "", __doc__.partition("\n")[0].replace("docs/gallery.md and its", "This page and its"), ""]
-    lines += ["Every sentence here was computed from the runs below, as `unskew report` does.", ""]
-    for sentence in [sentence for each in found.values() for sentence in each.findings]:
-        lines.append(f"- {sentence}")
+    lines = [
+        "# Gallery",
+        "",
+        "Real runs, looked at by `unskew analyse` and `unskew report`; `make gallery` makes this page.",
+        "",
+    ]
+    lines += [*claims(paths), "", "## What the report says of the skewed run", ""]
+    lines += [f"- {sentence}" for each in found.values() for sentence in each.findings]
     lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
     lines += table(paths)
     if pictured(page, target / "report.png", 1200, 1500) and pictured(both, target / "comparison.png", 1200, 1500):
@@ -110,24 +120,51 @@ def main() -> None:
     (HERE / "gallery.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
+def claims(paths: dict[str, Path]) -> list[str]:
+    """What the papers found, and whether it shows in our runs; every figure is taken from them."""
+    seen = {name: stored(path, "cka")["means"] for name, path in paths.items()}
+    skewed, even = seen["skewed"], seen["even"]
+    falls = sum(after < before for before, after in pairwise(skewed))
+    below = sum(a < b for a, b in zip(skewed, even, strict=True))
+    norms = stored(paths["skewed"], "norms")
+    first, last = norms["rounds"][0], norms["rounds"][-1]
+    other = stored(paths["even"], "norms")["rounds"][-1]
+    before, after = unevenness(norms["server"]), unevenness(norms["calibrated"]["ccvr"])
+    apart = {name: stored(path, "separability")["silhouette"] for name, path in paths.items()}
+    rows = [
+        ("the deeper the layer, the less alike local models are (CCVR)", falls == len(skewed) - 1,
+         f"CKA falls at {falls} of {len(skewed) - 1} steps"),
+        ("the classifier is least alike (CCVR)", skewed[-1] == min(skewed),
+         f"{skewed[-1]:.3f}; the next is {min(skewed[:-1]):.3f}"),
+        ("skewed clients are less alike than even ones in every layer (CCVR)", below == len(skewed),
+         f"{below} of {len(skewed)} layers; classifier {skewed[-1]:.2f} against {even[-1]:.2f}"),
+        ("classifier rows follow label counts early in training (CCVR)", first["correlation"] > 0.5,
+         f"correlation {first['correlation']:.2f} {first['when']}, {last['correlation']:.2f} {last['when']}"),
+        ("local classifiers end more uneven under skew (CCVR)", last["unevenness"] > other["unevenness"],
+         f"deviation of row norms / mean {last['unevenness']:.3f} against {other['unevenness']:.3f}"),
+        ("calibration evens the classifier's rows", after < before, f"{before:.3f} before, {after:.3f} after ccvr"),
+        ("prototype contrast parts the classes better (FedECCR)", apart["prototypes"] > apart["skewed"],
+         f"silhouette {apart['prototypes']:.4f} against {apart['skewed']:.4f}"),
+    ]  # fmt: skip
+    lines = ["| what the papers say | in our runs | measured |", "| --- | --- | --- |"]
+    return lines + [f"| {claim} | {'yes' if holds else '**no**'} | {words} |" for claim, holds, words in rows]
+
+
+def stored(path: Path, measure: str) -> dict:
+    """The values of a measure, as they lie in the run's folder."""
+    return json.loads((path / "figures" / f"{measure}.json").read_text())["values"]
+
+
 def table(paths: dict[str, Path]) -> list[str]:
     """CKA by layer, silhouette, accuracy of the three runs."""
-    found = {
-        name: {
-            each: json.loads((path / "figures" / f"{each}.json").read_text())["values"]
-            for each in ("cka", "separability")
-        }
-        for name, path in paths.items()
-    }
-    layers = found["skewed"]["cka"]["layers"]
+    layers = stored(paths["skewed"], "cka")["layers"]
     lines = [f"| run | accuracy | {' | '.join(f'CKA {layer}' for layer in layers)} | silhouette |"]
     lines.append("| --- |" + " ---: |" * (len(layers) + 2))
-    for name, path in paths.items():
+    for path in paths.values():
         result = read_result(path)
-        cells = [f"{mean:.3f}" for mean in found[name]["cka"]["means"]]
-        words = f"{result.method}, {result.partition}"
-        shown = f"{found[name]['separability']['silhouette']:.4f}"
-        lines.append(f"| {words} | {result.accuracy:.2%} | {' | '.join(cells)} | {shown} |")
+        cells = [f"{mean:.3f}" for mean in stored(path, "cka")["means"]]
+        shown = f"{stored(path, 'separability')['silhouette']:.4f}"
+        lines.append(f"| {result.method}, {result.partition} | {result.accuracy:.2%} | {' | '.join(cells)} | {shown} |")
     return lines
 
 

@@ -82,9 +82,10 @@ def _plane(found: Projection, labels: list[int], name: str, title: str) -> Chart
         named = found.classes[label] if len(found.classes) <= 10 else ""
         x, y = ([values[place] for place in at] for values in (found.x, found.y))
         marks.append(Dots(x, y, label % 10, radius=2.0, name=named))
+    by = "their true class" if name == "truth" else f"prediction, {name}"
     low, high = min(found.x + found.y), max(found.x + found.y)
     return Chart(
-        f"projection-{name}", title, f"t-SNE of {len(found.truth):,} test images' features, coloured by {name}.", marks,
+        f"projection-{name}", title, f"t-SNE of {len(found.truth):,} test images' features, coloured by {by}.", marks,
         x=Axis(low=low, high=high), y=Axis(low=low, high=high), width=440, height=440, frame=False, square=True,
     )  # fmt: skip
 
