@@ -33,8 +33,8 @@ browser: ## Install Chromium, which the tests of the report page drive, where it
 		command -v chromium > /dev/null; \
 	} || { echo "There is no $(CHROMIUM): apt-get install chromium, or say make test CHROMIUM=/path/to/chrome"; exit 2; }
 
-run: $(READY) ## Train a skewed federation on the embedded digits
-	@$(BIN)/unskew run recipes/digits.toml
+run: $(READY) ## Train a skewed federation on the embedded digits, calibrate it, make its report
+	@$(BIN)/unskew run recipes/digits.toml --report
 
 check: $(READY) ## Format, lint, types
 	$(BIN)/ruff format --check .

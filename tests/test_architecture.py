@@ -24,7 +24,7 @@ LAYERS = [
     {"afterwards", "experiment", "checks"},
     {"analysis"},
     {"report", "loggers"},
-    {"cli_data", "cli_study"},
+    {"cli_data", "cli_study", "cli_watch"},
     {"__init__", "cli"},
     {"__main__"},
 ]

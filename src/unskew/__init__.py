@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unskew.afterwards import calibrate_run, load
     from unskew.algorithm import Algorithm
+    from unskew.analysis import analyse
     from unskew.calibration.head import CalibratedClassifier, Lift
     from unskew.calibration.methods import calibrate
     from unskew.calibration.statistics import ClassStatistics
     from unskew.errors import ClientFailure, UserError
     from unskew.experiment import resume, run
     from unskew.key import Key
+    from unskew.loggers import open_logger
+    from unskew.report.writing import write_report
     from unskew.results import Calibration, Result
 
 __version__ = "0.1.0"
@@ -29,11 +32,14 @@ __all__ = [
     "Lift",
     "Result",
     "UserError",
+    "analyse",
     "calibrate",
     "calibrate_run",
     "load",
+    "open_logger",
     "resume",
     "run",
+    "write_report",
 ]
 
 _HOME = {
@@ -46,11 +52,14 @@ _HOME = {
     "Lift": "calibration.head",
     "Result": "results",
     "UserError": "errors",
+    "analyse": "analysis",
     "calibrate": "calibration.methods",
     "calibrate_run": "afterwards",
     "load": "afterwards",
+    "open_logger": "loggers",
     "resume": "experiment",
     "run": "experiment",
+    "write_report": "report.writing",
 }
 
 

@@ -3,13 +3,12 @@
 import csv
 import io
 import os
-import shlex
 import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -18,21 +17,25 @@ import unskew
 from unskew import afterwards, experiment, methods, runs
 from unskew import config as configs
 from unskew.cli_data import data_app
+from unskew.cli_study import analyse, report
+from unskew.cli_watch import fail, watched
 from unskew.config import Config
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd
-from unskew.errors import ClientFailure, LostMemory, UserError, nearest
-from unskew.experiment import Observer
+from unskew.errors import ClientFailure, UserError, nearest
+from unskew.loggers import LOGGERS
 from unskew.preparation import split
 from unskew.report import compare as comparing
 from unskew.report.console import PlainConsole
 from unskew.report.screen import Screen, summary
-from unskew.results import Result, read_result
+from unskew.results import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
 
 out = PlainConsole()
+
+LOG = typer.Option(help=f"Also log for {' | '.join(LOGGERS)}, into the run folder; may be given several times.")
 
 
 @app.callback(invoke_without_command=True)
@@ -86,20 +89,29 @@ def run(
     baseline: Annotated[
         str | None, typer.Option(help="A finished run, such as one of --method centralised, to compare accuracy with.")
     ] = None,
+    during: Annotated[
+        str | None, typer.Option(help='Write down while training: "silhouette(every=5) + norms + drift + model"')
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
+    log: Annotated[list[str] | None, LOG] = None,
+    page: Annotated[bool, typer.Option("--report", help="Then make the run's report, as unskew report does.")] = False,
 ) -> None:
     """Train, evaluate, write the run folder."""
-    options = {key: value for key, value in locals().items() if value is not None and key not in ("recipe", "out")}
-    _watched(lambda screen: experiment.run(recipe, out=out, observe=screen, **options))
+    others = ("recipe", "out", "log", "page")
+    options = {key: value for key, value in locals().items() if value is not None and key not in (*others, "others")}
+    result = watched(log, lambda observe: experiment.run(recipe, out=out, observe=observe, **options))
+    if page:
+        report([result.path])
 
 
 @app.command()
 def resume(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     on_failure: Annotated[str | None, typer.Option(help="From here on: stop, or skip.")] = None,
+    log: Annotated[list[str] | None, LOG] = None,
 ) -> None:
     """Go on where a run stopped; the result equals that of a run never stopped."""
-    _watched(lambda screen: experiment.resume(path, observe=screen, on_failure=on_failure))
+    watched(log, lambda observe: experiment.resume(path, observe=observe, on_failure=on_failure))
 
 
 @app.command()
@@ -110,11 +122,18 @@ def calibrate(
     ],
     engine: Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where image sets lie now (default: as for the run).")] = None,
 ) -> None:
     """Make a run's classifier anew, in one way or several side by side; the run's own weights stay as they are."""
     screen = Screen(out)
-    result = afterwards.calibrate_run(path, *methods_, engine=engine, workers=workers, observe=screen)
+    result = afterwards.calibrate_run(
+        path, *methods_, engine=engine, workers=workers, data_dir=data_dir, observe=screen
+    )
     out.print(summary(result))
+
+
+app.command()(analyse)
+app.command()(report)
 
 
 @app.command()
@@ -226,13 +245,13 @@ def _command(arguments: Sequence[str] | None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="unskew")
     except (UserError, ClientFailure) as error:
-        _fail(str(error), 2)
+        fail(str(error), 2)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        fail("interrupted", 130)
     except BrokenPipeError:
         raise
     except OSError as error:
-        _fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
+        fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if not hasattr(error, "format_message"):  # typer's own complaints about the words of a command have it
             raise
@@ -240,43 +259,11 @@ def _command(arguments: Sequence[str] | None) -> None:
         if said.startswith("Usage:"):  # no command was given
             print(said)  # noqa: T201
             sys.exit(2)
-        _fail(f"{said} (unskew --help shows the options)", 2)
+        fail(f"{said} (unskew --help shows the options)", 2)
     else:
         if code == 130:  # typer has swallowed an interrupt
-            _fail("interrupted", 130)
+            fail("interrupted", 130)
         sys.exit(code if isinstance(code, int) else 0)
-
-
-def _watched(work: Any) -> None:
-    """Run with the screen as observer, then show what came out; say how to go on where it did not end."""
-    screen, place = Screen(out), list[Path]()
-
-    def observe(event: Any) -> None:
-        if hasattr(event, "path"):
-            place.append(event.path)
-        screen(event)
-
-    observer: Observer = observe
-    try:
-        result: Result = work(observer)
-    except (KeyboardInterrupt, ClientFailure, UserError) as error:
-        screen.close()
-        if place and not isinstance(error, LostMemory) and not (place[0] / "result.json").exists():
-            interrupted = isinstance(error, KeyboardInterrupt)
-            what = "interrupted" if interrupted else str(error)
-            hint = f"go on with: unskew resume {shlex.quote(str(place[0]))}"
-            if isinstance(error, ClientFailure) and what.startswith("client"):
-                hint = hint.replace("go on with", "go on without such clients") + " --on-failure skip"
-            _fail(f"{what}; {hint}", 130 if interrupted else 2)
-        raise
-    finally:
-        screen.close()
-    out.print(summary(result))
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
-    sys.exit(code)
 
 
 if __name__ == "__main__":

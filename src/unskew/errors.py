@@ -46,9 +46,9 @@ def imported(name: str, what: str) -> Callable[..., Any]:
     return result
 
 
-def extra(module: str) -> Any:
-    """A module of the packages that only privacy needs, imported where it is used."""
+def extra(module: str, name: str = "privacy") -> Any:
+    """A module of the packages that only the extra of that name needs, imported where it is used."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UserError(f'{module.split(".")[0]} is not installed; pip install "unskew[privacy]"') from error
+        raise UserError(f'{module.split(".")[0]} is not installed; pip install "unskew[{name}]"') from error

@@ -175,7 +175,7 @@ def draw(found: Inversion) -> list[Chart]:
         "inversion-pictures", "Images made again from features",
         f"{len(found.rows)} training images, each made again from its feature and from the mean of {found.of}.", marks,
         x=Axis(low=-0.6, high=2.6), y=Axis(low=-0.8, high=tall + 0.75, reverse=True), frame=False, square=True,
-        width=440, height=int(70 + 440 / 3.2 * (tall + 1.55)),
+        width=440, height=int(40 + 122 * (tall + 1.55)),
     )  # fmt: skip
     groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
     bars: list[Mark] = []

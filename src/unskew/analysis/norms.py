@@ -211,12 +211,12 @@ def _by_round(found: Norms) -> Chart:
         Line(
             rounds,
             [row["correlation"] for row in found.rounds],
-            "local norms with label counts: correlation",
+            "correlation with label counts",
             0,
             points=True,
         ),
-        Line(rounds, [row["unevenness"] for row in found.rounds], "local rows: deviation / mean", 2, points=True),
-        Line(rounds, even, "server's rows: deviation / mean", 1, points=True),
+        Line(rounds, [row["unevenness"] for row in found.rounds], "local unevenness", 2, points=True),
+        Line(rounds, even, "server's unevenness", 1, points=True),
     ]
     return Chart(
         "norms-rounds", "Row norms by round",

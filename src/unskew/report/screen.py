@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from unskew.finishing import Event, Foretold, Gathering
 from unskew.preparation import Overview
+from unskew.report.live import View
+from unskew.report.words import duration as duration
+from unskew.report.words import size as size
 from unskew.results import Result
 from unskew.round.driver import Metrics
 from unskew.types import EVERYONE, Visit
@@ -21,7 +23,7 @@ class Screen:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress: Progress | None = None
+        self._view: View | None = None
         self._rounds = 0
         self._began = 0.0
         self._first = 0
@@ -39,9 +41,13 @@ class Screen:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._view is not None:
+            view, self._view = self._view, None
+            view.close()
+
+    def note(self, text: str) -> None:
+        """Say something beside the run."""
+        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
 
     def _overview(self, seen: Overview) -> None:
         self._console.print(_facts(overview_rows(seen)))
@@ -49,17 +55,8 @@ class Screen:
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
         if seen.first_round > 1:
             self._console.print(f"resuming after round {seen.first_round - 1}")
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("round"),
-                MofNCompleteColumn(),
-                BarColumn(),
-                TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._progress.add_task("rounds", total=config.rounds, completed=seen.first_round - 1, figures="")
-            self._progress.start()
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._view = View(self._console, seen)
 
     def _round(self, row: Metrics) -> None:
         for failure in row.failures:
@@ -72,9 +69,8 @@ class Screen:
         if row.accuracy is not None:
             figures += f"  accuracy {row.accuracy:.2%}"
         figures += f"  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
-        if self._progress is not None:
-            task = self._progress.task_ids[0]
-            self._progress.update(task, completed=row.round, figures=figures)
+        if self._view is not None:
+            self._view.round(row, figures)
         else:
             done = row.round - self._first + 1
             left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
@@ -170,24 +166,6 @@ def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
     for word, fact in rows:
         table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)
     return table
-
-
-def size(count: float) -> str:
-    """Bytes in a unit that suits them."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < (999.5 if unit == "B" else 999.95):
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
 def _who_comes(visits: Sequence[Visit]) -> str:

@@ -1,0 +1,136 @@
+"""From a run's events to figures by name and round, whatever backend writes them down."""
+
+import re
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from unskew import runs
+from unskew.finishing import Calibrated, Event
+from unskew.preparation import Overview
+from unskew.round.driver import Metrics
+
+Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
+Figures = Mapping[str, float]  # what a round brought, by name
+
+TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the rounds so far
+
+
+class Backend(Protocol):
+    """Where the figures go. Its constructor imports what it needs: what is missing shows before a run begins."""
+
+    def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:
+        """Open the log of a run, or go on with it; the rounds that it holds already and that are not to come again."""
+        ...
+
+    def write(self, step: int, figures: Figures) -> None:
+        """Write figures down so that a crash of this process does not lose them."""
+        ...
+
+    def close(self, finished: bool) -> None:
+        """End the log, of a run that is ``finished`` or may be resumed."""
+        ...
+
+
+class Logger:
+    """An observer of a run with a log; a failure of the log is told once, and the run goes on without it."""
+
+    def __init__(self, name: str, backend: Backend, note: Callable[[str], None]) -> None:
+        self._name, self._note = name, note
+        self._backend: Backend | None = backend
+        self._path: Path | None = None  # of the run, once it has begun
+        self._rounds = 0
+        self._held: Container[int] = ()
+        self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    def __call__(self, event: Overview | Metrics | Event) -> None:
+        """Log the event."""
+        self._safely(lambda backend: self._log(backend, event))
+
+    def close(self) -> None:
+        """End the log; what comes later is not logged."""
+        path = self._path
+        if path is not None:
+            self._safely(lambda backend: backend.close((path / "result.json").exists()))
+        self._backend = None
+
+    def __enter__(self) -> "Logger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _safely(self, work: Callable[[Backend], None]) -> None:
+        backend = self._backend
+        if backend is None:
+            return
+        try:
+            work(backend)
+        except Exception as error:  # noqa: BLE001  foreign code, a full disk, a server that is gone: not the run's affair
+            self._backend = None
+            with suppress(Exception):
+                backend.close(False)
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._note(f"the {self._name} log failed ({what}); the run goes on without it")
+
+    def _log(self, backend: Backend, event: Overview | Metrics | Event) -> None:
+        if isinstance(event, Overview):
+            self._path, self._rounds = event.path, event.config.rounds
+            folder = event.path / "logs" / self._name
+            folder.mkdir(parents=True, exist_ok=True)
+            self._held = backend.start(folder, event, facts_of(event))
+            for row in earlier(event):
+                self._round(backend, row)
+        elif isinstance(event, Metrics):
+            self._round(backend, asdict(event))
+        elif isinstance(event, Calibrated):
+            found, name = event.result, runs.calibration_file(Path(), event.result.name).stem
+            figures = {"accuracy": found.accuracy, "loss": found.loss, "bytes_up": float(found.bytes_up)}
+            backend.write(self._rounds, {f"{name}/{key}": value for key, value in figures.items()})
+
+    def _round(self, backend: Backend, row: Mapping[str, Any]) -> None:
+        number, figures = row["round"], figures_of(row)
+        for name in TOTALS:
+            self._totals[name] += figures[name]
+            figures[f"total/{name}"] = self._totals[name]
+        if number == self._rounds:
+            figures |= {f"final/{name}": figures[name] for name in ("accuracy", "loss") if name in figures}
+        if number not in self._held:
+            backend.write(number, figures)
+
+
+def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
+    """What decides a run, and what was found out about its data before the first round."""
+    asked = {key: value for key, value in asdict(seen.config).items() if value is not None}
+    found = {
+        "engine": seen.engine,
+        "workers": seen.workers,
+        "emd": seen.emd,
+        "partition_hash": seen.partition.hash,
+        "parameters": seen.parameters,
+        "train_examples": len(seen.images.train),
+        "test_examples": len(seen.images.test),
+        "classes": len(seen.images.classes),
+    }
+    return asked | found
+
+
+def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers under the names they have in metrics.jsonl, with its rate and how many visits failed."""
+    numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "round"}
+    rate = numbers["examples"] / max(numbers["seconds"], 1e-9)
+    return numbers | {"examples_per_second": rate, "failures": float(len(row.get("failures", ())))}
+
+
+def earlier(seen: Overview) -> list[dict[str, Any]]:
+    """The rounds before those to come, from metrics.jsonl."""
+    return [row for row in runs.read_metrics(seen.path) if row["round"] < seen.first_round]
+
+
+def kept(file: Path, make: Callable[[], str]) -> str:
+    """What the file says, or else what is made and kept there."""
+    if not file.exists():
+        runs.write_whole(file, make().encode())
+    return re.sub(r"\s", "", file.read_text())

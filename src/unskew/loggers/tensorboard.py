@@ -1,0 +1,43 @@
+"""TensorBoard: event files in the run folder."""
+
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from unskew.errors import extra
+from unskew.loggers.logger import Facts, Figures
+from unskew.preparation import Overview
+
+
+class TensorBoard:
+    """Event files. A resumed run tells TensorBoard to forget the rounds that come again."""
+
+    def __init__(self) -> None:
+        extra("tensorboard", "tensorboard")
+        self._torch = extra("torch.utils.tensorboard", "tensorboard")
+        self._writer: Any = None
+
+    def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:
+        """The last round of all comes again too: calibrations stand beside it, and are made anew."""
+        known = any(folder.glob("events.out.tfevents.*"))
+        held = range(1, min(seen.first_round, seen.config.rounds)) if known else range(1, 1)
+        self._writer = self._torch.SummaryWriter(str(folder), purge_step=held[-1] + 1 if held else 0)
+        if not known:
+            lines = ["| what | is |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in facts.items())]
+            self._writer.add_text("run", "\n".join(lines), 0)
+            final = {"final/accuracy": 0.0, "final/loss": 0.0}  # the names alone: where to find what came out
+            for summary in self._torch.summary.hparams(dict(facts), final):
+                self._writer.file_writer.add_summary(summary)
+            self._writer.flush()
+        return held
+
+    def write(self, step: int, figures: Figures) -> None:
+        """A scalar each; flushed, so that a killed process loses none."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, finished: bool) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()

@@ -1,0 +1,131 @@
+"""A run as its user watches it: in a terminal, through a pipe, in a log that outlives a kill."""
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from test_runs_from_the_shell import FAST, UNSKEW, result, started, unskew
+
+SECONDS = 300  # after which a terminal that says nothing more is given up
+
+
+class Terminal:
+    """A command in a terminal of 100 columns and 30 lines, and all it has written there."""
+
+    def __init__(self, *words, cwd, **environment):
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+        surroundings = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment}
+        self.process = subprocess.Popen(
+            [*UNSKEW, *words], cwd=cwd, stdin=theirs, stdout=theirs, stderr=theirs, env=surroundings,
+            start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        self._ours, self.text = ours, ""
+
+    def until(self, words: str) -> None:
+        """Read until the words are there, or the command has ended."""
+        while words not in self.text:
+            if not select.select([self._ours], [], [], SECONDS)[0]:
+                raise AssertionError(f"no {words!r} in {self.text}")
+            try:
+                self.text += os.read(self._ours, 65536).decode()
+            except OSError:  # the other side is closed
+                os.close(self._ours)
+                return
+
+    def end(self) -> int:
+        self.until("\0")
+        return self.process.wait(timeout=SECONDS)
+
+
+def plain(text: str) -> str:
+    return re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
+
+
+def test_a_terminal_shows_the_curve_and_keeps_it_above_the_result(tmp_path):
+    terminal = Terminal("run", *FAST, "--out", "a", cwd=tmp_path)
+    assert terminal.end() == 0, terminal.text
+    last = plain(terminal.text[terminal.text.rindex("accuracy on the test set") :])
+    assert re.search("[\u2801-\u28ff]", last)
+    assert "└round 1" in last
+    assert "clients round 12: 10 came" in last
+    assert "on the test set, loss" in last  # the summary comes after it
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # the cursor is back
+    whole = unskew("run", *FAST, "--out", "b", cwd=tmp_path).stdout
+    assert result(tmp_path / "a")["weights_sha256"] == result(tmp_path / "b")["weights_sha256"]
+    assert "\x1b" not in whole
+    assert len(re.findall(r"^round \d+/12  loss", whole, re.MULTILINE)) == 12
+
+
+def test_an_interrupt_leaves_the_terminal_tidy(tmp_path):
+    words = [
+        "run",
+        *FAST,
+        "--rounds",
+        "4000",
+        "--engine",
+        "pool",
+        "--workers",
+        "2",
+        "--log",
+        "tensorboard",
+        "--out",
+        "a",
+    ]
+    terminal = Terminal(*words, cwd=tmp_path)
+    terminal.until("accuracy on the test set")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    assert terminal.end() == 130
+    last = plain(terminal.text[terminal.text.rindex("accuracy on the test set") :])
+    assert re.search(
+        r"test    [\d.]+%, loss [\d.]+, round \d+; best .*\n+unskew: interrupted; go on with: .*resume a\n$", last
+    )
+    assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+
+
+def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = tmp_path / "run"
+    process = started("run", *FAST, "--log", "tensorboard", "--out", "run", cwd=tmp_path, run=run, rounds=3)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert "resuming" in unskew("resume", "run", "--log", "tensorboard", "--log", "tensorboard", cwd=tmp_path).stdout
+    events = EventAccumulator(str(run / "logs" / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row.step for row in events.Scalars("accuracy")] == list(range(1, 13))
+    assert [row.value for row in events.Scalars("accuracy")] == [_float32(row["accuracy"]) for row in rows]
+    assert "log" not in (run / "config.toml").read_text()
+
+
+def test_a_log_that_cannot_be_written_is_a_note_and_the_run_goes_on(tmp_path):
+    code = (
+        "import sys, pathlib, unskew.runs as runs; make = runs.create\n"
+        "def create(path):\n    make(path)\n    (path / 'logs').write_text('in the way')\n"
+        "runs.create = create\n"
+        "from unskew.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = ["run", *FAST, "--log", "tensorboard", "--out", "a"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("note: the tensorboard log failed") == 1
+    assert (Path(tmp_path) / "a" / "result.json").exists()
+    assert done.stderr == ""
+
+
+def _float32(value: float) -> float:
+    return struct.unpack("f", struct.pack("f", value))[0]
