@@ -17,7 +17,7 @@ LAYERS = [
     {"algorithm"},
     {"methods"},
     {"engines", "recording"},
-    {"config", "runs"},
+    {"config", "diary", "runs"},
     {"milestones", "results"},
     {"preparation"},
     {"finishing"},

@@ -12,6 +12,10 @@ class UserError(Exception):
     """A mistake that its user can mend: the message says what was given, what was wanted, what to do."""
 
 
+class Missing(UserError):
+    """What a measure needs is not at hand; the message says what and why."""
+
+
 class StorageFailure(UserError):
     """What clients remember cannot be written: the machine's failure, and no client is skipped for it."""
 

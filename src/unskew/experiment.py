@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew import config as configs
-from unskew import engines, models, recording, runs, tensors
+from unskew import diary, engines, models, recording, runs, tensors
 from unskew.config import Config
 from unskew.data import partition_files
 from unskew.data.batches import steps_for
@@ -93,7 +93,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         recorder = recording.Recorder(
             recording.parse(config.during) if config.during else (), config.rounds, bench, key
         )
-        runs.start_during(path, first.round)
+        diary.start(path, first.round)
         engine = recording.Watching(
             engines.open_engine(chosen, prepared.blueprint, data, workers, memories), recorder.watched
         )
@@ -123,7 +123,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     found = driver.evaluate(engine, state.tensors, len(prepared.images.test), key)
                     row = replace(row, accuracy=found.accuracy, loss=found.loss)
                 if (line := recorder.line(state, engine)) is not None:
-                    runs.append_during(path, line)
+                    diary.write(path, line)
                 if "model" in recorder.due(state.round):
                     runs.save_state(runs.kept_state(path, state.round), state, progress)
                 done = (state, metrics.append(row))

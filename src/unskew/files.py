@@ -26,3 +26,14 @@ def write_whole(path: Path, content: bytes) -> None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to a file's end; one that is not there is made."""
+    try:
+        with open(path, "ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -91,6 +91,7 @@ class Watching:
         self.population, self.memories = engine.population, engine.memories
         self.watch: Watch | None = None
         self.seen: Sums = {}
+        self.sent: Tensors = {}  # to the visits that were looked at
 
     @property
     def progress(self) -> Progress | None:
@@ -105,7 +106,7 @@ class Watching:
         """The other engine's sums, with nothing added to them."""
         if job != "train":
             return self._engine.map_sum(job, shared, visits, key)
-        self.watch, self.seen = None, {}
+        self.watch, self.seen, self.sent = None, {}, {}
         number = key.path[-1]
         assert isinstance(number, int)  # a round's key ends in its number
         if not (what := tuple(self._choose(number))):
@@ -113,7 +114,7 @@ class Watching:
         clients = dict.fromkeys(visit.client for visit in visits)
         self.watch = Watch(what, tuple(clients)[:MOST_CLIENTS])
         outcome = self._engine.map_sum(f"{job}:{self.watch.to_text()}", shared, visits, key)
-        self.seen = tensors.under(outcome.sums, "watch/")
+        self.seen, self.sent = tensors.under(outcome.sums, "watch/"), shared
         rest = {name: value for name, value in outcome.sums.items() if not name.startswith("watch/")}
         return replace(outcome, sums=rest)
 
@@ -122,14 +123,12 @@ class Watching:
         self._engine.close()
 
     def rows(self, name: str) -> tuple[list[int], Tensor]:
-        """The clients that reported, and what was seen of each: the mean over its visits."""
+        """The clients that reported, and what was seen of each."""
         if self.watch is None or not self.seen:
             return [], torch.zeros(0, dtype=torch.float64)
-        visits = self.seen["visits"]
-        came = visits > 0
+        came = self.seen["visits"] > 0
         clients = [client for client, there in zip(self.watch.clients, came.tolist(), strict=True) if there]
-        value = self.seen[name][came]
-        return clients, value / visits[came].view(-1, *[1] * (value.dim() - 1))
+        return clients, self.seen[name][came]
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Recorder:
             found["norms"]["server"] = class_norms(self.bench).tolist()
         if "drift" in due:
             found["drift"]["layers"] = list(by_layer(self.bench.params))
-            found["drift"]["server"] = lengths(self.bench.weights).tolist()
+            found["drift"]["server"] = lengths({name: seen.sent[name] for name in self.bench.params}).tolist()
         if "silhouette" in due:
             found["silhouette"] = silhouette_of(*some_features(self.bench, self.key))
         return found

@@ -192,43 +192,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def start_during(path: Path, after: int) -> None:
-    """What was recorded of rounds up to ``after`` stays; what a crash left beyond them goes, and is made again."""
-    file = path / "during.jsonl"
-    if file.exists():
-        lines = [json.dumps(row) for row in read_during(path) if row["round"] <= after]
-        write_whole(file, "".join(f"{line}\n" for line in lines).encode())
-
-
-def append_during(path: Path, row: Mapping[str, Any]) -> None:
-    """One line more of what was recorded while training."""
-    file = path / "during.jsonl"
-    try:
-        with open(file, "ab") as content:
-            content.write(json.dumps(row, allow_nan=False).encode() + b"\n")
-    except OSError as error:
-        raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
-
-
-def read_during(path: Path) -> list[dict[str, Any]]:
-    """What was recorded while training, without a last line that a crash cut short."""
-    try:
-        lines = (path / "during.jsonl").read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    try:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
-        for row in rows:
-            for seen in (row[name] for name in ("norms", "drift") if name in row):
-                if len(seen["clients"]) != len(seen["local"]) or not all(
-                    len(each) == len(seen["server"]) for each in seen["local"]
-                ):
-                    raise ValueError(f"round {row['round'] + 0} has rows of other lengths")
-        return rows
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / 'during.jsonl'} is damaged: {type(error).__name__} {error}") from error
-
-
 def kept_state(path: Path, number: int) -> Path:
     """Where the server's state after that round lies, if it was kept."""
     return path / "states" / f"round-{number:06d}.safetensors"

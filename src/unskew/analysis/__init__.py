@@ -108,7 +108,8 @@ def measured(subject: Subject, source: str, *, again: bool = True) -> Found:
     values = take(subject)
     notes = tuple(dict.fromkeys(subject.notes[before:]))
     found = Found(name, plain, values, notes)
-    content = {"unskew": VERSION, "measure": plain, **_stamp(subject, name), "notes": notes, "values": asdict(values)}
+    content = {"unskew": VERSION, **_stamp(subject, name, plain), "without_data": subject.without_data, "notes": notes,
+               "values": asdict(values)}  # fmt: skip
     runs.write_json(file, content)
     return found
 
@@ -122,20 +123,21 @@ def known(subject: Subject, source: str) -> Found | None:
 def _stored(subject: Subject, file: Path, name: str, plain: str) -> Found | None:
     if not file.exists():
         return None
-    with suppress(UserError, TypeError, KeyError, AttributeError):  # another version's, or damaged: it is made anew
+    with suppress(UserError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged: made anew
         content = runs.read_json(file)
-        stamp = _stamp(subject, name)
-        if content["unskew"] == VERSION and {key: content.get(key) for key in stamp} == stamp:
-            values = MEASURES[name].values(**content["values"])
-            found = Found(name, plain, values, tuple(content["notes"]))
-            _ = found.charts  # what cannot be drawn is of no use
-            return found
+        stamp = _stamp(subject, name, plain)
+        if content["unskew"] != VERSION or {key: content.get(key) for key in stamp} != stamp:
+            return None
+        found = Found(name, plain, MEASURES[name].values(**content["values"]), tuple(content["notes"]))
+        _ = [svg(chart) for chart in found.charts], found.findings  # what cannot be shown is of no use
+        return None if content["without_data"] and subject.at_hand else found
     return None
 
 
-def _stamp(subject: Subject, name: str) -> dict[str, Any]:
+def _stamp(subject: Subject, name: str, plain: str) -> dict[str, Any]:
     """What the values stand on: when it changes they no longer fit."""
-    stamp: dict[str, Any] = {"weights_sha256": subject.result.weights_sha256, "recorded": len(subject.during)}
+    stamp: dict[str, Any] = {"measure": plain, "weights_sha256": subject.result.weights_sha256}
+    stamp["recorded"] = len(subject.during)
     if MEASURES[name].calibrations:
         stamp["calibrations"] = {each.name: each.accuracy for each in subject.result.calibrations.values()}
     return stamp
@@ -193,5 +195,6 @@ def analyse(
 
 
 def slug(source: str) -> str:
-    """A text as a file's name: ``cka(round=0)`` is cka-round-0."""
-    return re.sub(r"[^a-z0-9_.]+", "-", source.lower()).strip("-")[:120]
+    """A text as a file's name: ``cka(round=0)`` is cka-round-0, and −1 is no 1."""
+    plain = re.sub(r"([(=, ])-", r"\1minus", source.lower()).replace("e-", "e_")
+    return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]

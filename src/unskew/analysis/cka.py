@@ -44,7 +44,7 @@ def measure(subject: Subject, *, clients: int = 10, images: int = 10_000, round:
     """
     if clients < 2 or images < 4:
         raise UserError("cka compares at least two clients on at least four images")
-    number = subject.config.rounds if round == -1 else round
+    number = subject.number(round)
     models = subject.local_models(number, clients)
     if len(models) < 2:
         raise Missing("cka compares local models of two clients or more; only one comes to a round of this run")
@@ -124,7 +124,8 @@ class Unbiased:
         n = len(features[0])
         if n < 4:
             return  # too few for the unbiased form: at most three images of all are left out
-        kernels = torch.stack([(each @ each.t()).fill_diagonal_(0) for each in features]).double()  # [k, b, b]
+        centred = [_varying(each) for each in features]
+        kernels = torch.stack([(each @ each.t()).fill_diagonal_(0) for each in centred]).double()  # [k, b, b]
         rows = kernels.sum(2)  # [k, b]
         flat = kernels.flatten(1)
         value = flat @ flat.t() + rows.sum(1)[:, None] * rows.sum(1)[None] / ((n - 1) * (n - 2))
@@ -138,9 +139,17 @@ class Unbiased:
         return _ratio(self._total.clamp(min=0))
 
 
+def _varying(features: Tensor) -> Tensor:
+    """[b, d], less their mean, which changes no HSIC and keeps the digits; zero where nothing is left but rounding."""
+    centred = features - features.mean(0)
+    rounding = 16 * torch.finfo(features.dtype).eps
+    return centred if float(centred.norm()) > rounding * float(features.norm()) else torch.zeros_like(features)
+
+
 def _ratio(found: Tensor) -> Tensor:
-    own = found.diagonal().sqrt()
-    return torch.where(own[:, None] * own[None] > 0, found / (own[:, None] * own[None]).clamp(min=1e-300), 0.0)
+    own = found.diagonal().clamp(min=0).sqrt()
+    both = own[:, None] * own[None]
+    return torch.where(both > 0, (found / both.clamp(min=1e-300)).clamp(max=1), 0.0)
 
 
 def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
@@ -201,6 +210,8 @@ def draw(found: Similarity) -> list[Chart]:
 
 def findings(found: Similarity) -> list[str]:
     """Which layer differs most, and whether likeness falls with depth."""
+    if len(found.layers) == 1:
+        return [f"The network is one layer, whose CKA between two clients is {found.means[0]:.2f} on average."]
     least = min(range(len(found.means)), key=lambda place: found.means[place])
     most = max(range(len(found.means)), key=lambda place: found.means[place])
     last, others = found.layers[-1], found.means[:-1]

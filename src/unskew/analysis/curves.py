@@ -1,12 +1,14 @@
 """How training went: accuracy by round, by batch, by byte, by second; several runs with mean and band over seeds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import accumulate
+from math import isfinite
 from statistics import fmean, stdev
 
 from unskew.analysis.subject import Subject
 from unskew.charts import Axis, Band, Chart, Line, Mark
+from unskew.errors import UserError
 
 AGAINST = {
     "round": ("rounds", "count"),
@@ -21,7 +23,7 @@ class Curves:
     """One run's evaluations, and what had been spent by each."""
 
     run: str
-    label: str  # what is the same for runs that differ in nothing but the seed
+    settings: dict[str, str]  # all that decides the result but the seed
     seed: int
     round: list[int]
     batches: list[int]
@@ -43,9 +45,15 @@ def measure(subject: Subject) -> Curves:
     sent = list(accumulate(int(row["bytes_up"] + row["bytes_down"]) for row in rows))
     seconds = list(accumulate(float(row["seconds"]) for row in rows))
     known = [place for place, row in enumerate(rows) if row.get("accuracy") is not None]
+    for row in rows:
+        for name in ("accuracy", "loss", "train_loss", "batches_max", "bytes_up", "bytes_down", "seconds"):
+            value = row.get(name, 0)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+                file = subject.path / "metrics.jsonl"
+                raise UserError(f"{file}: round {row['round']} has the {name} {value!r}, which is no number")
     return Curves(
         run=subject.path.name,
-        label=f"{result.method} · {result.data} · {result.partition} · {result.per_round} of {result.clients} a round",
+        settings=settings(subject),
         seed=result.seed,
         round=[int(rows[place]["round"]) for place in known],
         batches=[batches[place] for place in known],
@@ -56,6 +64,24 @@ def measure(subject: Subject) -> Curves:
         train_loss=[float(row.get("train_loss", 0.0)) for row in rows],
         calibrated={name: each.accuracy for name, each in result.calibrations.items()},
     )
+
+
+def settings(subject: Subject) -> dict[str, str]:
+    """What a run was told, without its seed and what does not change the result: the same for runs of other seeds."""
+    left_out = ("seed", "data_dir", "engine", "workers", "evaluate_every", "on_failure", "checkpoint_seconds",
+                "baseline", "during")  # fmt: skip
+    return {key: str(value) for key, value in asdict(subject.config).items() if key not in left_out}
+
+
+def named(found: Sequence[dict[str, str]]) -> list[str]:
+    """A name for each of these settings: the method, and whatever else is not the same in all of them."""
+    apart = [key for key in found[0] if len({each.get(key, "") for each in found}) > 1 and key != "method"]
+    words = [[each["method"], *(_knob(key, each.get(key, "")) for key in apart)] for each in found]
+    return [" · ".join(each) for each in words]
+
+
+def _knob(key: str, value: str) -> str:
+    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value}"
 
 
 def draw(found: Curves) -> list[Chart]:
@@ -73,15 +99,15 @@ def draw(found: Curves) -> list[Chart]:
 def draw_together(found: Sequence[Curves]) -> list[Chart]:
     """Accuracy of several runs; those that differ in the seed alone become one line, the mean, with a band."""
     groups: dict[str, list[Curves]] = {}
-    for each in found:
-        groups.setdefault(each.label, []).append(each)
-    names = _short(list(groups))
+    for name, each in zip(named([each.settings for each in found]) if found else [], found, strict=True):
+        groups.setdefault(name, []).append(each)
     charts = []
     for against, (words, kind) in AGAINST.items():
         marks: list[Mark] = []
         for colour, (label, runs) in enumerate(groups.items()):
             x, mean, spread = _averaged(runs, against)
-            name = (names[label] + (f" ({len(runs)} seeds)" if len(runs) > 1 else "")) if len(groups) > 1 else ""
+            seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
+            name = label + seeds if len(found) > 1 else ""
             if len(runs) > 1:
                 low = [m - s for m, s in zip(mean, spread, strict=True)]
                 high = [m + s for m, s in zip(mean, spread, strict=True)]
@@ -114,13 +140,6 @@ def _averaged(runs: Sequence[Curves], against: str) -> tuple[list[float], list[f
         mean.append(fmean(values))
         spread.append(stdev(values) if len(values) > 1 else 0.0)
     return spent, mean, spread
-
-
-def _short(labels: list[str]) -> dict[str, str]:
-    """Labels without the parts that all of them share."""
-    split = {label: label.split(" · ") for label in labels}
-    different = [place for place in range(4) if len({parts[place] for parts in split.values()}) > 1] or [0]
-    return {label: " · ".join(parts[place] for place in different) for label, parts in split.items()}
 
 
 def findings(found: Curves) -> list[str]:

@@ -25,7 +25,7 @@ class Drift:
 
 def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
     """Distances recorded while training, and those of the visit after ``round`` (−1: the last)."""
-    number = subject.config.rounds if round == -1 else round
+    number = subject.number(round)
     recorded = [row for row in subject.during if "drift" in row]
     found = [_known(row) for row in recorded]
     try:
@@ -41,7 +41,8 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
             raise
         subject.notes.append(f"drift is shown as it was recorded, and not at the end: {error}")
         layers = recorded[-1]["drift"]["layers"]
-    return Drift(layers, sorted(found, key=lambda row: int(row["round"])))
+    once = {row["round"]: row for row in found}.values()  # a round that was recorded and made again stands once
+    return Drift(layers, sorted(once, key=lambda row: int(row["round"])))
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def measure(
 
     Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
     """
-    if examples < 1 or of < 2 or steps < 1:
-        raise UserError("inversion wants examples=1 or more, of=2 or more, steps=1 or more")
+    if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
+        raise UserError("inversion wants examples and steps from 1 on, of from 2 on, lr above 0, smooth of 0 or more")
     bench = subject.bench
     bench.load(subject.model, training=False)
     chosen = _chosen(bench, examples, of)

@@ -14,6 +14,7 @@ import torch
 from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import after, bound
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
+from unskew.errors import UserError
 
 EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
 FEW = 30  # classes with names on an axis
@@ -47,27 +48,45 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool
         found += [_at_the_end(subject, clients, round)] if local else []
     except Missing as error:
         subject.notes.append(f"norms of local classifiers are not shown, except recorded ones: {error}")
+    found = list({row["round"]: row for row in found}.values())  # a round that was recorded and made again stands once
     known = sorted({client for row in found for client in row["clients"] if client >= 0})
-    counts = np.zeros((len(held.sizes), len(classes)), np.int64)
-    counts[held.cells[:, 0], held.cells[:, 1]] = held.cells[:, 2]
+    if odd := _wrong(known, found, len(held.sizes), len(classes)):
+        raise UserError(f"{subject.path / 'during.jsonl'} is damaged: {odd}")
+    there = held.cells[np.isin(held.cells[:, 0], known)]
+    counts = np.zeros((len(known), len(classes)), np.int64)
+    counts[np.searchsorted(known, there[:, 0]), there[:, 1]] = there[:, 2]
+    place = {client: row for row, client in enumerate(known)}
     for row in found:
         row["unevenness"] = _mean([unevenness(norms) for norms in row["local"]])
         row["correlation"] = _mean(
-            [_correlation(counts[c], norms) for c, norms in zip(row["clients"], row["local"], strict=True) if c >= 0]
+            [
+                _correlation(counts[place[c]], norms)
+                for c, norms in zip(row["clients"], row["local"], strict=True)
+                if c >= 0
+            ]
         )
     return Norms(
         classes=classes,
-        total=counts.sum(0).tolist(),
+        total=np.bincount(held.cells[:, 1], held.cells[:, 2], len(classes)).astype(int).tolist(),
         server=own_lengths(subject.weights["classifier.weight"]),
         calibrated={name: _last_rows(values) for name, values in subject.calibrated.items()},
         rounds=sorted(found, key=lambda row: int(row["round"])),
-        counts=counts[known].tolist(),
+        counts=counts.tolist(),
         clients=known,
     )
 
 
+def _wrong(clients: list[int], rows: list[dict[str, Any]], population: int, classes: int) -> str:
+    """What cannot be of this run in what was recorded."""
+    if clients and clients[-1] >= population:
+        return f"it speaks of client {clients[-1]}, and there are {population}"
+    if any(len(norms) != classes for row in rows for norms in row["local"]):
+        return f"it has norms of other than {classes} classes"
+    return ""
+
+
 def _at_the_end(subject: Subject, clients: int, round: int) -> dict[str, Any]:
-    number = subject.config.rounds if round == -1 else round
+    number = subject.number(round)
     models = subject.local_models(number, clients)
     rows = [_rows(subject, model) for model in models.values()]
     when = after(number, subject.config.rounds)
@@ -159,7 +178,7 @@ def _before_and_after(found: Norms) -> Chart:
     ticks = tuple(enumerate(found.classes)) if len(found.classes) <= FEW else None
     said = ", ".join(f"{name} {unevenness(norms):.3f}" for name, norms in groups.items())
     return Chart(
-        "norms-classes", "Length of each class's row, relative to their mean",
+        "norms-classes", "Length of each class's row, less what all rows share",
         f"Row norms of the classifier by class; their unevenness is {said}.", marks,
         x=Axis("class", ticks=ticks, kind="count"), y=Axis("norm / mean norm", low=0),
         width=880 if len(found.classes) * len(groups) > 20 else 440,

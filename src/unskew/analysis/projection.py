@@ -62,7 +62,7 @@ def embedded(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tens
     varied = float(features.std(0).max()) > 0
     tsne = TSNE(
         perplexity=min(perplexity, most),
-        init="pca" if varied else "random",
+        init="pca" if varied and features.shape[1] > 1 else "random",
         random_state=seed,
         n_jobs=1,
         max_iter=STEPS,
@@ -103,8 +103,10 @@ def findings(found: Projection) -> list[str]:
     counts = {label: before.count(label) - found.truth.count(label) for label in set(found.truth) | set(before)}
     label = max(counts, key=lambda each: counts[each])
     true = found.truth.count(label)
-    if not true or counts[label] < 0.1 * true:
+    if counts[label] < 0.1 * true:
         return ["No class is predicted much more often than it occurs."]
+    if not true:
+        return [f"{counts[label]:,} images are predicted to be {found.classes[label]}, and none of those shown is."]
     return [
         f"The class that is predicted too often is {found.classes[label]}: {before.count(label) / true:.2f} times as "
         "often as it occurs."

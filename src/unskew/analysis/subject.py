@@ -1,44 +1,34 @@
-"""A finished run as the measures see it: its folder, its models, its images; each made when first asked for and kept.
+"""A finished run as the measures see it: its folder, models, images; each made when first asked for and kept."""
 
-Local models are not stored: they are made again from the keys, as the clients would make them in the round after the
-one whose state is looked at.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from unskew import config as configs
-from unskew import engines, models, recording, runs, tensors
+from unskew import diary, engines, runs, tensors
 from unskew.afterwards import engine_for, prepared_of, weights_of
 from unskew.algorithm import Algorithm
+from unskew.analysis import again
 from unskew.calibration.head import stand_in
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build, dataset
 from unskew.engines.loop import Loop
 from unskew.engines.pool import Pool
+from unskew.errors import Missing as Missing
 from unskew.errors import UserError
 from unskew.key import Key
 from unskew.models.cut import cut
 from unskew.preparation import Prepared
 from unskew.results import Result, read_result
-from unskew.round import driver, statistics
 from unskew.round.client import CHUNK, Bench
-from unskew.types import ImageSet, ServerState, Tensors, Visit
+from unskew.types import ImageSet, ServerState, Tensors
 
 Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
-MOST_BYTES = 2**30  # of local models laid out side by side
-
-
-class Missing(UserError):
-    """What a measure needs is not at hand; the message says what and why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,10 +51,12 @@ class Subject:
         self.result: Result = read_result(self.path)
         self.config = configs.read(self.path / "config.toml")
         self.rows = runs.read_metrics(self.path)
-        self.during = runs.read_during(self.path)
+        self.during = diary.read(self.path)
         self.say: Say = say or _silent
         self._asked = {"engine": engine, "workers": workers, "data_dir": data_dir}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
+        self._states: dict[int, ServerState] = {}
+        self._lacking: Missing | None = None
         self._engine: Loop | Pool | None = None
         self.notes: list[str] = []  # what a reader of the figures must know
 
@@ -93,11 +85,26 @@ class Subject:
     @cached_property
     def prepared(self) -> Prepared:
         """The federation as it was, or Missing where its data set is not at hand."""
+        if self._lacking is not None:
+            raise self._lacking
         try:
             self.say("reading the data set", 0, 0)
             return prepared_of(self.path, self.result, **self._asked)  # type: ignore[arg-type]
         except UserError as error:
-            raise Missing(str(error)) from error
+            self._lacking = Missing(str(error))
+            raise self._lacking from error
+
+    @property
+    def without_data(self) -> bool:
+        """Whether the data set was wanted and is not at hand."""
+        return self._lacking is not None
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the data set is at hand."""
+        with suppress(Missing):
+            return self.prepared is not None
+        return False
 
     @property
     def images(self) -> ImageSet:
@@ -121,7 +128,11 @@ class Subject:
     @cached_property
     def weights(self) -> Tensors:
         """The run's final weights by the network's own names, without a data set; as anybody may use them."""
-        return runs.read_model(self.path / "model.safetensors")
+        file = self.path / "model.safetensors"
+        found = runs.read_model(file)
+        if tensors.sha256(found) != self.result.weights_sha256:
+            raise UserError(f"{file} does not hold the weights that result.json speaks of")
+        return found
 
     @cached_property
     def model(self) -> Tensors:
@@ -145,15 +156,16 @@ class Subject:
     def engine(self) -> Loop | Pool:
         """Where local models are made again."""
         if self._engine is None:
-            self._engine = self._opened(runs.open_memories(self.path) if self._remembered else None)
+            self._engine = self.opened(runs.open_memories(self.path) if self.remembered else None)
         return self._engine
 
     @property
-    def _remembered(self) -> bool:
+    def remembered(self) -> bool:
         """Whether what clients remember is at hand."""
         return bool(self.algorithm.remember) and (self.path / runs.MEMORIES).exists()
 
-    def _opened(self, memories: int | None) -> Loop | Pool:
+    def opened(self, memories: int | None) -> Loop | Pool:
+        """An engine; without a file for what clients remember, it has one that goes with it."""
         chosen, workers = engine_for(self.prepared, self.bench, passes=self.config.epochs)
         return engines.open_engine(chosen, self.prepared.blueprint, self._data, workers, memories)
 
@@ -182,111 +194,23 @@ class Subject:
 
     def state(self, number: int | None = None) -> ServerState:
         """The server's state after that round (None: the last): as it was kept, or made again by training up to it."""
-        last = self.config.rounds
-        number = last if number is None else number
-        if not 0 <= number <= last:
-            raise UserError(f"round {number}: the run has rounds 1 to {last}; 0 is before the first")
-        if number == last and (kept := self._last_state()) is not None:
-            return kept
-        if number == last and not self.algorithm.statistics and self.algorithm.head is None:
-            return ServerState(last, self.model, {})
-        if not self.algorithm.remember and (file := runs.kept_state(self.path, number)).exists():
-            return replace(runs.load_state(file)[0], clients={})
-        return self.replayed([number], ())[1]
-
-    def _last_state(self) -> ServerState | None:
-        """The checkpoint's state, if it is that of the finished run; other versions' and damaged ones are of no use."""
-        with suppress(UserError):
-            found = runs.load_checkpoint(self.path)
-            used = None if found is None else driver.as_used(self.algorithm, found[0].tensors)
-            if found is not None and used is not None and tensors.sha256(used) == self.result.weights_sha256:
-                return found[0]
-        return None
-
-    def replayed(self, rounds: Sequence[int], what: Sequence[str]) -> tuple[list[dict[str, Any]], ServerState]:
-        """What the recorder would have written down at these rounds, made by training again; the last round's state."""
-        asked = tuple(recording.Recorded(name, self.config.rounds + 1, 0) for name in what)
-        wanted, last, lines = set(rounds), max(rounds), list[dict[str, Any]]()
-        state = self._nearest(min(rounds) if what else last)
-        # a run's own memories must not be written over
-        engine = self._opened(None) if self.algorithm.remember else self.engine
-        watching = recording.Watching(engine, lambda number: list(what) if number in wanted else [])
-        config = self.prepared.config
-        begun = state.round
-        try:
-            for new, _ in driver.run(
-                self.algorithm, watching, state, self.key, rounds=last, per_round=config.per_round or 0,
-                skip_failures=config.on_failure == "skip",
-            ):  # fmt: skip
-                state = new
-                self.say("training again up to that round", state.round - begun, last - begun)
-                if state.round in wanted:
-                    recorder = recording.Recorder(asked, state.round, self.bench, self.key)
-                    line = recorder.line(state, watching)
-                    lines += [] if line is None else [line]
-        finally:
-            if engine is not self._engine:
-                engine.close()
-        return lines, replace(state, clients={})
-
-    def _nearest(self, number: int) -> ServerState:
-        """A state from which training up to that round can go on: the latest kept before it, or the very first."""
-        models.initialise(self.bench.network, self.key.fold("model"))
-        start = driver.start(self.algorithm, tensors.of_module(self.bench.network))
-        if self.algorithm.remember:  # what clients remembered then is not kept
-            return start
-        for earlier in range(number - (number > 0), 0, -1):
-            if (file := runs.kept_state(self.path, earlier)).exists():
-                return replace(runs.load_state(file)[0], clients={})
-        return start
+        number = self.config.rounds if number is None else number
+        if number not in self._states:
+            self._states[number] = again.state_after(self, number)
+        return self._states[number]
 
     def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
         """By client, what it makes of the server's model in the round after that one; at most so many clients."""
-        last = self.config.rounds if number is None else number
-        if (last, most) not in self._local:
-            self._local[last, most] = self._made_locally(self.state(number), most)
-        return self._local[last, most]
+        number = self.config.rounds if number is None else number
+        if most < 1:
+            raise UserError(f"clients={most}: give at least one")
+        if (number, most) not in self._local:
+            self._local[number, most] = again.local_models(self, number, most)
+        return self._local[number, most]
 
-    def _made_locally(self, state: ServerState, most: int) -> dict[int, Tensors]:
-        key = self.key.fold("round", state.round + 1)
-        if state.round == 0:  # what methods ask everybody beforehand belongs to the first round
-            state, _ = driver.survey(self.algorithm, self.engine, state, self.key)
-        engine, per_round = self.engine, self.prepared.config.per_round or 0
-        coming = self.algorithm.sampler(key.fold("sample"), engine.population, per_round)
-        visits = _spread({visit.client: visit for visit in reversed(coming)}, most)
-        size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
-        if size * len(visits) > MOST_BYTES:
-            raise Missing(
-                f"{len(visits)} local models of {size / 1e6:.0f} MB take more than {MOST_BYTES / 1e9:.1f} GB side by "
-                f"side; give clients={max(2, MOST_BYTES // size)}"
-            )
-        if engine.memories is not None and self._remembered and state.clients:
-            visits = [replace(visit, recall=state.clients.get(visit.client), keep=None) for visit in visits]
-        elif engine.memories is not None:
-            self.notes.append("local models were made as at a first visit: what clients remembered then is not kept")
-        watching = recording.Watching(engine, lambda _: ["model"])
-        watching.progress = lambda done, total: self.say("making local models again", done, total)
-        try:
-            outcome = watching.map_sum("train", statistics.shared(state), visits, key)
-        finally:
-            watching.progress = None
-        if outcome.failures:
-            failure = outcome.failures[0]
-            raise Missing(f"client {failure.client} fails when its local model is made again: {failure.reason}")
-        found: dict[int, Tensors] = {}
-        for name, like in self.bench.weights.items():  # in the network's own order, which no file keeps
-            clients, values = watching.rows(f"model/{name}")
-            for client, value in zip(clients, values, strict=True):
-                found.setdefault(client, {})[name] = value.to(like.dtype)
-        return found
-
-
-def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
-    """At most so many of the visits, evenly by client."""
-    clients = sorted(coming)
-    if len(clients) > most:
-        clients = [clients[place] for place in np.linspace(0, len(clients) - 1, most).round().astype(int)]
-    return [coming[client] for client in clients]
+    def number(self, round: int) -> int:
+        """The round that a knob means: −1 is the last."""
+        return self.config.rounds if round == -1 else round
 
 
 def _silent(words: str, done: int, total: int) -> None:

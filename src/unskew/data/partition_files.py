@@ -152,7 +152,7 @@ class Holdings:
 def read_holdings(file: Path) -> Holdings:
     """What our own artefact says of itself, if it is whole."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
+        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             arrays = {field: archive[field] for field in archive.files}
         client, names, found = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
         partition = Partition(client.astype(np.int32), int(arrays["clients"].item()), str(arrays["scheme"]), 0)

@@ -1,9 +1,9 @@
 """Several runs as one page: their results side by side, their curves with bands over seeds, and what measures say."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 
-from unskew.analysis import Found, cka, confusion, curves, known, measured, norms, separability, skew
+from unskew.analysis import Found, cka, confusion, curves, known, measured, norms, parse, separability, skew
 from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import bound
 from unskew.charts import Axis, Bars, Chart, Line, Mark
@@ -27,8 +27,11 @@ def comparison(subjects: Sequence[Subject], only: Sequence[str] = (), again: boo
     if len({subject.path.resolve() for subject in subjects}) < len(subjects):
         raise UserError("a run is named twice; once is enough")
     names = _names(subjects)
-    found = {name: _known(subjects, name, only, again) for name in _MEASURES}
-    lines = [each.values for each in found["curves"] if each is not None]
+    chosen = {parse(source)[0]: parse(source)[1] for source in only}
+    found = {name: _known(subjects, name, chosen, again) for name in _MEASURES}
+    if odd := [name for name in chosen if name not in _MEASURES]:
+        raise UserError(f"--only {odd[0]}: a comparison shows {', '.join(_MEASURES)}")
+    lines = [each.values for each in found["curves"] if isinstance(each, Found)]
     sections = [
         Section("runs", "The runs", "", [_results(subjects, names), *_groups(subjects)]),
         Section("curves", "How training went", _CURVES, curves.draw_together(lines)),
@@ -53,20 +56,23 @@ def comparison(subjects: Sequence[Subject], only: Sequence[str] = (), again: boo
 
 
 _MEASURES = ("skew", "curves", "cka", "norms", "separability", "confusion")
-Known = list[Found | None]
+Known = list[Found | str]  # what was found, or why not
 
 
-def _known(subjects: Sequence[Subject], name: str, only: Sequence[str], again: bool) -> Known:
-    """The measure of each run, None where it is not at hand."""
+def _known(subjects: Sequence[Subject], name: str, only: Mapping[str, str], again: bool) -> Known:
+    """The measure of each run, or why it is not at hand."""
     results: Known = []
+    light = LIGHT.get(name, name)
     for subject in subjects:
-        stored = None if again else known(subject, name)
-        if stored is None and (name in LIGHT or name in only):
+        source, taken = only.get(name, name), name in LIGHT or name in only
+        stored = None if again and taken else known(subject, source)
+        if stored is None and taken:
             try:
-                stored = measured(subject, name if name in only else LIGHT[name], again=again)
+                stored = measured(subject, source if name in only else light, again=again)
             except Missing as error:
-                subject.notes.append(f"{name}: {error}")
-        results.append(stored)
+                results.append(str(error))
+                continue
+        results.append(stored or f"not taken yet; add --only {name}, or unskew analyse RUN {name}")
     return results
 
 
@@ -82,9 +88,16 @@ def _names(subjects: Sequence[Subject]) -> list[str]:
 def _section(
     name: str, title: str, words: str, charts: list[Chart], found: dict[str, Known], names: list[str]
 ) -> Section:
-    lacking = [run for run, each in zip(names, found[name], strict=True) if each is None]
-    said = [f"{name} of {', '.join(lacking)}: not taken yet; add --only {name}, or unskew analyse RUN {name}"]
-    return Section(name, title, words, charts, missing=said if lacking else [])
+    lacking: dict[str, list[str]] = {}
+    for run, each in zip(names, found[name], strict=True):
+        if isinstance(each, str):
+            lacking.setdefault(each, []).append(run)
+    missing = [f"{name} of {', '.join(runs)}: {reason}" for reason, runs in lacking.items()]
+    if name == "confusion" and charts:
+        shown = {getattr(mark, "name", "") for mark in charts[0].marks}
+        if left := [run for run, _ in _pairs(found[name], names) if run not in shown]:
+            missing.append(f"{', '.join(left)}: other classes, or more than ten runs or thirty classes")
+    return Section(name, title, words, charts, missing=missing)
 
 
 def _results(subjects: Sequence[Subject], names: list[str]) -> Table:
@@ -130,15 +143,13 @@ def _usable(subject: Subject) -> list[Calibration]:
 
 def _by_settings(subjects: Sequence[Subject]) -> dict[str, list[Subject]]:
     groups: dict[str, list[Subject]] = {}
-    for subject in subjects:
-        result = subject.result
-        label = f"{result.method} · {result.data} · {result.partition} · {result.rounds} rounds"
-        groups.setdefault(label, []).append(subject)
+    for name, subject in zip(curves.named([curves.settings(each) for each in subjects]), subjects, strict=True):
+        groups.setdefault(name, []).append(subject)
     return groups
 
 
 def _pairs(found: Known, names: list[str]) -> list[tuple[str, Found]]:
-    return [(name, each) for name, each in zip(names, found, strict=True) if each is not None]
+    return [(name, each) for name, each in zip(names, found, strict=True) if isinstance(each, Found)]
 
 
 def _similarity(found: Known, names: list[str]) -> list[Chart]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from unskew.analysis import MEASURES, Found, confusion, known, measured, skew
+from unskew.analysis import MEASURES, Found, confusion, known, measured, parse, skew
 from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import bound
 from unskew.charts import Chart
@@ -18,11 +18,13 @@ LEAD = ("curves", "confusion", "skew", "cka", "norms", "separability", "projecti
 def studied(subject: Subject, only: Sequence[str] = (), without: Sequence[str] = (), again: bool = False) -> Studied:
     """Every measure of the run, or why it cannot be taken; what was stored is taken as it is where it still fits."""
     found: Studied = {}
+    chosen = {parse(source)[0]: parse(source)[1] for source in only}
+    left_out = {parse(source)[0] for source in without}
     for name in MEASURES:
-        source = next((each for each in only if each.partition("(")[0] == name), name)
-        if only and source not in only:
+        source = chosen.get(name, name)
+        if only and name not in chosen:
             continue
-        if name in without:
+        if name in left_out:
             stored = known(subject, source)
             found[name] = stored if stored is not None else f"left out; unskew analyse {subject.path} {name}"
             continue

@@ -41,7 +41,7 @@ class Watch:
 def watched(bench: "Bench", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
     """What the client's training left, in its row; zeros in the rows of others, so that visits add up.
 
-    "visits" [k] counts, for a client that comes twice: its row is then the sum of both.
+    "visits" [k] says who reported. Of a client that comes twice the first visit is seen.
     """
     found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
     if "norms" in watch.what:
@@ -50,7 +50,8 @@ def watched(bench: "Bench", shared: Tensors, visit: Visit, watch: Watch) -> Sums
         found["drift"] = distances(bench.weights, shared)  # [L]
     if "model" in watch.what:
         found |= {f"model/{name}": value.detach().double() for name, value in bench.weights.items()}
-    return {name: _in_row(value, visit.client, watch.clients) for name, value in found.items()}
+    place = watch.clients.index(visit.client) if visit.client in watch.clients and visit.repeat == 0 else None
+    return {name: _in_row(value, place, len(watch.clients)) for name, value in found.items()}
 
 
 def class_norms(bench: "Bench") -> Tensor:
@@ -73,8 +74,8 @@ def lengths(model: Tensors) -> Tensor:
     return torch.stack([tensors.flat({name: model[name] for name in names}).norm() for names in parts])
 
 
-def _in_row(value: Tensor, client: int, clients: tuple[int, ...]) -> Tensor:
-    table = torch.zeros(len(clients), *value.shape, dtype=torch.float64)
-    if client in clients:
-        table[clients.index(client)] = value
+def _in_row(value: Tensor, place: int | None, rows: int) -> Tensor:
+    table = torch.zeros(rows, *value.shape, dtype=torch.float64)
+    if place is not None:
+        table[place] = value
     return table

@@ -1,0 +1,443 @@
+"""CKA by its laws: what it must not notice, what it must, and that batches change nothing."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.finished import subject_of, undisturbed
+from unskew import runs, tensors
+from unskew.analysis import cka
+from unskew.analysis.cka import Exact, Similarity, Unbiased
+from unskew.analysis.subject import Missing
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.recording import Watching
+from unskew.round import driver
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=Key(seed).fold("features").torch(), dtype=torch.float64).to(dtype)
+
+
+def related(n=60, d=7, e=5):
+    """Features of two models that see some of the same."""
+    x = drawn(n, d)
+    return x, x[:, :e] @ drawn(e, e, seed=1) + 0.7 * drawn(n, e, seed=2)
+
+
+def rotation(d):
+    return torch.linalg.qr(drawn(d, d, seed=9))[0]
+
+
+def plain(x, y):
+    """The definition by Gram matrices: tr(KHLH) / √(tr(KHKH)·tr(LHLH)), in NumPy; ours multiplies features instead."""
+    n = len(x)
+    centre = np.eye(n) - 1 / n
+    k, m = (centre @ (z.numpy() @ z.numpy().T) @ centre for z in (x, y))
+    return np.sum(k * m) / math.sqrt(np.sum(k * k) * np.sum(m * m))
+
+
+def batched(sums, models, sizes):
+    start = 0
+    for size in sizes:
+        sums.add([each[start : start + size] for each in models])
+        start += size
+    assert start == len(models[0])
+    return sums.value()
+
+
+def sizes_of(n, batch):
+    return [min(batch, n - start) for start in range(0, n, batch)]
+
+
+# The definition
+
+
+def test_a_model_is_wholly_like_itself():
+    x, _ = related()
+    assert cka.cka(x, x) == pytest.approx(1, abs=1e-12)
+
+
+def test_cka_does_not_notice_rotation_scale_or_shift():
+    x, y = related()
+    there = cka.cka(x, y)
+    assert 0.05 < there < 0.95
+    assert cka.cka(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
+    assert cka.cka(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
+
+
+def test_cka_notices_other_linear_maps():
+    x, y = related()
+    stretched = x @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1, 1], dtype=torch.float64))
+    assert abs(cka.cka(stretched, y) - cka.cka(x, y)) > 0.05
+    assert cka.cka(stretched, x) < 0.9
+
+
+def test_cka_is_symmetric_and_between_0_and_1():
+    x, y = related()
+    assert cka.cka(x, y) == pytest.approx(cka.cka(y, x), abs=1e-14)
+    assert 0 <= cka.cka(x, drawn(60, 9, seed=5)) <= 1
+
+
+def test_the_definition_is_the_one_by_gram_matrices():
+    x, y = related()
+    assert cka.cka(x, y) == pytest.approx(plain(x, y), abs=1e-12)
+
+
+def test_features_that_share_nothing_have_0():
+    """Four images, two orthogonal centred columns: YᵀX = 0."""
+    x = torch.tensor([[1.0], [-1], [1], [-1]], dtype=torch.float64)
+    y = torch.tensor([[1.0], [1], [-1], [-1]], dtype=torch.float64)
+    assert cka.cka(x, y) == 0
+    assert batched(Exact(), [x, y], [4])[0, 1] == 0
+
+
+# Batch by batch, exactly
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(2, 40), batch=st.integers(1, 41), mean=st.sampled_from([0.0, 1.0, -1e4, 1e4]), seed=st.integers(0, 50)
+)
+def test_batches_of_any_size_give_the_definition(n, batch, mean, seed):
+    """With a mean of 10⁴ products are 10⁸ times what is left of them: sums that were not shifted lose eight digits."""
+    models = [drawn(n, d, seed=seed + d) + mean for d in (3, 5, 4)]
+    models[2] = models[0] @ drawn(3, 4, seed=7) + 0.1 * models[2]
+    found = batched(Exact(), models, sizes_of(n, batch))
+    for i, x in enumerate(models):
+        for j, y in enumerate(models):
+            assert found[i, j] == pytest.approx(plain(x - x.mean(0), y - y.mean(0)), abs=1e-10)
+
+
+@pytest.mark.parametrize("sizes", [[60], [1] * 60, [59, 1], [1, 59], [25, 25, 10]])
+def test_a_short_last_batch_counts_as_much_as_it_holds(sizes):
+    x, y = related()
+    found = batched(Exact(), [x + 1e4, y - 1e4], sizes)
+    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=1e-10)
+    assert torch.equal(found, found.t())
+    assert found.diagonal() == pytest.approx(torch.ones(2), abs=1e-12)
+
+
+def test_float32_features_with_a_large_mean_keep_three_digits():
+    """Images give float32: the mean of 10⁴ leaves 10⁻³ of each feature, and the batch's mean must not cost more."""
+    x, y = related(500)
+    found = batched(Exact(), [(x + 1e4).float(), (y + 1e4).float()], sizes_of(500, 64))
+    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("sizes", [[7], [3, 3, 1], [1] * 7])
+def test_features_that_do_not_vary_are_like_none_and_no_nan(dtype, sizes):
+    """A dead layer puts out its bias, such as 0.1, of which the mean of three is not 0.1."""
+    constant = torch.full((7, 4), 0.1, dtype=dtype)
+    found = batched(Exact(), [constant, drawn(7, 3, dtype=dtype), constant * 1e4], sizes)
+    assert not found.isnan().any()
+    wanted = torch.zeros(3, 3, dtype=torch.float64)
+    wanted[1, 1] = 1
+    assert torch.allclose(found, wanted, atol=1e-6)
+
+
+def test_what_is_kept_does_not_grow_with_the_images():
+    """Of k models with d features: d sums and d² products a pair."""
+    sums = Exact()
+
+    def kept():
+        return sum(each.numel() for each in [*sums._shift, *sums._sums, *sums._products.values()])
+
+    sums.add([drawn(5, 6), drawn(5, 4)])
+    first = kept()
+    assert first == 2 * (6 + 4) + 6 * 6 + 6 * 4 + 4 * 4
+    for seed in range(20):
+        sums.add([drawn(50, 6, seed=seed), drawn(50, 4, seed=seed)])
+    assert kept() == first
+
+
+# Batch by batch, without bias
+
+
+def unbiased_hsic(x, y):
+    """Song et al. 2012, equation 5, entry by entry: 1/(n(n − 3))·[tr(K̃L̃) + ΣK̃ΣL̃/((n − 1)(n − 2)) − 2/(n − 2)·1ᵀK̃L̃1]."""
+    n = len(x)
+    k, m = ([[0.0 if i == j else float(z[i] @ z[j]) for j in range(n)] for i in range(n)] for z in (x, y))
+    trace = sum(k[i][j] * m[j][i] for i in range(n) for j in range(n))
+    sums = sum(map(sum, k)) * sum(map(sum, m)) / ((n - 1) * (n - 2))
+    both = sum(k[i][j] * m[j][h] for i in range(n) for j in range(n) for h in range(n))
+    return (trace + sums - 2 / (n - 2) * both) / (n * (n - 3))
+
+
+def test_the_unbiased_form_is_the_published_one():
+    """Nguyen et al. 2021, equation 3: HSIC averaged over the batches, then the ratio."""
+    x, y = related(21)
+    cuts = [slice(0, 8), slice(8, 16), slice(16, 21)]
+    hsic = {
+        pair: sum(unbiased_hsic(pair_x[cut], pair_y[cut]) for cut in cuts)
+        for pair, (pair_x, pair_y) in {"xy": (x, y), "xx": (x, x), "yy": (y, y)}.items()
+    }
+    found = batched(Unbiased(), [x, y], [8, 8, 5])
+    assert found[0, 1] == pytest.approx(hsic["xy"] / math.sqrt(hsic["xx"] * hsic["yy"]), rel=1e-10)
+    assert found[0, 1] == found[1, 0]
+    assert found.diagonal() == pytest.approx(torch.ones(2), abs=1e-12)
+
+
+def test_the_unbiased_form_does_not_notice_shift_rotation_or_scale():
+    x, y = related(64)
+    there = batched(Unbiased(), [x, y], [32, 32])
+    moved = batched(Unbiased(), [2 * x @ rotation(7) + 3, y - 50], [32, 32])
+    assert torch.allclose(moved, there, atol=1e-10)
+
+
+def test_the_unbiased_form_comes_near_the_exact_one_on_many_images():
+    x, y = related(4000)
+    exact, estimated = (float(batched(form, [x, y], sizes_of(4000, 500))[0, 1]) for form in (Exact(), Unbiased()))
+    assert estimated == pytest.approx(exact, abs=0.01)
+
+
+def test_the_unbiased_form_leaves_out_at_most_three_images_of_a_short_last_batch():
+    x, y = related(43)
+    whole = batched(Unbiased(), [x[:40], y[:40]], [20, 20])
+    assert torch.equal(batched(Unbiased(), [x, y], [20, 20, 3]), whole)
+    assert not torch.equal(batched(Unbiased(), [related(44)[0], related(44)[1]], [20, 20, 4]), whole)
+
+
+@given(seed=st.integers(0, 200), n=st.integers(4, 12), d=st.sampled_from([1, 2, 3, 30]))
+def test_the_unbiased_form_stays_between_0_and_1(seed, n, d):
+    """Few images and no likeness: HSIC without bias may fall below 0 or exceed what both have with themselves."""
+    found = batched(Unbiased(), [drawn(n, d, seed=seed), drawn(n, d, seed=seed + 1000)], [n])
+    assert not found.isnan().any()
+    assert found.min() >= 0
+    assert found.max() <= 1 + 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@given(seed=st.integers(0, 30))
+def test_features_that_do_not_vary_are_like_none_in_the_unbiased_form_too(dtype, seed):
+    constant = (10 * drawn(1, 4, seed=seed, dtype=dtype)).repeat(12, 1)
+    found = batched(Unbiased(), [constant, drawn(12, 3, dtype=dtype), 3 * constant], [7, 5])
+    wanted = torch.zeros(3, 3, dtype=torch.float64)
+    wanted[1, 1] = 1
+    assert torch.allclose(found, wanted, atol=1e-6), found
+
+
+def test_a_large_mean_costs_the_unbiased_form_no_more_digits_than_float32_has():
+    """Features near 100 that vary by 1: float32 keeps 10⁻⁵ of them, and kernels of 10⁴ must not swallow that."""
+    x, y = related(500, 700, 500)
+    exact = batched(Unbiased(), [x, y], sizes_of(500, 100))[0, 1]
+    found = batched(Unbiased(), [(x + 100).float(), (y + 100).float()], sizes_of(500, 100))[0, 1]
+    assert float(found) == pytest.approx(float(exact), abs=1e-3)
+
+
+def test_too_few_images_for_the_unbiased_form_are_said_to_be_missing():
+    sums = Unbiased()
+    sums.add([drawn(3, 2), drawn(3, 2)])
+    with pytest.raises(Missing, match="four images"):
+        sums.value()
+
+
+def test_the_unbiased_form_keeps_one_number_a_pair():
+    sums = Unbiased()
+    for seed in range(3):
+        sums.add([drawn(8, 6, seed=seed), drawn(8, 4, seed=seed)])
+    assert sums._total.shape == (2, 2)
+
+
+# Of a run
+
+
+def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_next_round(finished):
+    with subject_of(finished) as subject, undisturbed():
+        found = cka.measure(subject)
+        coming = subject.algorithm.sampler(subject.key.fold("round", 4, "sample"), subject.engine.population, 4)
+    assert found.layers == ["conv1", "conv2", "fc1", "classifier"]
+    assert found.clients == [visit.client for visit in coming]
+    assert (found.round, found.images) == (3, 120)
+
+
+def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monkeypatch):
+    """Layer by layer by hand, all 120 images at once."""
+    monkeypatch.setattr(cka, "WIDE", 5000)
+    monkeypatch.setattr(cka, "CHUNK", 50)
+    with subject_of(finished) as subject:
+        found = cka.measure(subject, images=120)
+        assert found.estimated == []
+        models = list(subject.local_models(3).values())
+        network = subject.bench.network
+        images, _ = subject.bench.test.batch(torch.arange(120))
+        outputs = []
+        for model in models:
+            subject.bench.load(model, training=False)
+            parts, x, own = dict(network.encoder.named_children()), images, []
+            with torch.no_grad():
+                for name, part in parts.items():
+                    x = part(x)
+                    if name in ("conv1", "conv2", "fc1"):
+                        own.append(x.flatten(1).double())
+                own.append(network.classifier(x).double())
+            outputs.append(own)
+    for layer, table in enumerate(found.pairs):
+        for i, one in enumerate(outputs):
+            for j, other in enumerate(outputs):
+                assert table[i][j] == pytest.approx(cka.cka(one[layer], other[layer]), abs=1e-5)
+    for table, mean in zip(found.pairs, found.means, strict=True):
+        apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
+        assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
+        assert all(row[i] == pytest.approx(1, abs=1e-6) for i, row in enumerate(table))
+        assert max(map(max, table)) <= 1 + 1e-6
+
+
+def next_round(run, state, number):
+    """What ``driver.run_round`` itself makes of the state: the clients' models, seen through the engine."""
+    with subject_of(run) as subject:
+        watching = Watching(subject.engine, lambda _: ["model"])
+        driver.run_round(
+            subject.algorithm, watching, state, subject.key, per_round=subject.config.per_round,
+            rounds=subject.config.rounds,
+        )  # fmt: skip
+        names = list(subject.bench.weights)
+        clients = watching.rows("visits")[0]
+        rows = {name: watching.rows(f"model/{name}")[1] for name in names}
+        return {c: {name: rows[name][at] for name in names} for at, c in enumerate(clients)}
+
+
+def assert_equal_models(found, wanted):
+    assert list(found) == list(wanted)
+    for client, model in found.items():
+        assert list(model) == list(wanted[client])
+        for name, value in model.items():
+            assert torch.equal(value.double(), wanted[client][name]), (client, name)
+
+
+def test_local_models_are_those_that_one_more_round_makes(finished):
+    with subject_of(finished) as subject:
+        found = subject.local_models()
+        state, _ = runs.load_checkpoint(finished)
+        assert tensors.sha256(state.tensors) == subject.result.weights_sha256
+    assert_equal_models(found, next_round(finished, state, 4))
+
+
+def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
+    with subject_of(finished) as subject:
+        found = subject.local_models(0)
+        start = subject.state(0)
+        assert start.round == 0
+    assert_equal_models(found, next_round(finished, start, 1))
+    assert len({tensors.sha256(model) for model in found.values()}) == 4
+
+
+def test_the_next_round_of_a_longer_run_makes_the_same_models(runs_of, tmp_path, finished):
+    """A run of R + 1 rounds, with the last one's clients averaged: its weights are the mean of what we made again."""
+    longer = runs_of(rounds=4, per_round=4)
+    with subject_of(finished) as subject:
+        found, sizes = subject.local_models(), subject.prepared.population.sizes
+        total = sum(int(sizes[client]) for client in found)
+        mean = {
+            name: sum(model[name].double() * int(sizes[client]) for client, model in found.items()) / total
+            for name in subject.bench.weights
+        }
+    weights = runs.read_model(longer / "model.safetensors")
+    for name, value in mean.items():
+        assert torch.allclose(value, weights[name.partition("/")[2]].double(), atol=1e-6, rtol=0)
+        assert not torch.allclose(value, runs.read_model(finished / "model.safetensors")[name[7:]].double(), atol=1e-4)
+
+
+def test_the_engine_changes_no_bit(finished):
+    with subject_of(finished) as one, subject_of(finished, engine="pool", workers=1) as other:
+        left, right = cka.measure(one, round=0), cka.measure(other, round=0)
+        assert left == right
+        assert (type(one.engine).__name__, type(other.engine).__name__) == ("Loop", "Pool")
+
+
+def test_fewer_clients_are_taken_evenly(finished):
+    with subject_of(finished) as subject:
+        all_of_them = list(subject.local_models(0))
+        assert cka.measure(subject, clients=2, round=0).clients == [all_of_them[0], all_of_them[-1]]
+
+
+def test_images_count_from_the_first(finished):
+    with subject_of(finished) as subject:
+        assert cka.measure(subject, images=7).images == 7
+        assert cka.measure(subject, images=7) != cka.measure(subject, images=8)
+
+
+@pytest.mark.parametrize("knobs", [{"clients": 1}, {"images": 3}])
+def test_fewer_than_two_clients_or_four_images_compare_nothing(finished, knobs):
+    with subject_of(finished) as subject, pytest.raises(UserError, match="two clients"):
+        cka.measure(subject, **knobs)
+
+
+@pytest.mark.parametrize("number", [4, -2])
+def test_a_round_that_never_was_is_refused(finished, number):
+    with subject_of(finished) as subject, pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"):
+        cka.measure(subject, round=number)
+
+
+def test_one_client_a_round_has_nobody_to_be_compared_with(runs_of):
+    with subject_of(runs_of(per_round=1)) as subject, pytest.raises(Missing, match="only one comes"):
+        cka.measure(subject)
+
+
+def test_layers_wider_than_the_limit_are_estimated_and_said_to_be(finished, monkeypatch):
+    with subject_of(finished) as subject:
+        monkeypatch.setattr(cka, "WIDE", 1024)  # conv1 has 16·8·8 = 1024 outputs, conv2 32·4·4 = 512, fc1 64
+        exact = cka.measure(subject)
+        monkeypatch.setattr(cka, "WIDE", 511)
+        found = cka.measure(subject)
+    assert (exact.estimated, found.estimated) == ([], ["conv1", "conv2"])
+    assert found.pairs[2:] == exact.pairs[2:]
+    assert found.means[0] == pytest.approx(exact.means[0], abs=0.05)
+
+
+def test_networks_that_work_otherwise_in_training_are_looked_at_as_they_are_used(runs_of):
+    """BatchNorm takes the batch's own mean in training, and would move its buffers: 120 images at once or 40."""
+    with subject_of(runs_of(model="outside_models:batch_norm", rounds=1)) as subject, pytest.MonkeyPatch.context() as m:
+        whole = cka.measure(subject)
+        subject.bench.network.train()
+        m.setattr(cka, "CHUNK", 40)
+        m.setattr(cka, "WIDE", 5000)
+        parts = cka.measure(subject)
+        m.setattr(cka, "CHUNK", 500)
+        once = cka.measure(subject)
+    assert parts.layers == whole.layers == ["0", "classifier"]
+    for left, right in zip(parts.pairs, once.pairs, strict=True):
+        assert torch.allclose(torch.tensor(left), torch.tensor(right), atol=1e-6)
+
+
+def test_measuring_leaves_no_hook_behind(finished):
+    with subject_of(finished) as subject:
+        cka.measure(subject, round=0)
+        assert not any(module._forward_hooks for module in subject.bench.network.modules())
+
+
+# In words
+
+
+def similarity(*means, layers=("conv1", "fc1", "classifier")):
+    table = [[1.0, 0.5], [0.5, 1.0]]
+    return Similarity(3, 10, [0, 2], list(layers), [table] * len(means), list(means), [])
+
+
+def test_the_least_similar_layer_is_named():
+    assert cka.findings(similarity(0.9, 0.8, 0.4)) == [
+        "The classifier is the least similar layer across clients: CKA 0.40 against conv1's 0.90; going deeper, "
+        "similarity falls at every step."
+    ]
+    assert cka.findings(similarity(0.9, 0.2, 0.4)) == [
+        "The least similar layer across clients is fc1 (CKA 0.20), not the classifier (0.40); the most similar is "
+        "conv1 (0.90); going deeper, similarity falls at 1 of 2 steps."
+    ]
+
+
+def test_a_network_of_one_layer_is_not_said_to_fall():
+    (said,) = cka.findings(similarity(0.4, layers=("classifier",)))
+    assert "not the classifier" not in said
+    assert "falls" not in said
+
+
+def test_a_picture_for_the_means_and_one_a_layer():
+    charts = cka.draw(similarity(0.9, 0.8, 0.4))
+    assert [chart.name for chart in charts] == ["cka-means", "cka-conv1", "cka-fc1", "cka-classifier"]
+    assert "0.90" in charts[0].alt
+    assert charts[1].marks[0].tips[0][1] == "conv1, clients 0 and 2: 0.500"

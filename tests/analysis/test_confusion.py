@@ -1,0 +1,109 @@
+"""What is taken for what: tables that add up to what the run's result says."""
+
+import pytest
+
+from analysis.finished import CALIBRATIONS, NAMES, result, subject_of, undisturbed
+from unskew.analysis import confusion
+from unskew.analysis.confusion import Confusion
+from unskew.charts.svg import svg
+from unskew.errors import UserError
+
+
+def right(table):
+    return sum(table[c][c] for c in range(len(table)))
+
+
+def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(finished):
+    """For the run's own classifier and each calibration: ccvr, lda, lda(layers=2)."""
+    with subject_of(finished) as subject, undisturbed():
+        found = confusion.measure(subject)
+        labels = subject.images.test.labels.tolist()
+    assert found.classes == list(NAMES)
+    assert found.total == [labels.count(c) for c in range(10)]
+    assert list(found.tables) == ["before", *CALIBRATIONS]
+    said = {"before": result(finished)["accuracy"]}
+    said |= {row["name"]: row["accuracy"] for row in result(finished)["calibrations"]}
+    assert len(set(said.values())) > 2
+    for name, table in found.tables.items():
+        assert [sum(row) for row in table] == found.total
+        assert right(table) / 120 == pytest.approx(said[name], abs=1e-12), name
+        assert confusion.overall(found, name) == pytest.approx(said[name], abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["clsnorm", "fedavg + clsnorm + ccvr(per_class=30, epochs=2)"])
+def test_a_classifier_that_is_transformed_counts_as_it_is_used(runs_of, method):
+    run = runs_of(method=method)
+    with subject_of(run) as subject:
+        found = confusion.measure(subject)
+    assert right(found.tables["before"]) / 120 == pytest.approx(result(run)["accuracy"], abs=1e-12)
+    for row in result(run)["calibrations"]:
+        assert right(found.tables[row["name"]]) / 120 == pytest.approx(row["accuracy"], abs=1e-12)
+
+
+def test_the_best_calibrations_are_shown_where_not_all_are(finished):
+    ranked = sorted(result(finished)["calibrations"], key=lambda row: -row["accuracy"])
+    with subject_of(finished) as subject:
+        found = confusion.measure(subject, calibrations=1)
+        assert list(found.tables) == ["before", ranked[0]["name"]]
+        assert subject.notes == ["1 of 3 calibrations are shown, those with the best accuracy"]
+        assert list(confusion.measure(subject, calibrations=0).tables) == ["before"]
+        with pytest.raises(UserError, match="0 or more"):
+            confusion.measure(subject, calibrations=-1)
+
+
+def made():
+    """Class b has no image; a is got right once of 4, c twice of 2; after, a three times."""
+    before = [[1, 1, 2], [0, 0, 0], [0, 0, 2]]
+    after = [[3, 0, 1], [0, 0, 0], [1, 0, 1]]
+    return Confusion(["a", "b", "c"], [4, 0, 2], {"before": before, "lda": after})
+
+
+def test_accuracy_of_each_class_and_of_all():
+    assert confusion.accuracy(made(), "before") == [0.25, None, 1.0]
+    assert confusion.accuracy(made(), "lda") == [0.75, None, 0.5]
+    assert confusion.overall(made(), "before") == 0.5
+    assert confusion.overall(made(), "lda") == pytest.approx(4 / 6)
+
+
+def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
+    first, second = confusion.findings(made())
+    assert "lda raises accuracy" in first
+    assert "50.00% to 66.67%" in first
+    assert "1 of 2 classes gain" in first
+    assert "c" in first.rpartition("worst")[2]
+    assert "50%" in first.rpartition("worst")[2]
+    assert "25% (a)" in second
+    assert "100% (c)" in second
+    only = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"]})
+    assert confusion.findings(only) == [second]
+
+
+def test_a_loss_is_called_one():
+    turned = Confusion(
+        ["a", "b", "c"], [4, 0, 2], dict(zip(("before", "lda"), reversed(made().tables.values()), strict=True))
+    )
+    assert "lda lowers accuracy" in confusion.findings(turned)[0]
+    same = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"], "lda": made().tables["before"]})
+    assert "lda hardly changes accuracy" in confusion.findings(same)[0]
+
+
+def test_pictures_of_the_tables():
+    charts = confusion.draw(made())
+    assert [chart.name for chart in charts] == ["confusion-classes", "confusion-before", "confusion-lda"]
+    assert "50.00% right" in charts[1].title
+    cells = charts[1].marks[0]
+    assert cells.values == [[0.25, 0.25, 0.5], [None] * 3, [None, None, 1.0]]
+    each = confusion.each_class(made())
+    assert list(each) == ["a", "b", "c"]
+    assert [list(bars.height) for bars in each["a"].marks] == [[0.25, 0.25, 0.5], [0.75, 0.0, 0.25]]
+    for chart in [*charts, *each.values()]:
+        assert svg(chart).startswith("<svg")
+
+
+def test_more_classes_than_can_be_read_have_no_table():
+    many = 101
+    table = [[1 if i == j else 0 for j in range(many)] for i in range(many)]
+    found = Confusion([str(c) for c in range(many)], [1] * many, {"before": table})
+    assert confusion.tables(found) == {}
+    assert [chart.name for chart in confusion.draw(found)] == ["confusion-classes"]
+    assert svg(confusion.by_class(found)).startswith("<svg")

@@ -1,0 +1,179 @@
+"""How training went: sums by hand, seeds together, runs that were evaluated at other rounds."""
+
+import json
+from statistics import mean, stdev
+
+import pytest
+
+from analysis.finished import metrics, result, subject_of
+from unskew.analysis import curves
+from unskew.analysis.curves import Curves
+from unskew.charts import Band, Line
+from unskew.charts.svg import svg
+
+
+def written(run, *rows):
+    """metrics.jsonl with just these rounds."""
+    lines = [
+        json.dumps({"round": n, "examples": 1, "train_loss": 9.0 - n, "batches_max": 4, "bytes_up": 10, "bytes_down": 1,
+                    "seconds": 0.5, "clients": 2} | row)
+        for n, row in enumerate(rows, 1)
+    ]  # fmt: skip
+    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_what_was_spent_is_summed_up_to_each_evaluation(run):
+    """Rounds 1 and 3 were evaluated; round 2's batches, bytes and seconds belong to round 3."""
+    written(
+        run,
+        {"accuracy": 0.25, "loss": 2.0},
+        {"batches_max": 7, "bytes_up": 100, "bytes_down": 30, "seconds": 2.0},
+        {"accuracy": 0.75, "loss": 1.0},
+    )
+    with subject_of(run) as subject:
+        found = curves.measure(subject)
+    assert found.round == [1, 3]
+    assert found.batches == [4, 15]
+    assert found.bytes == [11, 152]
+    assert found.seconds == [0.5, 3.0]
+    assert (found.accuracy, found.loss) == ([0.25, 0.75], [2.0, 1.0])
+    assert found.train_loss == [8.0, 7.0, 6.0]
+
+
+def test_a_run_s_curves_end_where_its_result_does(finished):
+    with subject_of(finished) as subject:
+        found = curves.measure(subject)
+    said = result(finished)
+    assert found.accuracy[-1] == said["accuracy"]
+    assert found.bytes[-1] == said["bytes_up"] + said["bytes_down"]
+    assert found.batches[-1] == sum(row["batches_max"] for row in metrics(finished))
+    assert found.calibrated == {row["name"]: row["accuracy"] for row in said["calibrations"]}
+    assert (found.run, found.seed) == (finished.name, 0)
+
+
+def test_no_data_set_is_needed(run):
+    (run.parent / "digits.npz").unlink()
+    with subject_of(run) as subject:
+        assert curves.measure(subject).round == [1, 2, 3]
+
+
+def test_a_run_without_metrics_says_so(run):
+    (run / "metrics.jsonl").unlink()
+    with subject_of(run) as subject:
+        found = curves.measure(subject)
+    assert curves.findings(found) == ["The run was never evaluated."]
+    for chart in curves.draw(found):
+        assert svg(chart).startswith("<svg")
+
+
+def test_evaluations_at_other_rounds(runs_of):
+    with subject_of(runs_of(evaluate_every=2)) as subject:
+        assert curves.measure(subject).round == [2, 3]
+
+
+SETTINGS = {"method": "fedavg", "data": "digits", "partition": "iid", "per_round": "5", "lr": "0.01"}
+
+
+def made(accuracy, rounds=None, seed=0, unit=1, **settings):
+    at = rounds or list(range(1, len(accuracy) + 1))
+    each = {"round": at, "batches": [10 * unit * n for n in at], "bytes": [1000 * n for n in at]}
+    each |= {"seconds": [float(unit * n) for n in at], "accuracy": accuracy, "loss": [1.0] * len(at)}
+    return Curves(
+        run=f"r{seed}", settings=SETTINGS | settings, seed=seed, train_loss=[1.0] * max(at), calibrated={}, **each
+    )
+
+
+def lines(chart):
+    return [mark for mark in chart.marks if isinstance(mark, Line)]
+
+
+def bands(chart):
+    return [mark for mark in chart.marks if isinstance(mark, Band)]
+
+
+def test_seeds_become_one_line_their_mean_with_a_band_of_one_deviation():
+    values = [[0.1, 0.5], [0.3, 0.6], [0.2, 0.9]]
+    group = [made(each, seed=seed, unit=1 + seed) for seed, each in enumerate(values)]
+    by_round, by_batch, by_byte, by_second = curves.draw_together(group)
+    (line,), (band,) = lines(by_round), bands(by_round)
+    means, spreads = (
+        [mean(each) for each in zip(*values, strict=True)],
+        [stdev(each) for each in zip(*values, strict=True)],
+    )
+    assert list(line.x) == [1, 2]
+    assert list(line.y) == pytest.approx(means)
+    assert list(band.low) == pytest.approx([m - s for m, s in zip(means, spreads, strict=True)])
+    assert list(band.high) == pytest.approx([m + s for m, s in zip(means, spreads, strict=True)])
+    assert list(lines(by_batch)[0].x) == pytest.approx([20, 40])  # the mean of 10, 20, 30 and of 20, 40, 60
+    assert list(lines(by_byte)[0].x) == pytest.approx([1000, 2000])
+    assert list(lines(by_second)[0].x) == pytest.approx([2, 4])
+
+
+def test_one_run_alone_has_no_band_and_other_settings_a_line_of_their_own():
+    other = made([0.9], method="moon")
+    chart = curves.draw_together([made([0.1, 0.2]), other])[0]
+    assert bands(chart) == []
+    assert [line.name for line in lines(chart)] == ["fedavg", "moon"]
+    assert len({line.colour for line in lines(chart)}) == 2
+
+
+def test_names_keep_what_differs_alone():
+    found = [SETTINGS, SETTINGS | {"per_round": "1"}, SETTINGS | {"data": "mnist", "lr": "0.1"}]
+    assert curves.named(found) == [
+        "fedavg · digits · per round 5 · lr 0.01", "fedavg · digits · per round 1 · lr 0.01",
+        "fedavg · mnist · per round 5 · lr 0.1",
+    ]  # fmt: skip
+    assert curves.named(found[:1]) == ["fedavg"]
+
+
+def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
+    one, other = made([0.1, 0.2, 0.3], [1, 2, 4]), made([0.3, 0.5], [2, 4], seed=1)
+    chart = curves.draw_together([one, other])[0]
+    assert list(lines(chart)[0].x) == [2, 4]
+    assert list(lines(chart)[0].y) == pytest.approx([0.25, 0.4])
+
+
+def test_seeds_with_no_round_in_common_are_still_a_picture():
+    charts = curves.draw_together([made([0.1], [1]), made([0.3], [2], seed=1)])
+    for chart in charts:
+        assert svg(chart).startswith("<svg")
+
+
+def test_the_words_tell_where_it_ended_and_its_best():
+    (said,) = curves.findings(made([0.2, 0.6, 0.5]))
+    assert "After 3 rounds" in said
+    assert "50.00%" in said
+    assert "60.00% in round 2" in said
+    assert "its best" in curves.findings(made([0.2, 0.6]))[0]
+    assert "in round" not in curves.findings(made([0.2, 0.6]))[0]
+
+
+def test_pictures_of_one_run():
+    charts = curves.draw(made([0.1, 0.4]))
+    assert [chart.name for chart in charts] == [
+        "curves-round", "curves-batches", "curves-bytes", "curves-seconds", "curves-loss",
+    ]  # fmt: skip
+    for chart in charts:
+        assert svg(chart).startswith("<svg")
+    assert "40.00%" in charts[0].alt
+
+
+def test_settings_that_matter_are_part_of_the_label(runs_of):
+    """Runs that differ in the rate, the epochs or the network do not differ in nothing but the seed."""
+    found = []
+    for options in ({}, {"lr": 0.1}, {"epochs": 2}, {"model": "outside_models:linear"}, {"batch": 16}):
+        with subject_of(runs_of(rounds=1, **options)) as subject:
+            found.append(curves.measure(subject))
+    assert len(set(curves.named([each.settings for each in found]))) == 5
+    with subject_of(runs_of(rounds=1, seed=1)) as subject:
+        assert curves.measure(subject).settings == found[0].settings
+
+
+def test_a_nan_in_the_metrics_is_no_traceback(run):
+    from unskew import analysis
+    from unskew.errors import UserError
+
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(text.replace('"train_loss": ', '"train_loss": NaN, "was": '))
+    with pytest.raises(UserError), subject_of(run) as subject:
+        analysis.measured(subject, "curves")

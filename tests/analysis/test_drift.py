@@ -1,0 +1,130 @@
+"""How far clients go: by hand, and as it was recorded."""
+
+import math
+
+import pytest
+import torch
+
+from analysis.finished import content, recorded, subject_of, undisturbed
+from unskew.analysis import drift
+from unskew.analysis.drift import Drift
+from unskew.analysis.subject import Missing
+from unskew.charts.svg import svg
+from unskew.errors import UserError
+
+LAYERS = {
+    "conv1": ("params/encoder.conv1.weight", "params/encoder.conv1.bias"),
+    "conv2": ("params/encoder.conv2.weight", "params/encoder.conv2.bias"),
+    "fc1": ("params/encoder.fc1.weight", "params/encoder.fc1.bias"),
+    "classifier": ("params/classifier.weight", "params/classifier.bias"),
+}
+
+
+def by_hand(model, sent, layer):
+    """√Σ(local − global)² / √Σ global², over the layer's weight and bias, entry by entry."""
+    far = own = 0.0
+    for name in LAYERS[layer]:
+        far += sum(
+            (a - b) ** 2 for a, b in zip(model[name].flatten().tolist(), sent[name].flatten().tolist(), strict=True)
+        )
+        own += sum(b * b for b in sent[name].flatten().tolist())
+    return math.sqrt(far / own)
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_distances_by_hand(finished, number):
+    with subject_of(finished) as subject, undisturbed():
+        found = drift.measure(subject, round=number)
+        models, state = subject.local_models(number), subject.state(number)
+    assert found.layers == list(LAYERS)
+    row = [each for each in found.rounds if each["round"] == number + 1][-1]
+    assert row["when"] == ("after the last round" if number else "in round 1")
+    assert row["clients"] == list(models)
+    for distances, model in zip(row["local"], models.values(), strict=True):
+        assert distances == pytest.approx([by_hand(model, state.tensors, layer) for layer in LAYERS], rel=1e-9)
+    assert min(map(min, row["local"])) > 0.001
+
+
+def test_recorded_rounds_are_scaled_by_the_same_server_that_clients_started_from(finished):
+    """The distance is divided by the length of what the client was sent: the model before the round."""
+    with subject_of(finished) as subject:
+        again = {number: drift.measure(subject, round=number - 1) for number in (1, 2, 3)}
+        plain = drift.measure(subject)
+    for number, found in again.items():
+        fresh = [row for row in found.rounds if row["round"] == number][-1]
+        kept = next(row for row in plain.rounds if row["round"] == number)
+        assert kept["clients"] == fresh["clients"]
+        for left, right in zip(kept["local"], fresh["local"], strict=True):
+            assert left == pytest.approx(right, rel=1e-9)
+
+
+def test_recorded_distances_are_those_of_the_models_made_again(finished):
+    """Without any scale: Euclidean, to the last bits."""
+    with subject_of(finished) as subject:
+        for row in recorded(finished):
+            models, sent = subject.local_models(row["round"] - 1), subject.state(row["round"] - 1).tensors
+            assert row["drift"]["clients"] == list(models)
+            assert row["drift"]["layers"] == list(LAYERS)
+            for seen, model in zip(row["drift"]["local"], models.values(), strict=True):
+                far = [
+                    math.sqrt(sum(float((model[n].double() - sent[n].double()).square().sum()) for n in names))
+                    for names in LAYERS.values()
+                ]
+                assert seen == pytest.approx(far, rel=1e-12)
+
+
+def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
+    with subject_of(finished) as subject:
+        assert [row["round"] for row in drift.measure(subject, round=0).rounds] == [1, 2, 3]
+
+
+def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
+    before = content(run)
+    (run.parent / "digits.npz").unlink()
+    with subject_of(run) as subject:
+        found = drift.measure(subject)
+        assert [row["round"] for row in found.rounds] == [1, 2, 3]
+        assert found.layers == list(LAYERS)
+        assert "not at the end" in subject.notes[0]
+    (run / "during.jsonl").unlink()
+    with subject_of(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
+        drift.measure(subject)
+    assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}
+
+
+@pytest.mark.parametrize("clients", [0, -3])
+def test_no_client_at_all_is_refused(finished, clients):
+    with subject_of(finished) as subject, pytest.raises(UserError):
+        drift.findings(drift.measure(subject, clients=clients))
+
+
+def test_a_layer_of_zeros_divides_by_no_zero(finished):
+    torch.testing.assert_close(
+        drift._known({"round": 1, "drift": {"clients": [0], "local": [[1.0, 0.0]], "server": [2.0, 0.0]}})["local"],
+        [[0.5, 0.0]],
+    )
+
+
+def made(rounds=2):
+    rows = [
+        {"round": n + 1, "when": f"in round {n + 1}", "clients": [3, 5], "local": [[0.1, 0.4], [0.3, 0.2 + n]]}
+        for n in range(rounds)
+    ]
+    return Drift(["conv1", "classifier"], rows)
+
+
+def test_the_words_name_what_moves_most_and_least():
+    """Means of the last round: (0.1 + 0.3)/2 and (0.4 + 1.2)/2."""
+    assert drift.means(made().rounds[-1]) == pytest.approx([0.2, 0.8])
+    assert drift.findings(made()) == [
+        "In one visit in round 2 clients change the classifier most, by 80% of its length, and conv1 least, by 20%."
+    ]
+
+
+def test_pictures_of_the_distances():
+    assert [chart.name for chart in drift.draw(made())] == ["drift-layers", "drift-clients", "drift-rounds"]
+    assert [chart.name for chart in drift.draw(made(1))] == ["drift-layers", "drift-clients"]
+    lines = drift.draw(made())[-1].marks
+    assert [list(line.y) for line in lines] == [pytest.approx([0.2, 0.2]), pytest.approx([0.3, 0.8])]
+    for chart in drift.draw(made()):
+        assert svg(chart).startswith("<svg")

@@ -1,0 +1,229 @@
+"""Images made again from features: exactly where the encoder can be undone, and likeness by its laws."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from analysis.finished import NAMES, content, subject_of, undisturbed
+from federation import federation
+from unskew.analysis import inversion
+from unskew.analysis.inversion import Inversion, inverted, psnr, ssim
+from unskew.analysis.subject import Missing
+from unskew.charts.svg import svg
+from unskew.engines.blueprint import build
+from unskew.errors import UserError
+from unskew.key import Key
+from unskew.models.layers import Network
+
+
+def square(shape, classes):
+    """As many features as pixels: a linear encoder that a key's random weights leave invertible."""
+    pixels = shape[0] * shape[1] * shape[2]
+    return Network(nn.Sequential(nn.Flatten(), nn.Linear(pixels, pixels)), nn.Linear(pixels, classes))
+
+
+def bench_of(model="test_inversion:square"):
+    small = federation(model=model, dtype="float64")
+    bench = build(small.blueprint, small.data)
+    weight = dict(bench.network.named_parameters()).get("encoder.1.weight")
+    if weight is not None:
+        with torch.no_grad():
+            weight.copy_(torch.linalg.qr(torch.randn(64, 64, generator=Key(3).torch(), dtype=torch.float64))[0])
+    return bench
+
+
+QUIET = SimpleNamespace(key=Key(0), say=lambda *_: None)
+
+
+def test_a_linear_encoder_that_can_be_undone_gives_its_images_away():
+    bench = bench_of()
+    with torch.no_grad():
+        images = bench.train.batch(torch.arange(3))[0]
+        targets = bench.network.encoder(images)
+    found = inverted(bench, targets, 400, 0.1, 0.0, QUIET)
+    for made, image in zip(found, images, strict=True):
+        assert psnr(bench, made, image) > 35
+        assert ssim(bench, made, image) > 0.99
+
+
+def test_pixels_stay_between_black_and_white():
+    """A feature that no image has: the search must not leave what a picture can be."""
+    bench = bench_of()
+    found = inverted(bench, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
+    low, high = inversion._ends(bench)
+    assert (found >= low - 1e-12).all()
+    assert (found <= high + 1e-12).all()
+    black, white = bench.train.offset, 255 * bench.train.scale + bench.train.offset
+    assert torch.equal(low, black[0])
+    assert torch.equal(high, white[0])
+
+
+def test_smoothness_makes_neighbours_alike():
+    bench = bench_of()
+    with torch.no_grad():
+        targets = bench.network.encoder(bench.train.batch(torch.arange(2))[0])
+
+    def rough(images):
+        return float((images[..., 1:] - images[..., :-1]).square().mean())
+
+    plain, smooth = (inverted(bench, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
+    assert rough(smooth) < 0.5 * rough(plain)
+
+
+def test_no_target_changes_another_s_image():
+    bench = bench_of("tiny-cnn")
+    with torch.no_grad():
+        targets = bench.network.encoder(bench.train.batch(torch.arange(2))[0])
+    both, alone = inverted(bench, targets, 20, 0.05, 0.1, QUIET), inverted(bench, targets[:1], 20, 0.05, 0.1, QUIET)
+    torch.testing.assert_close(both[:1], alone, rtol=1e-9, atol=1e-9)
+
+
+# Likeness
+
+
+def image(bench, place):
+    return bench.train.batch(torch.tensor([place]))[0][0]
+
+
+def test_the_same_image_is_wholly_alike():
+    bench = bench_of("tiny-cnn")
+    assert psnr(bench, image(bench, 0), image(bench, 0)) == 100
+    assert ssim(bench, image(bench, 0), image(bench, 0)) == pytest.approx(1, abs=1e-12)
+
+
+def test_likeness_is_symmetric_and_falls_with_noise():
+    bench = bench_of("tiny-cnn")
+    a, b = image(bench, 0), image(bench, 1)
+    assert psnr(bench, a, b) == psnr(bench, b, a)
+    assert ssim(bench, a, b) == pytest.approx(ssim(bench, b, a), abs=1e-12)
+    noise = torch.randn(a.shape, generator=Key(0).torch(), dtype=torch.float64)
+    alike = [(psnr(bench, a, a + s * noise), ssim(bench, a, a + s * noise)) for s in (0.01, 0.1, 1.0)]
+    assert alike == sorted(alike, reverse=True)
+    assert all(-1 <= each <= 1 for _, each in alike)
+
+
+def test_psnr_by_hand():
+    """Black against grey 51: an error of 0.2 everywhere, −10·log₁₀ 0.04; black against white: 0 dB."""
+    bench = bench_of("tiny-cnn")
+    low, high = inversion._ends(bench)
+    black, white, grey = (torch.zeros(1, 8, 8) + end for end in (low, high, low + 0.2 * (high - low)))
+    assert psnr(bench, black, grey) == pytest.approx(-10 * np.log10(0.04))
+    assert psnr(bench, black, white) == pytest.approx(0, abs=1e-9)
+
+
+def test_ssim_is_its_plain_twin():
+    """Wang et al. 2004, equation 13, window by window of 7 × 7, with plain means and variances (divisor 49)."""
+    bench = bench_of("tiny-cnn")
+    a, b = image(bench, 2), image(bench, 3)
+    x, y = (inversion._unit(bench, each)[0].numpy() for each in (a, b))
+    found = []
+    for i in range(2):
+        for j in range(2):
+            p, q = x[i : i + 7, j : j + 7], y[i : i + 7, j : j + 7]
+            covariance = ((p - p.mean()) * (q - q.mean())).mean()
+            top = (2 * p.mean() * q.mean() + 0.0001) * (2 * covariance + 0.0009)
+            found.append(top / ((p.mean() ** 2 + q.mean() ** 2 + 0.0001) * (p.var() + q.var() + 0.0009)))
+    assert ssim(bench, a, b) == pytest.approx(np.mean(found), abs=1e-9)
+
+
+# Of a run
+
+
+def test_a_run_s_images_are_those_of_its_largest_clients(finished):
+    with subject_of(finished) as subject, undisturbed():
+        found = inversion.measure(subject, steps=15, examples=3)
+        sizes = subject.prepared.population.sizes
+        bench = subject.bench
+        labels = bench.train.labels.numpy()
+        for row in found.rows:
+            held = bench.population.examples(row["client"])
+            label = NAMES.index(row["class"])
+            own = [index for index in held.tolist() if labels[index] == label]
+            assert len(own) > found.of
+            assert row["original"] == subject.images.train.images[own[0], 0].tolist()
+    assert found.of == 3
+    assert len({row["class"] for row in found.rows}) == len(found.rows) == 3
+    order = [int(sizes[row["client"]]) for row in found.rows]
+    assert order == sorted(order, reverse=True)
+    for row in found.rows:
+        for name in ("one", "mean", "other"):
+            assert -1 <= row[f"{name}_ssim"] <= 1
+            assert -1 <= row[f"{name}_cosine"] <= 1 + 1e-6
+            assert np.array(row[name]).shape == (8, 8)
+            assert 0 <= np.min(row[name]) <= np.max(row[name]) <= 255
+
+
+def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
+    asked = []
+
+    def keep(bench, targets, *rest):
+        asked.append(targets)
+        return inverted(bench, targets, *rest)
+
+    monkeypatch.setattr(inversion, "inverted", keep)
+    with subject_of(finished) as subject:
+        found = inversion.measure(subject, steps=1, examples=2, of=2)
+        bench = subject.bench
+        for place, row in enumerate(found.rows):
+            held, label = bench.population.examples(row["client"]), NAMES.index(row["class"])
+            own = [index for index in held.tolist() if int(bench.train.labels[index]) == label][:2]
+            with torch.no_grad():
+                features = bench.network.encoder(bench.train.batch(torch.tensor(own))[0])
+            torch.testing.assert_close(asked[0][place], features[0], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(asked[0][2 + place], features.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_cosines_say_how_near_the_feature_was_come(finished):
+    """More steps come nearer to the one feature."""
+    with subject_of(finished) as subject:
+        few, many = (inversion.measure(subject, steps=steps, examples=1, smooth=0.0).rows[0] for steps in (1, 200))
+    assert many["one_cosine"] > max(few["one_cosine"], 0.95)
+    assert few["other_cosine"] == many["other_cosine"]
+
+
+def test_the_same_twice_and_nothing_is_written(finished):
+    before = content(finished)
+    with subject_of(finished) as one, subject_of(finished) as other:
+        assert inversion.measure(one, steps=3) == inversion.measure(other, steps=3)
+    assert content(finished) == before
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": 0.0}, {"lr": -1.0}, {"smooth": -1.0}]
+)
+def test_impossible_knobs_are_refused(finished, knobs):
+    with subject_of(finished) as subject, pytest.raises(UserError):
+        inversion.measure(subject, **({"steps": 2} | knobs))
+
+
+def test_nobody_with_so_many_images_of_a_class_is_said(finished):
+    with subject_of(finished) as subject, pytest.raises(Missing, match="no client holds 201 images of one class"):
+        inversion.measure(subject, of=200)
+
+
+def made():
+    pixels = [[0, 255], [128, 7]]
+    rows = []
+    for client, (one, mean, other) in enumerate([(0.5, 0.25, 0.125), (0.7, 0.35, 0.375)]):
+        row = {"client": client, "class": NAMES[client], "original": pixels, "one": pixels, "mean": pixels}
+        row |= {"other": pixels, "one_ssim": one, "mean_ssim": mean, "other_ssim": other}
+        rows.append(row | {f"{name}_{kind}": 9.0 for name in ("one", "mean", "other") for kind in ("psnr", "cosine")})
+    return Inversion(3, rows)
+
+
+def test_the_words_hold_both_against_another_image():
+    (said,) = inversion.findings(made())
+    assert "0.60" in said
+    assert "mean of 3" in said
+    assert "0.30" in said
+    assert "0.25" in said
+
+
+def test_pictures_of_the_images():
+    charts = inversion.draw(made())
+    assert [chart.name for chart in charts] == ["inversion-pictures", "inversion-likeness"]
+    for chart in charts:
+        assert svg(chart).startswith("<svg")

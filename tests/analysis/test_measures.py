@@ -1,0 +1,305 @@
+"""From a text and a run folder to values, charts and files: what is stored is used again while it fits."""
+
+import json
+import shutil
+from dataclasses import fields
+
+import pytest
+
+from analysis.finished import changed, content, copied, subject_of, undisturbed
+from unskew import afterwards, analysis
+from unskew.analysis import MEASURES, Found, known, measured, parse, skew, slug, write_charts
+from unskew.analysis.subject import Missing
+from unskew.errors import UserError
+
+LIGHT = ("skew", "curves", "norms", "confusion", "drift", "cka")
+
+
+# The text
+
+
+def test_a_measure_is_named_in_its_plainest_spelling():
+    name, plain, take = parse(" cka( clients = 3,round=0 )")
+    assert (name, plain) == ("cka", "cka(clients=3, round=0)")
+    assert take.keywords == {"clients": 3, "round": 0}
+    assert parse("norms")[:2] == ("norms", "norms")
+    assert parse("norms(local=FALSE)")[2].keywords == {"local": False}
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "column"),
+    [
+        ("ckaa", "no measure is called 'ckaa'; did you mean 'cka'?", 0),
+        (" drif", "no measure is called 'drif'; did you mean 'drift'?", 1),
+        ("cka + norms", "name one measure at a time, as words of their own", 6),
+        ("cka(client=3)", "measure cka has no knob 'client'; did you mean 'clients'?", 0),
+        ("cka(subject=3)", "measure cka has no knob 'subject'; ", 0),
+        ("cka(clients=many)", "measure cka: clients must be a whole number, many given", 0),
+        ("curves(3)", "measure curves takes no values, 1 given", 0),
+        ("cka(", "measure: expected a value, found 'the end'", 4),
+    ],
+)
+def test_what_cannot_be_read_is_pointed_at(source, message, column):
+    with pytest.raises(UserError) as said:
+        parse(source)
+    first, shown, caret = str(said.value).split("\n")
+    assert first.startswith(message)
+    assert (shown, caret) == (f"  {source}", f"  {' ' * column}^")
+
+
+def test_an_empty_text_is_refused():
+    with pytest.raises(UserError, match="measure is empty; give a name such as cka"):
+        parse("")
+
+
+def test_every_measure_has_the_three_functions_and_a_record():
+    for name, each in MEASURES.items():
+        assert each.module.__name__ == f"unskew.analysis.{name}"
+        for function in ("measure", "draw", "findings"):
+            assert getattr(each.module, function).__doc__
+        assert fields(each.values)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("cka(round=-1)", "cka(round=1)"),
+        ("cka(clients=2, round=1)", "cka(clients=21)"),
+        ("inversion(smooth=1e-05)", "inversion(smooth=100000.0)"),
+    ],
+)
+def test_measures_with_other_knobs_have_other_files(one, other):
+    assert slug(parse(one)[1]) != slug(parse(other)[1])
+
+
+# The store
+
+
+def stored(run, name):
+    return run / "figures" / f"{name}.json"
+
+
+def marked(run, name):
+    """Leave a mark in what is stored, which tells whether it is used again."""
+    changed(stored(run, name), lambda values: values.update(notes=["seen before"]))
+
+
+def test_values_are_stored_with_what_they_stand_on(run):
+    with subject_of(run) as subject:
+        found = measured(subject, "confusion(calibrations=2)")
+        said = json.loads(stored(run, "confusion-calibrations-2").read_text())
+        assert said["measure"] == "confusion(calibrations=2)"
+        assert said["weights_sha256"] == subject.result.weights_sha256
+        assert said["values"]["tables"] == found.values.tables
+        assert said["notes"] == ["2 of 3 calibrations are shown, those with the best accuracy"] == list(found.notes)
+    assert sorted(path.name for path in (run / "figures").iterdir()) == ["confusion-calibrations-2.json"]
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_what_was_stored_is_used_again_and_says_the_same(run, name):
+    with subject_of(run) as subject:
+        first = measured(subject, name)
+    marked(run, name)
+    with subject_of(run) as subject:
+        again = measured(subject, name, again=False)
+        assert again.notes == ("seen before",)
+        assert known(subject, name) == again
+        assert again.findings == first.findings
+        assert [chart.name for chart in again.charts] == [chart.name for chart in first.charts]
+        assert measured(subject, name).notes != ("seen before",)
+        assert measured(subject, name, again=False).notes != ("seen before",)
+
+
+def test_all_records_survive_the_file(run):
+    sources = [name for name in MEASURES if name not in ("projection", "inversion")]
+    sources += ["projection(images=10)", "inversion(steps=2)"]
+    with subject_of(run) as subject:
+        for source in sources:
+            first, again = measured(subject, source), measured(subject, source, again=False)
+            assert again is not first
+            assert again.findings == first.findings, source
+            assert list(map(repr, again.charts)) == list(map(repr, first.charts)) or source == "separability"
+
+
+def test_nothing_is_known_that_was_not_stored(finished):
+    with subject_of(finished) as subject:
+        assert known(subject, "cka(images=17)") is None
+    assert not stored(finished, "cka-images-17").exists()
+
+
+@pytest.mark.parametrize("name", ["skew", "cka", "norms", "confusion"])
+def test_other_weights_make_it_anew(run, name):
+    with subject_of(run) as subject:
+        measured(subject, name)
+    marked(run, name)
+    changed(stored(run, name), lambda values: values.update(weights_sha256="0" * 64))
+    with subject_of(run) as subject:
+        assert known(subject, name) is None
+        assert measured(subject, name, again=False).notes != ("seen before",)
+
+
+def test_a_calibration_more_makes_those_anew_that_show_it(run):
+    with subject_of(run) as subject:
+        for name in ("confusion", "norms", "curves", "skew", "cka"):
+            measured(subject, name)
+    for name in ("confusion", "norms", "curves", "skew", "cka"):
+        marked(run, name)
+    afterwards.calibrate_run(run, "lda(ridge=0.5)")
+    with subject_of(run) as subject:
+        again = {name: measured(subject, name, again=False) for name in ("confusion", "norms", "curves", "skew", "cka")}
+    assert [name for name, each in again.items() if each.notes == ("seen before",)] == ["skew", "cka"]
+    assert "lda(ridge=0.5)" in again["confusion"].values.tables
+    assert "lda(ridge=0.5)" in again["norms"].values.calibrated
+
+
+def test_another_version_s_values_are_made_anew(run):
+    with subject_of(run) as subject:
+        measured(subject, "skew")
+    marked(run, "skew")
+    changed(stored(run, "skew"), lambda values: values.update(unskew=values["unskew"] + 1))
+    with subject_of(run) as subject:
+        assert known(subject, "skew") is None
+
+
+DAMAGE = {
+    "cut short": lambda file: file.write_bytes(file.read_bytes()[:200]),
+    "empty": lambda file: file.write_bytes(b""),
+    "a list": lambda file: file.write_text("[]"),
+    "a number": lambda file: file.write_text("3"),
+    "no text": lambda file: file.write_bytes(b"\xff\xfe\x00"),
+    "no values": lambda file: changed(file, lambda v: v.pop("values")),
+    "values of another kind": lambda file: changed(file, lambda v: v.update(values=[1, 2])),
+    "an unknown field": lambda file: changed(file, lambda v: v["values"].update(more=1)),
+    "a field less": lambda file: changed(file, lambda v: v["values"].pop("classes")),
+    "rows of other lengths": lambda file: changed(file, lambda v: v["values"]["classes"].pop()),
+    "no rows": lambda file: changed(file, lambda v: v["values"].update(sizes=[], counts=[], names=[], shown=[])),
+    "words for numbers": lambda file: changed(file, lambda v: v["values"].update(emd="much", few="some")),
+    "no notes": lambda file: changed(file, lambda v: v.update(notes=None)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_what_is_damaged_is_made_anew(run, how):
+    with subject_of(run) as subject:
+        first = measured(subject, "skew")
+    DAMAGE[how](stored(run, "skew"))
+    with subject_of(run) as subject:
+        assert known(subject, "skew") is None
+        again = measured(subject, "skew", again=False)
+        assert again.findings == first.findings
+        assert known(subject, "skew").values == first.values
+
+
+def test_a_measure_of_another_round_is_not_taken_for_this_one(run):
+    """Round −1 is the last: what it stored must not stand in for round 1."""
+    with subject_of(run) as subject:
+        last = measured(subject, "cka(round=-1)", again=False)
+        first = measured(subject, "cka(round=1)", again=False)
+    assert (last.values.round, first.values.round) == (3, 1)
+
+
+@pytest.mark.parametrize("name", ["norms", "drift", "separability", "skew"])
+def test_what_was_taken_without_the_data_set_is_taken_anew_when_it_is_there_again(run, name):
+    """What a machine without the images could not show must not be missing for ever."""
+    file = run.parent / "digits.npz"
+    file.rename(run.parent / "away.npz")
+    with subject_of(run) as subject:
+        measured(subject, name)
+    (run.parent / "away.npz").rename(file)
+    with subject_of(run) as subject:
+        again = measured(subject, name, again=False)
+        assert again.notes == ()
+        fresh = measured(subject, name)
+    assert again.findings == fresh.findings
+    assert again.values == fresh.values
+
+
+def test_recorded_lines_that_came_later_are_seen(run):
+    """A run that was recorded says more than one that was not."""
+    with subject_of(run) as subject:
+        measured(subject, "drift")
+    (run / "during.jsonl").unlink()
+    with subject_of(run) as subject:
+        assert [row["round"] for row in measured(subject, "drift", again=False).values.rounds] == [4]
+
+
+# Pictures
+
+
+def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
+    with subject_of(run) as subject:
+        found, plain = measured(subject, "skew(clients=2)"), measured(subject, "skew")
+    names = [[chart.name for chart in each.charts] for each in (found, plain)]
+    assert not set(names[0]) & set(names[1])
+    assert names[0][0] == "skew-clients-2-circles"
+
+
+@pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_pictures_are_written_in_each_form(run, form, begins):
+    with subject_of(run) as subject:
+        charts = measured(subject, "skew").charts
+    files = write_charts(run, charts, form)
+    assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
+    for file in files:
+        assert file.read_bytes().startswith(begins)
+
+
+def test_another_form_is_refused_before_anything_is_measured(run):
+    for words in (lambda: write_charts(run, [], "gif"), lambda: analysis.analyse(run, "skew", form="gif")):
+        with pytest.raises(UserError, match="--format gif"):
+            words()
+    assert not (run / "figures").exists()
+
+
+# Several at once
+
+
+def test_analyse_takes_what_is_named_and_tells_of_each(run):
+    told = []
+    with undisturbed():
+        found = analysis.analyse(run, "skew", " norms( local=false )", observe=lambda *seen: told.append(seen))
+    assert list(found) == ["skew", "norms(local=false)"]
+    assert [(source, type(each)) for source, each, _ in told] == [("skew", Found), ("norms(local=false)", Found)]
+    assert all(file.exists() for _, _, files in told for file in files)
+    assert isinstance(found["skew"].values, skew.Skew)
+
+
+def test_a_named_measure_that_cannot_be_taken_is_an_error_after_the_others(run):
+    (run.parent / "digits.npz").unlink()
+    told = []
+    with pytest.raises(Missing, match=r"cka: .*digits\.npz is not there"):
+        analysis.analyse(run, "cka", "skew", observe=lambda source, *_: told.append(source))
+    assert told == ["cka", "skew"]
+    assert stored(run, "skew").exists()
+
+
+def test_without_names_what_cannot_be_taken_is_told_and_no_error(run):
+    (run.parent / "digits.npz").unlink()
+    told = {}
+    found = analysis.analyse(run, observe=lambda source, each, _: told.update({source: each}))
+    assert list(found) == ["skew", "curves", "norms", "drift", "separability"]
+    assert list(told) == list(MEASURES)
+    assert all(isinstance(told[name], Missing) for name in MEASURES if name not in found)
+
+
+def test_an_unknown_name_stops_it_before_anything_is_measured(run):
+    with pytest.raises(UserError, match="no measure is called 'drif'"):
+        analysis.analyse(run, "skew", "drif")
+    assert not (run / "figures").exists()
+
+
+def test_a_run_whose_folder_cannot_be_written_is_one_message(run):
+    (run / "figures").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        analysis.analyse(run, "skew")
+
+
+def test_two_runs_do_not_share_what_is_stored(run, finished, tmp_path):
+    other = copied(finished, tmp_path, "other")
+    with subject_of(run) as subject:
+        measured(subject, "skew")
+    shutil.copytree(run / "figures", other / "figures")
+    marked(other, "skew")
+    with subject_of(other) as subject:
+        assert known(subject, "skew").notes == ("seen before",)  # a copy of the same run: the same weights
+    assert content(run)

@@ -1,0 +1,133 @@
+"""How far classes lie apart: exactly where features have one dimension, and against plain sums elsewhere."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from analysis.finished import recorded, subject_of, undisturbed
+from unskew.analysis import separability
+from unskew.analysis.separability import Separability
+from unskew.analysis.subject import Missing
+from unskew.calibration.forecast import apart
+from unskew.calibration.statistics import ClassStatistics
+from unskew.charts.svg import svg
+from unskew.key import Key
+
+
+def one_feature(shape, classes):
+    """A network whose feature is the mean pixel: one dimension, where every direction is ±1."""
+    from torch import nn
+
+    from unskew.models.layers import Network
+
+    return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), nn.Linear(1, classes))
+
+
+def test_in_one_dimension_distances_are_those_of_normal_distributions():
+    """W₂² of N(m, s²) and N(m′, s′²) is (m − m′)² + (s − s′)²; classes 0 to 2 with means 0, 3, 3, spreads 1, 1, 5."""
+    draw = np.random.default_rng(0)
+    values = [draw.normal(m, s, 400) for m, s in ((0, 1), (3, 1), (3, 5))]
+    features = torch.tensor(np.concatenate(values))[:, None]
+    labels = torch.arange(3).repeat_interleave(400)
+    found = apart(ClassStatistics.of_features(features, labels, 3), Key(0))
+    m, s = [v.mean() for v in values], [v.std(ddof=1) for v in values]
+    wanted = [math.hypot(m[a] - m[b], s[a] - s[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert found.tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+def test_in_many_directions_distances_come_near_the_mean_over_all():
+    """Two points at distance D in d dimensions with no spread: E(u·D)² = D²/d."""
+    features = torch.zeros(40, 8)
+    features[20:, 3] = 6.0
+    features += 1e-9 * torch.randn(40, 8, generator=Key(1).torch())
+    found = apart(ClassStatistics.of_features(features, torch.arange(2).repeat_interleave(20), 2), Key(0))
+    assert float(found) == pytest.approx(6 / math.sqrt(8), rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def narrow(runs_of):
+    """A finished run whose features have one dimension."""
+    return runs_of(model="test_separability:one_feature", rounds=1)
+
+
+def test_a_run_s_distances_are_those_of_all_clients_features_together(narrow):
+    """The sums travel by client; what comes out is the mean and deviation of each class over everybody."""
+    with subject_of(narrow) as subject, undisturbed():
+        found = separability.measure(subject)
+        bench = subject.bench
+        bench.load(subject.model, training=False)
+        with torch.no_grad():
+            images, labels = bench.train.batch(torch.arange(240))
+            features = bench.network.encoder(images).double()[:, 0]
+    m = [float(features[labels == c].mean()) for c in range(10)]
+    s = [float(features[labels == c].std()) for c in range(10)]
+    wanted = [[math.hypot(m[a] - m[b], s[a] - s[b]) for b in range(10)] for a in range(10)]
+    assert np.array(found.distances) == pytest.approx(np.array(wanted), rel=1e-4, abs=1e-7)
+    pairs = [wanted[a][b] for a in range(10) for b in range(a)]
+    assert found.mean == pytest.approx(sum(pairs) / len(pairs), rel=1e-4)
+    assert found.form == "full"
+    assert found.classes == subject.classes
+
+
+def test_the_table_is_symmetric_with_zeros_between_a_class_and_itself(finished):
+    with subject_of(finished) as subject, undisturbed():
+        found = separability.measure(subject)
+    table = np.array(found.distances)
+    assert (table == table.T).all()
+    assert (np.diag(table) == 0).all()
+    assert (table[~np.eye(10, dtype=bool)] > 0).all()
+    assert 0 <= found.before <= found.after <= 1
+
+
+def test_the_silhouette_is_the_one_that_was_recorded_last(finished):
+    with subject_of(finished) as subject:
+        found = separability.measure(subject)
+    assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(finished)]
+    assert found.silhouette == found.rounds[-1][1]
+
+
+def test_the_same_twice(finished):
+    with subject_of(finished) as one, subject_of(finished) as other:
+        assert separability.measure(one) == separability.measure(other)
+
+
+def test_without_a_data_set_recorded_silhouettes_are_shown(run):
+    (run.parent / "digits.npz").unlink()
+    with subject_of(run) as subject:
+        found = separability.measure(subject)
+        assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(run)]
+        assert "distances between classes not" in subject.notes[0]
+        assert [chart.name for chart in separability.draw(found)] == ["separability-silhouette"]
+        assert separability.findings(found)
+    (run / "during.jsonl").unlink()
+    with subject_of(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
+        separability.measure(subject)
+
+
+def made(**changes):
+    table = [[0.0, 1.0, 4.0], [1.0, 0.0, 2.0], [4.0, 2.0, 0.0]]
+    values = {"classes": ["a", "b", "c"], "distances": table, "mean": 7 / 3, "form": "full", "before": 0.5}
+    return Separability(**(values | {"after": 0.75, "silhouette": 0.125, "rounds": [(1, 0.1), (3, 0.2)]} | changes))
+
+
+def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
+    said = separability.findings(made())
+    assert "50.0%" in said[0]
+    assert "75.0%" in said[0]
+    assert "25.0%" in said[0]
+    assert "b and a" in said[1] or "a and b" in said[1]
+    assert "1.00" in said[1]
+    assert "2.33" in said[1]
+    assert "0.1250" in said[2]
+    assert "0.0%" in separability.findings(made(before=0.9))[0]  # nothing is lost by it either
+    assert separability.findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
+
+
+def test_pictures_of_the_distances():
+    charts = separability.draw(made())
+    assert [chart.name for chart in charts] == ["separability-pairs", "separability-silhouette"]
+    for chart in charts:
+        assert svg(chart).startswith("<svg")
+    assert separability.draw(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []

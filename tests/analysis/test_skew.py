@@ -1,0 +1,245 @@
+"""Who held what, against the population's own functions and against plain counting."""
+
+import math
+from statistics import median
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.finished import NAMES, subject_of, undisturbed
+from unskew import runs
+from unskew.analysis import skew
+from unskew.charts.svg import svg
+from unskew.data.partition_files import Holdings, read_holdings, to_arrays
+from unskew.data.population import Partition, Population, counts_table, emd
+from unskew.errors import UserError
+
+
+def holdings(client, labels, clients, classes, names=None):
+    """What a run's partition.npz would say, without a file."""
+    client = np.asarray(client, np.int32)
+    arrays = to_arrays(Partition(client, clients, "test", 0), np.asarray(labels), classes)
+    sizes = arrays["sizes"].astype(np.int64)
+    return Holdings("test", names, sizes, arrays["counts"].astype(np.int64), float(arrays["emd"]), str(arrays["hash"]))
+
+
+def measured(client, labels, population, classes, names=None, **knobs):
+    subject = SimpleNamespace(
+        holdings=holdings(client, labels, population, classes, names), classes=[f"c{c}" for c in range(classes)]
+    )
+    return skew.measure(subject, **knobs)
+
+
+def dealt(seed, clients, classes, examples):
+    """Somebody holds some of it, and some of it nobody."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(-1, clients, examples), draw.integers(0, classes, examples)
+
+
+def classes_for_most(counts):
+    """How many of its largest classes make up 90 % of what a client holds: counted one after another."""
+    total, sum_, number = sum(counts), 0, 0
+    for count in sorted(counts, reverse=True):
+        if 10 * sum_ >= 9 * total:
+            break
+        sum_ += count
+        number += 1
+    return number
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 150))
+def test_counts_sizes_and_distances_are_those_of_the_population(seed, clients, classes, examples):
+    client, labels = dealt(seed, clients, classes, examples)
+    if (client < 0).all():
+        client[0] = 0
+    found = measured(client, labels, clients, classes)
+    table = counts_table(Population.from_partition(Partition(client.astype(np.int32), clients, "", 0)), labels, classes)
+    assert found.counts == table.tolist()
+    assert found.sizes == table.sum(1).tolist()
+    assert found.total == table.sum(0).tolist()
+    assert found.shown == list(range(clients))
+    whole = table.sum(0) / table.sum()
+    for row, distance in zip(table, found.distances, strict=True):
+        share = row / max(row.sum(), 1)
+        assert distance == pytest.approx(np.abs(share - whole).sum(), abs=1e-12)
+    by_size = sum(d * n for d, n in zip(found.distances, found.sizes, strict=True)) / table.sum()
+    assert found.emd == pytest.approx(by_size, abs=1e-12)
+    assert found.emd == emd(client.astype(np.int32), labels, classes)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 9), st.integers(1, 150))
+def test_few_is_the_median_over_clients_of_the_classes_that_make_up_nine_tenths(seed, clients, classes, examples):
+    client, labels = dealt(seed, clients, classes, examples)
+    if (client < 0).all():
+        client[0] = 0
+    found = measured(client, labels, clients, classes)
+    assert found.few == median(classes_for_most(row) for row in found.counts if sum(row))
+
+
+def test_nine_tenths_to_the_example():
+    """9 of 10 are nine tenths: one class will do. Of 8 and 2 it takes both."""
+    assert measured([0] * 10, [0] * 9 + [1], 1, 3).few == 1
+    assert measured([0] * 10, [0] * 8 + [1] * 2, 1, 3).few == 2
+    assert measured([0] * 30, [0] * 27 + [1, 2, 2], 1, 3).few == 1
+
+
+def test_one_client_holds_the_whole_and_is_at_no_distance():
+    found = measured([0, 0, 0], [2, 1, 2], 1, 3)
+    assert (found.sizes, found.counts, found.distances, found.emd) == ([3], [[0, 1, 2]], [0.0], 0.0)
+    assert "of the 3 classes make up 90 %" in skew.findings(found)[0]
+    assert skew.findings(found)[0].endswith("Label skew: nearly the same labels everywhere.")
+    for chart in [*skew.draw(found), *skew.each_client(found).values()]:
+        assert svg(chart).startswith("<svg")
+
+
+def test_clients_without_examples_stay_and_count_for_nothing():
+    found = measured([2, 2, -1, 2, 2], [0, 0, 1, 0, 1], 4, 2)
+    assert found.sizes == [0, 0, 4, 0]
+    assert found.counts[2] == [3, 1]
+    assert found.few == 2  # of the one client that holds anything
+    assert found.emd == 0
+    for chart in [*skew.draw(found), *skew.each_client(found).values()]:
+        assert svg(chart).startswith("<svg")
+
+
+def test_a_hundred_thousand_clients_are_shown_by_some_evenly_by_size():
+    """Client k holds 1 + k % 5 examples: of 60 shown, evenly over the ranks, each size comes about 12 times."""
+    clients = 100_000
+    sizes = 1 + np.arange(clients) % 5
+    client = np.repeat(np.arange(clients), sizes)
+    labels = np.arange(len(client)) % 7
+    found = measured(client, labels, clients, 7)
+    assert len(found.sizes) == clients
+    assert len(found.shown) == 60
+    assert found.shown == sorted(found.shown)
+    shown = [found.sizes[k] for k in found.shown]
+    assert (min(shown), max(shown)) == (1, 5)
+    assert all(10 <= shown.count(size) <= 14 for size in range(1, 6))
+    for k, row in zip(found.shown, found.counts, strict=True):
+        assert row == np.bincount(labels[client == k], minlength=7).tolist()
+    assert found.few == 3  # of 1 to 5 examples of other classes each, nine tenths are all of them
+    for chart in skew.draw(found):
+        assert len(svg(chart)) < 400_000
+    assert "100,000 clients hold 1 to 5 examples" in skew.findings(found)[0]
+
+
+def test_1203_classes_have_a_picture_too():
+    client, labels = dealt(3, 12, 1203, 5000)
+    found = measured(client, labels, 12, 1203)
+    assert len(found.total) == 1203
+    charts = skew.draw(found)
+    assert [chart.name for chart in charts] == ["skew-shades", "skew-sizes"]
+    for chart in charts:
+        assert svg(chart).startswith("<svg")
+
+
+def test_the_shown_are_as_many_as_asked_for():
+    client, labels = dealt(0, 9, 3, 100)
+    assert len(measured(client, labels, 9, 3, clients=4).shown) == 4
+    assert len(measured(client, labels, 9, 3, clients=9).shown) == 9
+    with pytest.raises(UserError, match="at least one client"):
+        measured(client, labels, 9, 3, clients=0)
+
+
+def test_clients_that_are_users_have_their_names():
+    found = measured([0, 1, 1], [0, 1, 1], 2, 2, names=("ann", "bob"))
+    assert found.names == ["ann", "bob"]
+    assert list(skew.each_client(found)) == ["ann", "bob"]
+    assert "bob" in skew.each_client(found)["bob"].title
+
+
+def test_the_words_tell_the_sizes_the_classes_and_the_emd():
+    """Three clients of 2, 4 and 4 examples, each with one class of its own but for the last: medians 1."""
+    found = measured([0] * 2 + [1] * 4 + [2] * 4, [0, 0, 1, 1, 1, 1, 0, 0, 1, 1], 3, 2)
+    # p = (0.4, 0.6): |1−0.4|·2 = 1.2; |0−0.4|·2 = 0.8; |0.5−0.4|·2 = 0.2 -> (2·1.2 + 4·0.8 + 4·0.2)/10 = 0.64
+    assert found.emd == pytest.approx(0.64)
+    assert found.distances == pytest.approx([1.2, 0.8, 0.2])
+    assert skew.findings(found) == [
+        "3 clients hold 2 to 4 examples; for half of them, 1 or fewer of the 2 classes make up 90 % of what they hold. "
+        "Label skew: EMD 0.64 on a scale from 0 to 2."
+    ]
+
+
+def test_a_client_beside_the_whole():
+    found = measured([0] * 2 + [1] * 6, [0, 0, 1, 1, 1, 0, 0, 0], 2, 2)
+    bars, line = skew.each_client(found)["1"].marks
+    assert list(bars.height) == [0.5, 0.5]
+    assert list(line.y) == [5 / 8, 3 / 8]
+
+
+# Of a run
+
+
+def test_a_run_s_skew_is_its_result_s(finished):
+    with subject_of(finished) as subject, undisturbed():
+        found = skew.measure(subject)
+        images = subject.prepared
+        table = counts_table(images.population, images.images.train.labels, 10)
+    assert found.emd == subject.result.emd
+    assert found.counts == table.tolist()
+    assert found.classes == list(NAMES)
+
+
+def test_no_data_set_is_needed_and_classes_have_numbers_then(run):
+    (run.parent / "digits.npz").unlink()
+    with subject_of(run) as subject:
+        found = skew.measure(subject)
+        assert found.classes == [str(c) for c in range(10)]
+        assert sum(found.total) == 240
+
+
+def test_holdings_are_read_as_they_were_written(finished):
+    found = read_holdings(finished / "partition.npz")
+    with np.load(finished / "partition.npz") as archive:
+        assert found.sizes.tolist() == archive["sizes"].tolist()
+        assert found.hash == str(archive["hash"])
+        assert found.emd == float(archive["emd"])
+
+
+def spoiled(file, **changes):
+    with np.load(file) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    runs.write_arrays(file, {name: value for name, value in (arrays | changes).items() if value is not None})
+
+
+def read_clients(file):
+    with np.load(file) as archive:
+        return archive["client"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:300]),
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"no archive at all"),
+        lambda file: spoiled(file, counts=None),
+        lambda file: spoiled(file, client=np.zeros(240, np.int32)),
+        lambda file: spoiled(file, counts=np.zeros((3, 2), np.int32)),
+        lambda file: spoiled(file, counts=np.full((3, 3), -1, np.int32)),
+        lambda file: spoiled(file, clients=np.array([1, 2])),
+        lambda file: spoiled(file, emd=np.array("much")),
+        lambda file: spoiled(file, client=np.array(["a"] * 240)),
+        lambda file: spoiled(file, client=np.roll(read_clients(file), 1)),
+    ],
+)
+def test_a_damaged_partition_is_one_message(run, change):
+    change(run / "partition.npz")
+    with pytest.raises(UserError, match=r"partition\.npz is damaged, or no partition of ours"):
+        read_holdings(run / "partition.npz")
+
+
+def test_a_partition_that_is_gone_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"partition\.npz is not there"):
+        read_holdings(tmp_path / "partition.npz")
+
+
+def test_shares_are_finite_numbers(finished):
+    with subject_of(finished) as subject:
+        found = skew.measure(subject)
+    assert all(math.isfinite(value) for value in found.distances)
