@@ -7,7 +7,8 @@ from torch import Tensor
 
 from unskew.analysis.subject import Subject
 from unskew.analysis.words import bound
-from unskew.charts import Axis, Bars, Cells, Chart, Mark
+from unskew.charts import Axis, Cells, Chart
+from unskew.charts.groups import grouped
 from unskew.errors import UserError
 
 MOST = 100  # classes whose table of confusions can be read
@@ -62,22 +63,18 @@ def draw(found: Confusion) -> list[Chart]:
 
 def by_class(found: Confusion) -> Chart:
     """Accuracy of each class, a group of bars."""
-    names, at = list(found.tables), list(range(len(found.classes)))
-    width, marks = 0.8 / len(names), list[Mark]()
-    for place, name in enumerate(names):
-        right = accuracy(found, name)
-        x = [c + (place - (len(names) - 1) / 2) * width for c in at]
-        tips = [
-            f"{c}, {name}: {'none' if r is None else f'{r:.1%}'}" for c, r in zip(found.classes, right, strict=True)
-        ]
-        marks.append(Bars(x, right, width=0.9 * width, colour=place % 10, name=name, tips=tips))
-    ticks = tuple(enumerate(found.classes)) if len(at) <= 30 else None
+    groups = {name: accuracy(found, name) for name in found.tables}
+
+    def tip(name: str, label: int) -> str:
+        share = groups[name][label]
+        return f"{found.classes[label]}, {name}: {'none' if share is None else f'{share:.1%}'}"
+
     low = min((r for r in accuracy(found, "before") if r is not None), default=0.0)
     return Chart(
         "confusion-classes", "Accuracy of each class",
-        f"Accuracy by class; the lowest before calibration is {low:.0%}.", marks,
-        x=Axis("class", ticks=ticks, kind="count"), y=Axis("", low=0, high=1, kind="percent"),
-        width=880 if len(at) * len(names) > 20 else 440, height=320,
+        f"Accuracy by class; the lowest before calibration is {low:.0%}.", grouped(groups, tip),
+        x=Axis("class", ticks=_ticks(found), kind="count"), y=Axis("", low=0, high=1, kind="percent"),
+        width=_width(found), height=320,
     )  # fmt: skip
 
 
@@ -86,7 +83,7 @@ def tables(found: Confusion) -> dict[str, Chart]:
     if len(found.classes) > MOST:
         return {}
     charts = {}
-    ticks = tuple(enumerate(found.classes)) if len(found.classes) <= 30 else None
+    ticks = _ticks(found)
     for name, table in found.tables.items():
         shares = [[n / max(total, 1) or None for n in row] for row, total in zip(table, found.total, strict=True)]
         tips = [
@@ -105,23 +102,30 @@ def tables(found: Confusion) -> dict[str, Chart]:
 
 def each_class(found: Confusion) -> dict[str, Chart]:
     """By true class, what its images are taken for by each classifier."""
-    names, at, charts = list(found.tables), list(range(len(found.classes))), {}
-    width = 0.8 / len(names)
+    charts = {}
     for label, true in enumerate(found.classes[:MOST]):
-        marks: list[Mark] = []
-        for place, name in enumerate(names):
-            share = [n / max(found.total[label], 1) for n in found.tables[name][label]]
-            x = [c + (place - (len(names) - 1) / 2) * width for c in at]
-            tips = [f"{true} taken for {c}, {name}: {s:.1%}" for c, s in zip(found.classes, share, strict=True)]
-            marks.append(Bars(x, share, width=0.9 * width, colour=place % 10, name=name, tips=tips))
-        ticks = tuple(enumerate(found.classes)) if len(at) <= 30 else None
+        total = max(found.total[label], 1)
+        groups = {name: [n / total for n in table[label]] for name, table in found.tables.items()}
+        tips = {
+            name: [f"{true} taken for {c}, {name}: {s:.1%}" for c, s in zip(found.classes, share, strict=True)]
+            for name, share in groups.items()
+        }
         charts[true] = Chart(
             f"confusion-class-{label}", f"What images of {true} are taken for",
-            f"Predictions for the {found.total[label]:,} test images of {true}.", marks,
-            x=Axis("predicted", ticks=ticks, kind="count"), y=Axis("", low=0, high=1, kind="percent"),
-            width=880 if len(at) * len(names) > 20 else 440, height=320,
+            f"Predictions for the {found.total[label]:,} test images of {true}.",
+            grouped(groups, lambda name, at, tips=tips: tips[name][at]),  # type: ignore[misc]
+            x=Axis("predicted", ticks=_ticks(found), kind="count"), y=Axis("", low=0, high=1, kind="percent"),
+            width=_width(found), height=320,
         )  # fmt: skip
     return charts
+
+
+def _ticks(found: Confusion) -> tuple[tuple[float, str], ...] | None:
+    return tuple(enumerate(found.classes)) if len(found.classes) <= 30 else None
+
+
+def _width(found: Confusion) -> int:
+    return 880 if len(found.classes) * len(found.tables) > 20 else 440
 
 
 def overall(found: Confusion, name: str) -> float:

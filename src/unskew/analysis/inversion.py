@@ -16,7 +16,8 @@ from torch import Tensor
 
 from unskew import tensors
 from unskew.analysis.subject import Missing, Subject
-from unskew.charts import Axis, Bars, Chart, Mark, Picture, Words
+from unskew.charts import Axis, Chart, Mark, Picture, Words
+from unskew.charts.groups import grouped
 from unskew.errors import UserError
 from unskew.key import Key
 from unskew.round.client import Bench
@@ -178,12 +179,8 @@ def draw(found: Inversion) -> list[Chart]:
         width=440, height=int(40 + 122 * (tall + 1.55)),
     )  # fmt: skip
     groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
-    bars: list[Mark] = []
-    for place, (name, words) in enumerate(groups.items()):
-        values = [row[f"{name}_ssim"] for row in found.rows]
-        x = [line + (place - 1) * 0.26 for line in range(len(found.rows))]
-        tips = [f"{row['class']}, {words}: SSIM {value:.3f}" for row, value in zip(found.rows, values, strict=True)]
-        bars.append(Bars(x, values, width=0.24, colour=place, name=words, tips=tips))
+    likeness = {words: [float(row[f"{name}_ssim"]) for row in found.rows] for name, words in groups.items()}
+    bars = grouped(likeness, lambda words, at: f"{found.rows[at]['class']}, {words}: SSIM {likeness[words][at]:.3f}")
     ticks = tuple((line, str(row["class"])) for line, row in enumerate(found.rows))
     return [
         pictures,

@@ -13,7 +13,8 @@ import torch
 
 from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import after, bound
-from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
+from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
+from unskew.charts.groups import grouped
 from unskew.errors import UserError
 
 EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
@@ -166,20 +167,16 @@ def _ends(found: Norms) -> list[dict[str, Any]]:
 
 def _before_and_after(found: Norms) -> Chart:
     groups = {"before": found.server, **dict(list(found.calibrated.items())[:4])}
-    width, marks = 0.8 / len(groups), list[Mark]()
-    for place, (name, norms) in enumerate(groups.items()):
-        mean = fmean(norms) or 1.0
-        x = [c + (place - (len(groups) - 1) / 2) * width for c in range(len(norms))]
-        relative = [norm / mean for norm in norms]
-        tips = [
-            f"{c}, {name}: {n:.3f}, {r:.2f} of the mean" for c, n, r in zip(found.classes, norms, relative, strict=True)
-        ]
-        marks.append(Bars(x, relative, width=0.9 * width, colour=place % 10, name=name, tips=tips))
+    relative = {name: [norm / (fmean(norms) or 1.0) for norm in norms] for name, norms in groups.items()}
+
+    def tip(name: str, label: int) -> str:
+        return f"{found.classes[label]}, {name}: {groups[name][label]:.3f}, {relative[name][label]:.2f} of the mean"
+
     ticks = tuple(enumerate(found.classes)) if len(found.classes) <= FEW else None
     said = ", ".join(f"{name} {unevenness(norms):.3f}" for name, norms in groups.items())
     return Chart(
         "norms-classes", "Length of each class's row, less what all rows share",
-        f"Row norms of the classifier by class; their unevenness is {said}.", marks,
+        f"Row norms of the classifier by class; their unevenness is {said}.", grouped(relative, tip),
         x=Axis("class", ticks=ticks, kind="count"), y=Axis("norm / mean norm", low=0),
         width=880 if len(found.classes) * len(groups) > 20 else 440,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from unskew.analysis import Found, cka, confusion, curves, known, measured, norm
 from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import bound
 from unskew.charts import Axis, Bars, Chart, Line, Mark
+from unskew.charts.groups import grouped
 from unskew.errors import UserError
 from unskew.report.parts import Column, Page, Section, Table
 from unskew.report.words import size
@@ -173,13 +174,9 @@ def _rows(found: Known, names: list[str]) -> list[Chart]:
         return []
     before = [norms.unevenness(each.values.server) for _, each in pairs]
     after = [min(map(norms.unevenness, each.values.calibrated.values()), default=None) for _, each in pairs]
-    at = list(range(len(pairs)))
     local = [each.values.rounds[-1]["unevenness"] if each.values.rounds else None for _, each in pairs]
-    marks: list[Mark] = [
-        Bars([place - 0.27 for place in at], local, width=0.25, colour=2, name="local classifiers, last known round"),
-        Bars(at, before, width=0.25, name="server's, before calibration"),
-        Bars([place + 0.27 for place in at], after, width=0.25, colour=1, name="after the one that evens most"),
-    ]
+    marks = grouped({"local classifiers, last known round": local, "server's, before calibration": before,
+                     "after the one that evens most": after})  # fmt: skip
     ticks = tuple((place, name) for place, (name, _) in enumerate(pairs))
     alt = "Deviation of the classifier's row norms, before and after calibration."
     return [Chart("compare-norms", "Deviation of row norms / their mean", alt, marks, x=Axis("", ticks=ticks),
@@ -215,13 +212,14 @@ def _classes(found: Known, names: list[str]) -> list[Chart]:
         return []
     classes = pairs[0][1].values.classes
     pairs = [(name, each) for name, each in pairs if each.values.classes == classes][:10]
-    width, marks = 0.8 / len(pairs), list[Mark]()
-    for place, (name, each) in enumerate(pairs):
-        right = confusion.accuracy(each.values, "before")
-        x = [c + (place - (len(pairs) - 1) / 2) * width for c in range(len(classes))]
-        tips = [f"{c}, {name}: {'none' if r is None else f'{r:.1%}'}" for c, r in zip(classes, right, strict=True)]
-        marks.append(Bars(x, right, width=0.9 * width, colour=place, name=name, tips=tips))
-    return [Chart("compare-classes", "Accuracy of each class, before calibration", "Accuracy by class and run.", marks,
+    groups = {name: confusion.accuracy(each.values, "before") for name, each in pairs}
+
+    def tip(name: str, label: int) -> str:
+        share = groups[name][label]
+        return f"{classes[label]}, {name}: {'none' if share is None else f'{share:.1%}'}"
+
+    return [Chart("compare-classes", "Accuracy of each class, before calibration", "Accuracy by class and run.",
+                  grouped(groups, tip),
                   x=Axis("class", ticks=tuple(enumerate(classes))), y=Axis("", low=0, high=1, kind="percent"),
                   width=880, height=340)]  # fmt: skip
 
