@@ -10,7 +10,7 @@ MODULES = sorted(ROOT.rglob("*.py"))
 
 # a module may import from its own layer and from those before it
 LAYERS = [
-    {"errors", "files", "key", "text", "types"},
+    {"errors", "files", "key", "text", "types", "words"},
     {"tensors"},
     {"data", "models", "calibration", "charts"},
     {"round"},

@@ -87,7 +87,7 @@ def test_a_file_is_synced_before_it_takes_its_place_and_its_folder_after(tmp_pat
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}"), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
     runs.write_whole(tmp_path / "a", b"content")
-    assert order == [f"sync {tmp_path / 'a.part'}", "replace", f"sync {tmp_path}"]
+    assert order == [f"sync {tmp_path / f'a.{os.getpid()}.part'}", "replace", f"sync {tmp_path}"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 1000])

@@ -241,6 +241,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(141)
 
 
+def _interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt lies at the bottom: Python wraps one that comes while a class is being made."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__
+    return error is not None
+
+
 def _command(arguments: Sequence[str] | None) -> None:
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="unskew")
@@ -253,6 +260,8 @@ def _command(arguments: Sequence[str] | None) -> None:
     except OSError as error:
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
+        if _interrupted(error):
+            fail("interrupted", 130)
         if not hasattr(error, "format_message"):  # typer's own complaints about the words of a command have it
             raise
         said = error.format_message()

@@ -9,7 +9,7 @@ from unskew.errors import UserError
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file at once: it is the old one or the new one, never half of either."""
-    beside = path.with_name(path.name + ".part")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(beside, "wb") as file:

@@ -85,9 +85,10 @@ def canonical(source: str) -> str:
 class Watching:
     """An engine around another: in the rounds that are chosen it also looks at the visits, and keeps what it saw."""
 
-    def __init__(self, engine: Engine, choose: Callable[[int], Sequence[str]]) -> None:
+    def __init__(self, engine: Engine, choose: Callable[[int], Sequence[str]], most: int = MOST_CLIENTS) -> None:
         self._engine = engine
         self._choose = choose
+        self._most = most
         self.population, self.memories = engine.population, engine.memories
         self.watch: Watch | None = None
         self.seen: Sums = {}
@@ -112,7 +113,7 @@ class Watching:
         if not (what := tuple(self._choose(number))):
             return self._engine.map_sum(job, shared, visits, key)
         clients = dict.fromkeys(visit.client for visit in visits)
-        self.watch = Watch(what, tuple(clients)[:MOST_CLIENTS])
+        self.watch = Watch(what, tuple(clients)[: self._most])
         outcome = self._engine.map_sum(f"{job}:{self.watch.to_text()}", shared, visits, key)
         self.seen, self.sent = tensors.under(outcome.sums, "watch/"), shared
         rest = {name: value for name, value in outcome.sums.items() if not name.startswith("watch/")}

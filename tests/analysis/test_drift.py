@@ -117,7 +117,7 @@ def test_the_words_name_what_moves_most_and_least():
     """Means of the last round: (0.1 + 0.3)/2 and (0.4 + 1.2)/2."""
     assert drift.means(made().rounds[-1]) == pytest.approx([0.2, 0.8])
     assert drift.findings(made()) == [
-        "In one visit in round 2 clients change the classifier most, by 80% of its length, and conv1 least, by 20%."
+        "In one visit in round 2 clients change the classifier most, by 80.0% of its length, and conv1 least, by 20.0%."
     ]
 
 

@@ -114,14 +114,14 @@ def made(**changes):
 
 def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
     said = separability.findings(made())
-    assert "50.0%" in said[0]
-    assert "75.0%" in said[0]
-    assert "25.0%" in said[0]
+    assert "50.0 %" in said[0]
+    assert "75.0 %" in said[0]
+    assert "25.0 points" in said[0]
     assert "b and a" in said[1] or "a and b" in said[1]
-    assert "1.00" in said[1]
+    assert "1 apart" in said[1]
     assert "2.33" in said[1]
     assert "0.1250" in said[2]
-    assert "0.0%" in separability.findings(made(before=0.9))[0]  # nothing is lost by it either
+    assert "0.0 points" in separability.findings(made(before=0.9))[0]  # nothing is lost by it either
     assert separability.findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
 
 

@@ -1,5 +1,6 @@
 """analyse and report as a user has them: what is printed, what is written, what is refused and how."""
 
+import json
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from analysis.finished import (
     runs_of,
 )  # fmt: skip
 from unskew.analysis import MEASURES
+from unskew.cli import main
 
 __all__ = ["finished", "run", "runs_of"]
 
@@ -244,8 +246,6 @@ SPOILT = {
         "metrics.jsonl",
     ),
     "records": (lambda run: (run / "during.jsonl").write_text("nonsense\n"), "during.jsonl is damaged"),
-    "calibration": (lambda run: spoil(run / "calibration-lda.safetensors"), "calibration-lda.safetensors"),
-    "no calibration": (lambda run: (run / "calibration-lda.safetensors").unlink(), "calibration-lda.safetensors"),
 }
 
 
@@ -256,6 +256,18 @@ def test_a_folder_that_is_spoilt_is_one_message(run, capsys, how, words):
     spoil_it(run)
     measures = ["skew", "curves", "norms", "confusion"] if words == ["analyse"] else []
     assert message in refused(capsys, words[0], run, *words[1:], *measures)
+
+
+@pytest.mark.parametrize("how", [spoil, Path.unlink], ids=["damaged", "gone"])
+def test_a_calibration_that_cannot_be_read_is_left_out_with_a_note(run, capsys, how):
+    how(run / "calibration-lda.safetensors")
+    with pytest.raises(SystemExit) as ended:
+        main(["analyse", str(run), "confusion", "norms"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "the calibration lda is left out" in said
+    assert "calibration-lda.safetensors" in said
+    assert "lda" not in json.loads((run / "figures" / "norms.json").read_text())["values"]["calibrated"]
 
 
 @pytest.mark.parametrize("line", ['{"round": 2, "silhouette": "much"}', "[1]", '{"norms": {}}'])

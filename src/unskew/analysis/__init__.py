@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -107,11 +108,24 @@ def measured(subject: Subject, source: str, *, again: bool = True) -> Found:
     before = len(subject.notes)
     values = take(subject)
     notes = tuple(dict.fromkeys(subject.notes[before:]))
+    if not _finite(asdict(values)):
+        raise Missing("what was measured holds NaN or infinity: the model has diverged")
     found = Found(name, plain, values, notes)
     content = {"unskew": VERSION, **_stamp(subject, name, plain), "without_data": subject.without_data, "notes": notes,
                "values": asdict(values)}  # fmt: skip
-    runs.write_json(file, content)
+    try:
+        runs.write_json(file, content)
+    except UserError as error:  # a folder that may only be read can still be looked at
+        return replace(found, notes=(*notes, f"the values were not stored: {error}"))
     return found
+
+
+def _finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_finite, value))
+    return not isinstance(value, float) or isfinite(value)
 
 
 def known(subject: Subject, source: str) -> Found | None:
@@ -185,6 +199,7 @@ def analyse(
                 if observe is not None:
                     observe(source, error, [])
                 continue
+            subject.say(f"drawing {source}", 0, 0)
             files = write_charts(subject.path, found.charts, form)
             results[source] = found
             if observe is not None:

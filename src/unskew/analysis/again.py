@@ -111,7 +111,7 @@ def _made(subject: "Subject", engine: Engine, state: ServerState, most: int) -> 
         )
     if engine.memories is not None:
         visits = [replace(visit, recall=state.clients.get(visit.client), keep=None) for visit in visits]
-    watching = recording.Watching(engine, lambda _: ["model"])
+    watching = recording.Watching(engine, lambda _: ["model"], most=len(visits))
     watching.progress = lambda done, total: subject.say("making local models again", done, total)
     try:
         outcome = watching.map_sum("train", statistics.shared(state), visits, key)

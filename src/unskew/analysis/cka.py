@@ -21,7 +21,9 @@ from unskew.models.layers import Network, layer_name
 from unskew.round.client import CHUNK
 from unskew.types import Tensors
 
-WIDE = 512  # features beyond which every pair's d × d products would take minutes: those layers are estimated
+WIDE = 512  # features beyond which every pair's d × d products would take minutes: b × b kernels are kept instead
+ALIKE = 0.005  # of CKA: layers that differ by less are not ranked
+AT_ONCE = 1000  # images that pass as one batch: their kernels are exact
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,22 @@ def measure(subject: Subject, *, clients: int = 10, images: int = 10_000, round:
         raise Missing("cka compares local models of two clients or more; only one comes to a round of this run")
     bench = subject.bench
     index = torch.arange(len(bench.test.labels))[:images]
-    found: dict[str, Exact | Unbiased] = {}
-    for start in range(0, len(index), CHUNK):
-        subject.say("cka", start, len(index))
-        batch, _ = bench.test.batch(index[start : start + CHUNK])
-        for layer, features in _by_layer(bench.network, list(models.values()), batch):
+    if len(index) < 4:
+        raise Missing(f"cka compares outputs of four images or more; the test set has {len(index)}")
+    batches = torch.tensor_split(index, 1 if len(index) <= AT_ONCE else -(-len(index) // CHUNK))  # none much smaller
+    found: dict[str, Exact | AtOnce | Unbiased] = {}
+    for place, some in enumerate(batches):
+        subject.say("cka", place, len(batches))
+        for layer, wide, seen in _by_layer(bench.network, list(models.values()), bench.test.batch(some)[0]):
             if layer not in found:
-                found[layer] = Unbiased() if features[0].shape[1] > WIDE else Exact()
-            found[layer].add(features)
+                found[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
+            found[layer].add(seen)
     pairs = {layer: sums.value() for layer, sums in found.items()}
+    still = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
+    subject.notes += [f"{layer} gives the same for all images in {n} models: their CKA counts as 0"
+                      for layer, n in still.items() if n]  # fmt: skip
+    if len(models) < (everybody := len(subject.engine.population.inhabited)):
+        subject.notes.append(f"the models of {len(models)} of {everybody} clients are compared")
     apart = ~torch.eye(len(models), dtype=torch.bool)
     return Similarity(
         round=number,
@@ -110,8 +119,26 @@ class Exact:
         return _ratio(found)
 
 
+class AtOnce:
+    """For wide layers where all images are one batch: the definition, through kernels XXᵀ of all images."""
+
+    def __init__(self) -> None:
+        self._found: Tensor | None = None
+
+    def add(self, kernels: Sequence[Tensor]) -> None:
+        """The one batch: [n, n] of each model."""
+        flat = torch.stack([each.double() - each.double().mean(0) for each in kernels])
+        flat = (flat - flat.mean(2, keepdim=True)).flatten(1)
+        self._found = flat @ flat.t()
+
+    def value(self) -> Tensor:
+        """[k, k]."""
+        assert self._found is not None
+        return _ratio(self._found)
+
+
 class Unbiased:
-    """For layers too wide for the exact form: HSIC without bias, averaged over batches.
+    """For wide layers and many images: HSIC without bias, averaged over batches of kernels XXᵀ.
 
     Reference: Nguyen, Raghu and Kornblith, ICLR 2021, equation 3.
     """
@@ -119,31 +146,28 @@ class Unbiased:
     def __init__(self) -> None:
         self._total: Tensor | None = None
 
-    def add(self, features: Sequence[Tensor]) -> None:
-        """One batch: [b, d] of each model."""
-        n = len(features[0])
-        if n < 4:
-            return  # too few for the unbiased form: at most three images of all are left out
-        centred = [_varying(each) for each in features]
-        kernels = torch.stack([(each @ each.t()).fill_diagonal_(0) for each in centred]).double()  # [k, b, b]
-        rows = kernels.sum(2)  # [k, b]
-        flat = kernels.flatten(1)
+    def add(self, kernels: Sequence[Tensor]) -> None:
+        """One batch: [b, b] of each model."""
+        n = len(kernels[0])
+        bare = torch.stack([each.clone().fill_diagonal_(0) for each in kernels]).double()  # [k, b, b]
+        rows = bare.sum(2)  # [k, b]
+        flat = bare.flatten(1)
         value = flat @ flat.t() + rows.sum(1)[:, None] * rows.sum(1)[None] / ((n - 1) * (n - 2))
         value = (value - 2 / (n - 2) * rows @ rows.t()) / (n * (n - 3))
         self._total = value if self._total is None else self._total + value
 
     def value(self) -> Tensor:
         """[k, k]."""
-        if self._total is None:
-            raise Missing("cka of so wide a layer needs batches of four images or more")
+        assert self._total is not None
         return _ratio(self._total.clamp(min=0))
 
 
-def _varying(features: Tensor) -> Tensor:
-    """[b, d], less their mean, which changes no HSIC and keeps the digits; zero where nothing is left but rounding."""
+def kernel(features: Tensor) -> Tensor:
+    """[b, b], products of features less their mean, which changes no HSIC; zero where nothing is left but rounding."""
     centred = features - features.mean(0)
-    rounding = 16 * torch.finfo(features.dtype).eps
-    return centred if float(centred.norm()) > rounding * float(features.norm()) else torch.zeros_like(features)
+    if float(centred.norm()) <= 16 * torch.finfo(features.dtype).eps * float(features.norm()):
+        return torch.zeros(len(features), len(features), dtype=features.dtype)
+    return centred @ centred.t()
 
 
 def _ratio(found: Tensor) -> Tensor:
@@ -152,13 +176,20 @@ def _ratio(found: Tensor) -> Tensor:
     return torch.where(both > 0, (found / both.clamp(min=1e-300)).clamp(max=1), 0.0)
 
 
-def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> Iterator[tuple[str, list[Tensor]]]:
-    """Each layer's outputs [b, d] of every model, layer after layer."""
+def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> Iterator[tuple[str, bool, list[Tensor]]]:
+    """Layer after layer, of every model: outputs [b, d], or kernels [b, b] of a wide layer, which are far smaller."""
     outputs: dict[str, list[Tensor]] = {}
+    wide: set[str] = set()
     handles = []
 
     def keep(name: str) -> Any:
-        return lambda module, inputs, output: outputs.setdefault(name, []).append(output.detach().flatten(1))
+        def seen(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            features = output.detach().flatten(1)
+            if features.shape[1] > WIDE:
+                wide.add(name)
+            outputs.setdefault(name, []).append(kernel(features) if name in wide else features)
+
+        return seen
 
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -175,7 +206,7 @@ def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> It
             handle.remove()
     while outputs:
         name = next(iter(outputs))
-        yield name, outputs.pop(name)
+        yield name, name in wide, outputs.pop(name)
 
 
 def draw(found: Similarity) -> list[Chart]:
@@ -212,6 +243,10 @@ def findings(found: Similarity) -> list[str]:
     """Which layer differs most, and whether likeness falls with depth."""
     if len(found.layers) == 1:
         return [f"The network is one layer, whose CKA between two clients is {found.means[0]:.2f} on average."]
+    if max(found.means) - min(found.means) < ALIKE:
+        return [
+            f"Local models are about equally alike in all layers: CKA {min(found.means):.3f} to {max(found.means):.3f}."
+        ]
     least = min(range(len(found.means)), key=lambda place: found.means[place])
     most = max(range(len(found.means)), key=lambda place: found.means[place])
     last, others = found.layers[-1], found.means[:-1]

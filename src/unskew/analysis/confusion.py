@@ -39,9 +39,9 @@ def best(subject: Subject, most: int) -> list[str]:
     """The run's own classifier, "", and the best of its calibrations, in the order in which they were made."""
     if most < 0:
         raise UserError("give 0 or more calibrations")
-    found = subject.result.calibrations
+    found = {name: each for name, each in subject.result.calibrations.items() if name in subject.calibrated}
     ranked = sorted(found, key=lambda name: -found[name].accuracy)
-    if len(ranked) > most:
+    if len(ranked) > most > 0:
         subject.notes.append(f"{most} of {len(ranked)} calibrations are shown, those with the best accuracy")
     return ["", *(name for name in found if name in ranked[:most])]
 
@@ -149,10 +149,12 @@ def findings(found: Confusion) -> list[str]:
         low = min(known, key=lambda c: after[c] or 0.0)
         limits = [overall(found, each) for each in found.tables if bound(each)]
         limit = f"; re-training on real features, which nobody may pool, gives {max(limits):.2%}" if limits else ""
+        among = f", the best of {len(names)} on the test images," if len(names) > 1 else ""
         said.append(
-            f"Calibration by {name} {moved} accuracy, {overall(found, 'before'):.2%} to {overall(found, name):.2%}: "
-            f"{len(risen)} of {len(known)} classes gain, and the worst goes from {before[worst]:.0%} "
-            f"({found.classes[worst]}) to {after[low]:.0%} ({found.classes[low]}){limit}."
+            f"Calibration by {name}{among} {moved} accuracy, {overall(found, 'before'):.2%} to "
+            f"{overall(found, name):.2%}: {len(risen)} of {len(known)} classes gain; the worst class has "
+            f"{before[worst]:.0%} before ({found.classes[worst]}) and {after[low]:.0%} after "
+            f"({found.classes[low]}){limit}."
         )
     words = f"With the run's own classifier classes fare from {before[worst]:.0%} ({found.classes[worst]}) to "
     return [*said, f"{words}{before[finest]:.0%} ({found.classes[finest]})."]

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from unskew.analysis.subject import Subject
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.errors import UserError
+from unskew.words import duration, size
 
 AGAINST = {
     "round": ("rounds", "count"),
@@ -149,6 +150,5 @@ def findings(found: Curves) -> list[str]:
     last, best = found.accuracy[-1], max(found.accuracy)
     when = found.round[found.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    sent = found.bytes[-1] / 1e6
     words = f"After {found.round[-1]} rounds the model gets {last:.2%} of the test images right ({peak}), for "
-    return [f"{words}{sent:,.1f} MB sent and {found.seconds[-1]:,.0f} s of training."]
+    return [f"{words}{size(found.bytes[-1])} sent and {duration(found.seconds[-1])} of clients' training."]

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import after, said
+from unskew.analysis.words import after, asked, said
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths
@@ -34,7 +34,7 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
         when = after(number, subject.config.rounds)
-        found.append({"round": number + 1, "when": when, "clients": list(models), "local": local})
+        found.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
         if not recorded:
@@ -58,7 +58,7 @@ def means(row: dict[str, Any]) -> list[float]:
 
 def draw(found: Drift) -> list[Chart]:
     """The layers' means at the end, client by client, and by round where rounds are known."""
-    last, names = found.rounds[-1], tuple(enumerate(found.layers))
+    last, names = asked(found.rounds), tuple(enumerate(found.layers))
     mean = means(last)
     words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(found.layers, mean, strict=True))
     tips = [f"{layer}: {value:.1%}" for layer, value in zip(found.layers, mean, strict=True)]
@@ -100,9 +100,10 @@ def draw(found: Drift) -> list[Chart]:
 
 def findings(found: Drift) -> list[str]:
     """Which layer moves most."""
-    mean = means(found.rounds[-1])
+    row = asked(found.rounds)
+    mean = means(row)
     most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
     return [
-        f"In one visit {found.rounds[-1]['when']} clients change {said(found.layers[most])} most, by {mean[most]:.0%} "
-        f"of its length, and {said(found.layers[least])} least, by {mean[least]:.0%}."
+        f"In one visit {row['when']} clients change {said(found.layers[most])} most, by {mean[most]:.1%} "
+        f"of its length, and {said(found.layers[least])} least, by {mean[least]:.1%}."
     ]

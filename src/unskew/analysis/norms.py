@@ -12,13 +12,14 @@ import numpy as np
 import torch
 
 from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import after, bound
+from unskew.analysis.words import after, asked, bound
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
 from unskew.errors import UserError
 
 EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
 FEW = 30  # classes with names on an axis
+SHOWN = 4  # calibrations drawn side by side
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool
                 if c >= 0
             ]
         )
+    if len(subject.calibrated) > SHOWN:
+        subject.notes.append(f"the rows of the first {SHOWN} of {len(subject.calibrated)} calibrations are drawn")
     return Norms(
         classes=classes,
         total=np.bincount(held.cells[:, 1], held.cells[:, 2], len(classes)).astype(int).tolist(),
@@ -91,7 +94,7 @@ def _at_the_end(subject: Subject, clients: int, round: int) -> dict[str, Any]:
     models = subject.local_models(number, clients)
     rows = [_rows(subject, model) for model in models.values()]
     when = after(number, subject.config.rounds)
-    return {"round": number + 1, "when": when, "server": None, "clients": list(models), "local": rows}
+    return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": rows}
 
 
 def _known(row: dict[str, Any]) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def own_lengths(weight: torch.Tensor) -> list[float]:
 def _correlation(counts: Any, norms: Sequence[float]) -> float | None:
     """Pearson's; None where one of them does not vary."""
     counts, lengths = np.asarray(counts, float), np.asarray(norms, float)
-    if len(counts) < 2 or counts.std() == 0 or lengths.std() == 0:
+    if len(counts) < 3 or counts.std() == 0 or lengths.std() == 0:
         return None
     return float(np.corrcoef(counts, lengths)[0, 1])
 
@@ -154,19 +157,22 @@ def draw(found: Norms) -> list[Chart]:
     charts = [_before_and_after(found)]
     if found.rounds:
         charts += [_scatter(found, row) for row in _ends(found)]
-        charts += [_shades(found, found.rounds[-1])]
+        charts += [_shades(found, asked(found.rounds))]
     if len(found.rounds) > 1:
         charts.append(_by_round(found))
     return charts
 
 
 def _ends(found: Norms) -> list[dict[str, Any]]:
-    """The first and the last round that is known."""
-    return [found.rounds[0], found.rounds[-1]] if len(found.rounds) > 1 else found.rounds
+    """The first round that is known, and the one that was asked for."""
+    if not found.rounds:
+        return []
+    first, last = found.rounds[0], asked(found.rounds)
+    return [first] if first is last else [first, last]
 
 
 def _before_and_after(found: Norms) -> Chart:
-    groups = {"before": found.server, **dict(list(found.calibrated.items())[:4])}
+    groups = {"before": found.server, **dict(list(found.calibrated.items())[:SHOWN])}
     relative = {name: [norm / (fmean(norms) or 1.0) for norm in norms] for name, norms in groups.items()}
 
     def tip(name: str, label: int) -> str:
@@ -227,7 +233,7 @@ def _by_round(found: Norms) -> Chart:
         Line(
             rounds,
             [row["correlation"] for row in found.rounds],
-            "correlation with label counts",
+            "correlation",
             0,
             points=True,
         ),

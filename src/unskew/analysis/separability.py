@@ -120,16 +120,17 @@ def findings(found: Separability) -> list[str]:
     """What a classifier could still gain from these features, and the classes that lie closest."""
     said = []
     if found.before is not None and found.after is not None:
+        shares = round(100 * found.before, 1), round(100 * found.after, 1)
         said.append(
-            f"Of features drawn from the class Gaussians the classifier gets {found.before:.1%} right, their "
-            f"discriminant {found.after:.1%}: calibration has {max(0.0, found.after - found.before):.1%} to work with."
+            f"Of features drawn from the class Gaussians the classifier gets {shares[0]:.1f} % right, their "
+            f"discriminant {shares[1]:.1f} %: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
         )
     if len(found.classes) > 2:
         pairs = [(found.distances[a][b], a, b) for a in range(len(found.classes)) for b in range(a)]
         near, a, b = min(pairs)
         said.append(
-            f"Closest together lie {found.classes[a]} and {found.classes[b]}, {near:.2f} apart; the mean is "
-            f"{found.mean:.2f}."
+            f"Closest together lie {found.classes[a]} and {found.classes[b]}, {near:.3g} apart; the mean is "
+            f"{found.mean:.3g}."
         )
     if found.silhouette is not None:
         said.append(f"The silhouette of the test features is {found.silhouette:.4f}.")

@@ -45,6 +45,7 @@ def measure(subject: Subject, *, clients: int = 60) -> Skew:
     if population > clients:
         order = np.argsort(-held.sizes, kind="stable")
         shown = np.sort(order[np.linspace(0, population - 1, clients).round().astype(int)])
+        subject.notes.append(f"{clients} of {population:,} clients are shown, evenly by size")
     place = np.full(population, -1)
     place[shown] = np.arange(len(shown))
     counts = np.zeros((len(shown), width), np.int64)
@@ -180,8 +181,11 @@ def _sizes(found: Skew) -> Chart:
 def findings(found: Skew) -> list[str]:
     """How unequal the clients are, in sizes and in labels."""
     low, high = min(found.sizes), max(found.sizes)
+    if len(found.sizes) == 1:
+        return [f"One client holds all {high:,} examples: nothing is skewed."]
+    each = f"{low:,} examples each" if low == high else f"{low:,} to {high:,} examples"
     classes = f"{found.few:.0f}" if found.few == round(found.few) else f"{found.few:.1f}"
-    words = f"{len(found.sizes):,} clients hold {low:,} to {high:,} examples; for half of them, {classes} or fewer of "
+    words = f"{len(found.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
     words += f"the {len(found.classes)} classes make up 90 % of what they hold."
     how = "nearly the same labels everywhere" if found.emd < 0.1 else f"EMD {found.emd:.2f} on a scale from 0 to 2"
     return [f"{words} Label skew: {how}."]

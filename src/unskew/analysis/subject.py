@@ -141,8 +141,14 @@ class Subject:
 
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
-        """The calibrated classifiers' tensors by name."""
-        return {name: runs.read_calibration(self.path, name) for name in self.result.calibrations}
+        """The calibrated classifiers' tensors by name; one that cannot be read is left out, with a note."""
+        found = {}
+        for name in self.result.calibrations:
+            try:
+                found[name] = runs.read_calibration(self.path, name)
+            except UserError as error:
+                self.notes.append(f"the calibration {name} is left out: {error}")
+        return found
 
     @property
     def classes(self) -> list[str]:

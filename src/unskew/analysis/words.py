@@ -1,4 +1,6 @@
-"""Words that several measures use in their sentences."""
+"""Words that several measures use in their sentences, and what these speak of."""
+
+from typing import Any
 
 
 def after(number: int, rounds: int) -> str:
@@ -14,3 +16,8 @@ def said(layer: str) -> str:
 def bound(calibration: str) -> bool:
     """Whether it is an upper bound for study, which sees what nobody may pool."""
     return calibration.startswith("oracle")
+
+
+def asked(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The round that was asked for among those that are known; the last where all were recorded."""
+    return next((row for row in rows if row.get("asked")), rows[-1])

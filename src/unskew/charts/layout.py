@@ -3,7 +3,7 @@
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words
 from unskew.charts.axes import LINE, Row, axes, column, column_width, overhang, row
 from unskew.charts.marks import Plot, layers, shade
-from unskew.charts.scales import Scale, breadth, ends, fit, known, words, wrap
+from unskew.charts.scales import Scale, breadth, ends, fit, known, wrap
 from unskew.charts.shapes import Box, Circle, Drawing, Layer, Path, Text, colour_name
 
 EDGE = 8.0  # free at the border of the picture
@@ -166,7 +166,7 @@ def _scale_words(chart: Chart) -> tuple[str, str] | None:
     low, high = (
         (format(end, first.numbers) for end in (first.low, first.high))
         if first.numbers
-        else words([first.low, first.high])
+        else (f"{end:,.0f}" if abs(end) >= 1000 else f"{end:.3g}" for end in (first.low, first.high))
     )
     return low, high
 

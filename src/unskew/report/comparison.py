@@ -10,8 +10,8 @@ from unskew.charts import Axis, Bars, Chart, Line, Mark
 from unskew.charts.groups import grouped
 from unskew.errors import UserError
 from unskew.report.parts import Column, Page, Section, Table
-from unskew.report.words import size
 from unskew.results import Calibration
+from unskew.words import size
 
 LIGHT = {"skew": "skew", "curves": "curves", "norms": "norms(local=false)"}  # what the folder alone can tell
 MOST = 40  # runs that one page can tell apart
@@ -173,10 +173,11 @@ def _rows(found: Known, names: list[str]) -> list[Chart]:
     if not pairs:
         return []
     before = [norms.unevenness(each.values.server) for _, each in pairs]
-    after = [min(map(norms.unevenness, each.values.calibrated.values()), default=None) for _, each in pairs]
+    usable = [[v for name, v in each.values.calibrated.items() if not bound(name)] for _, each in pairs]
+    after = [min(map(norms.unevenness, rows), default=None) for rows in usable]
     local = [each.values.rounds[-1]["unevenness"] if each.values.rounds else None for _, each in pairs]
-    marks = grouped({"local classifiers, last known round": local, "server's, before calibration": before,
-                     "after the one that evens most": after})  # fmt: skip
+    marks = grouped({"local classifiers": local, "before calibration": before,
+                     "after calibration": after})  # fmt: skip
     ticks = tuple((place, name) for place, (name, _) in enumerate(pairs))
     alt = "Deviation of the classifier's row norms, before and after calibration."
     return [Chart("compare-norms", "Deviation of row norms / their mean", alt, marks, x=Axis("", ticks=ticks),

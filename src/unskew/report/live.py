@@ -17,9 +17,9 @@ from unskew.errors import UserError
 from unskew.key import Key
 from unskew.preparation import Overview
 from unskew.report.curve import Series, curve
-from unskew.report.words import size
 from unskew.round.driver import Metrics
 from unskew.types import EVERYONE
+from unskew.words import size
 
 SMALLEST = (60, 16)  # columns and lines; with fewer there is the bar alone
 ROOMY = 80  # columns; with fewer the bar leaves the rate to the lines below

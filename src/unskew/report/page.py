@@ -14,7 +14,7 @@ from importlib.resources import files
 from unskew.charts import Chart
 from unskew.charts.svg import STYLE, svg
 from unskew.report.parts import Cell, Choice, Column, Page, Section, Table
-from unskew.report.words import duration, size
+from unskew.words import duration, size
 
 WIDE = 560  # a chart wider than this has a row to itself
 LONG_FACT, LONG_CELL = 40, 24  # letters: what is longer gets a row to itself, or lines

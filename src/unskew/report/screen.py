@@ -11,11 +11,11 @@ from rich.text import Text
 from unskew.finishing import Event, Foretold, Gathering
 from unskew.preparation import Overview
 from unskew.report.live import View
-from unskew.report.words import duration as duration
-from unskew.report.words import size as size
 from unskew.results import Result
 from unskew.round.driver import Metrics
 from unskew.types import EVERYONE, Visit
+from unskew.words import duration as duration
+from unskew.words import size as size
 
 
 class Screen:

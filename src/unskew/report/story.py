@@ -7,7 +7,7 @@ from unskew.analysis.subject import Missing, Subject
 from unskew.analysis.words import bound
 from unskew.charts import Chart
 from unskew.report.parts import Choice, Column, Page, Section, Table
-from unskew.report.words import duration, size
+from unskew.words import duration, size
 
 Parts = list[Chart | Choice | Table]
 Studied = dict[str, Found | str]  # by measure: what was found, or why not
@@ -51,12 +51,11 @@ def story(subject: Subject, found: Studied) -> Page:
         _section(found, "confusion", "What calibration changed", _CONFUSION, lambda: _confusion_parts(subject, found)),
         _section(found, "inversion", "What features give away", _INVERSION, lambda: _charts(found, "inversion")),
         Section("cost", "What it cost", _COST, [_costs(subject)]),
-        Section("made", "How it was made", _made(subject), [_settings(subject)], missing=_notes(found)),
+        Section("made", "How it was made", _made(subject), [_settings(subject)]),
     ]
     return Page(
         title=f"{result.method} on {result.data}",
-        subtitle=f"{result.partition}, {result.per_round} of {result.clients} clients a round, {result.rounds} rounds, "
-        f"seed {result.seed}",
+        subtitle=f"{result.partition}, {_who(subject)}, {result.rounds} rounds, seed {result.seed}",
         findings=_findings(found),
         facts=_facts(subject),
         sections=[each for each in sections if each is not None],
@@ -184,8 +183,11 @@ def _facts(subject: Subject) -> list[tuple[str, str]]:
     return facts
 
 
-def _notes(found: Studied) -> list[str]:
-    return [f"{name}: {seen}" for name, seen in found.items() if isinstance(seen, str)]
+def _who(subject: Subject) -> str:
+    result = subject.result
+    if "centralised" in result.method:
+        return "all examples in one place"
+    return f"{result.per_round} of {result.clients} clients a round"
 
 
 def _made(subject: Subject) -> str:
@@ -205,12 +207,13 @@ _CURVES = (
     "wait), against bytes and against time."
 )
 _CKA = (
-    "Every client trains the final model once more on its own images, and all see the same test images. CKA says how "
-    "alike two models' outputs of a layer are: 1 where one is a rotation of the other, 0 where they share nothing."
+    "Clients train the server's model once more, each on its own images, and all see the same test images. CKA says "
+    "how alike two models' outputs of a layer are: 1 where one is a rotation of the other, 0 where they share nothing."
 )
 _NORMS = (
     "Each class has a row in the classifier; the longer it is, the more readily the class is predicted. Local rows "
-    "that grow with a client's label counts are a sign of bias."
+    "that grow with a client's label counts are a sign of bias. What all rows share changes no prediction and is left "
+    "out before and after calibration. The last point by round is one visit more, after the last round."
 )
 _DRIFT = "The distance between the model that a client is sent and the one it sends back, layer by layer."
 _SEPARABILITY = (

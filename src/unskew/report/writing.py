@@ -28,6 +28,8 @@ def write_report(
         analysis.parse(source)
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is written as .html")
+    if without and len(paths) > 1:
+        raise UserError("--without is for the report of one run; a comparison shows what is stored, and --only adds")
     if out is None and len(paths) > 1:
         raise UserError("a comparison belongs to no run: say where it goes with --out FILE.html")
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
