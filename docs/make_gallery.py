@@ -100,7 +100,8 @@ def main() -> None:
         "Real runs, looked at by `unskew analyse` and `unskew report`; `make gallery` makes this page.",
         "",
     ]
-    lines += [*claims(paths), "", "## What the report says of the skewed run", ""]
+    lines += [*claims(paths), "", "One run each, seed 0: small differences may go the other way with another seed.", ""]
+    lines += ["## What the report says of the skewed run", ""]
     lines += [f"- {sentence}" for each in found.values() for sentence in each.findings]
     lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
     lines += table(paths)
