@@ -1,0 +1,84 @@
+"""Runs that went wrong, folders that may only be read, populations larger than what is recorded."""
+
+from dataclasses import replace
+
+import pytest
+
+from analysis.finished import subject_of
+from federation import federation
+from unskew import engines, recording
+from unskew.analysis import MEASURES, analyse, cka, curves, measured, skew
+from unskew.cli import _interrupted
+from unskew.errors import Missing, UserError
+from unskew.report.story import story, studied
+from unskew.report.writing import write_report
+from unskew.types import Visit
+
+
+def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(run, monkeypatch):
+    taken = curves.measure
+    monkeypatch.setattr(curves, "measure", lambda subject: replace(taken(subject), loss=[float("nan")]))
+    with subject_of(run) as subject:
+        with pytest.raises(Missing, match="diverged"):
+            measured(subject, "curves")
+        found = studied(subject, only=["skew", "curves"])
+        page = story(subject, found)
+    assert "diverged" in str(found["curves"])
+    assert not (run / "figures" / "curves.json").exists()
+    assert [section.name for section in page.sections if section.missing] == ["curves"]
+
+
+def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, monkeypatch):
+    def refused(path, values):
+        raise UserError(f"{path} cannot be written: Read-only file system")
+
+    monkeypatch.setattr("unskew.runs.write_json", refused)
+    made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
+    assert (tmp_path / "page.html").stat().st_size > 1000
+    notes = [note for section in made.sections for note in section.notes]
+    assert len(notes) == 2
+    assert all("Read-only" in note for note in notes)
+
+
+def test_a_comparison_refuses_what_it_would_not_heed(run, runs_of, tmp_path):
+    with pytest.raises(UserError, match="--without is for the report of one run"):
+        write_report(run, runs_of(), out=tmp_path / "both.html", without=["skew"])
+    with pytest.raises(UserError, match="--only drift: a comparison shows"):
+        write_report(run, runs_of(), out=tmp_path / "both.html", only=["drift"])
+    assert not (tmp_path / "both.html").exists()
+
+
+def test_an_interrupt_is_one_however_deep_it_lies():
+    wrapped = RuntimeError("Error calling __set_name__")
+    wrapped.__cause__ = KeyboardInterrupt()
+    assert _interrupted(KeyboardInterrupt())
+    assert _interrupted(wrapped)
+    assert not _interrupted(RuntimeError("our own"))
+
+
+def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
+    small = federation(sizes=(2,) * 105, epochs=1)
+    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    visits = [Visit(client, 1.0) for client in range(105)]
+    for most, seen in ((recording.MOST_CLIENTS, 100), (105, 105)):
+        watching = recording.Watching(engine, lambda number: ["norms"], most=most)
+        watching.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
+        assert watching.rows("norms")[0] == list(range(seen))
+
+
+def test_what_is_not_shown_is_said(run):
+    found = analyse(run, "skew(clients=2)", "cka(clients=3)")
+    assert found["skew(clients=2)"].notes == ("2 of 5 clients are shown, evenly by size",)
+    assert found["cka(clients=3)"].notes == ("the models of 3 of 5 clients are compared",)
+
+
+@pytest.mark.parametrize(("means", "said"), [([0.999, 0.998], "about equally alike"), ([0.9, 0.5], "least similar")])
+def test_layers_are_ranked_only_where_they_differ(means, said):
+    found = cka.Similarity(1, 10, [0, 1], ["conv1", "classifier"], [[[1.0]], [[1.0]]], means, [])
+    assert said in cka.findings(found)[0]
+
+
+def test_every_measure_has_its_three_functions():
+    for measure in MEASURES.values():
+        assert all(callable(getattr(measure.module, name)) for name in ("measure", "draw", "findings"))
+    assert skew.measure.__doc__
