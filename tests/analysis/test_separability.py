@@ -114,8 +114,8 @@ def made(**changes):
 
 def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
     said = separability.findings(made())
-    assert "50.0 %" in said[0]
-    assert "75.0 %" in said[0]
+    assert "50.0%" in said[0]
+    assert "75.0%" in said[0]
     assert "25.0 points" in said[0]
     assert "b and a" in said[1] or "a and b" in said[1]
     assert "1 apart" in said[1]

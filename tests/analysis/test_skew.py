@@ -42,7 +42,7 @@ def dealt(seed, clients, classes, examples):
 
 
 def classes_for_most(counts):
-    """How many of its largest classes make up 90 % of what a client holds: counted one after another."""
+    """How many of its largest classes make up 90% of what a client holds: counted one after another."""
     total, sum_, number = sum(counts), 0, 0
     for count in sorted(counts, reverse=True):
         if 10 * sum_ >= 9 * total:
@@ -161,7 +161,7 @@ def test_the_words_tell_the_sizes_the_classes_and_the_emd():
     assert found.emd == pytest.approx(0.64)
     assert found.distances == pytest.approx([1.2, 0.8, 0.2])
     assert skew.findings(found) == [
-        "3 clients hold 2 to 4 examples; for half of them, 1 or fewer of the 2 classes make up 90 % of what they hold. "
+        "3 clients hold 2 to 4 examples; for half of them, 1 or fewer of the 2 classes make up 90% of what they hold. "
         "Label skew: EMD 0.64 on a scale from 0 to 2."
     ]
 

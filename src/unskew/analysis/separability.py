@@ -122,8 +122,8 @@ def findings(found: Separability) -> list[str]:
     if found.before is not None and found.after is not None:
         shares = round(100 * found.before, 1), round(100 * found.after, 1)
         said.append(
-            f"Of features drawn from the class Gaussians the classifier gets {shares[0]:.1f} % right, their "
-            f"discriminant {shares[1]:.1f} %: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
+            f"Of features drawn from the class Gaussians the classifier gets {shares[0]:.1f}% right, their "
+            f"discriminant {shares[1]:.1f}%: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
         )
     if len(found.classes) > 2:
         pairs = [(found.distances[a][b], a, b) for a in range(len(found.classes)) for b in range(a)]

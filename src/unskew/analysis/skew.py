@@ -186,6 +186,6 @@ def findings(found: Skew) -> list[str]:
     each = f"{low:,} examples each" if low == high else f"{low:,} to {high:,} examples"
     classes = f"{found.few:.0f}" if found.few == round(found.few) else f"{found.few:.1f}"
     words = f"{len(found.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
-    words += f"the {len(found.classes)} classes make up 90 % of what they hold."
+    words += f"the {len(found.classes)} classes make up 90% of what they hold."
     how = "nearly the same labels everywhere" if found.emd < 0.1 else f"EMD {found.emd:.2f} on a scale from 0 to 2"
     return [f"{words} Label skew: {how}."]
