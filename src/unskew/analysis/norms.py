@@ -253,9 +253,9 @@ def findings(found: Norms) -> list[str]:
     ends = [row for row in _ends(found) if row["correlation"] is not None]
     if ends:
         first, last = ends[0], ends[-1]
-        known = first["correlation"]
+        known = round(first["correlation"], 2) + 0.0  # no −0.00
         how = "follow" if known > EARLY else "hardly follow" if known > FAINT else "do not follow"
-        then = f", and {last['correlation']:.2f} {last['when']}" if last is not first else ""
+        then = f", and {round(last['correlation'], 2) + 0.0:.2f} {last['when']}" if last is not first else ""
         said.append(
             f"{first['when'].capitalize()} the rows of local classifiers {how} the clients' label counts: mean "
             f"correlation {known:.2f}{then}."
