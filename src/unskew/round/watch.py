@@ -17,9 +17,6 @@ from unskew.types import Sums, Tensors, Visit
 if TYPE_CHECKING:
     from unskew.round.client import Bench
 
-SEEN = ("norms", "drift", "model")
-
-
 @dataclass(frozen=True)
 class Watch:
     """What is looked at, and whose visits; each of these clients has a row in what comes out."""
