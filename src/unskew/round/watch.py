@@ -17,6 +17,7 @@ from unskew.types import Sums, Tensors, Visit
 if TYPE_CHECKING:
     from unskew.round.client import Bench
 
+
 @dataclass(frozen=True)
 class Watch:
     """What is looked at, and whose visits; each of these clients has a row in what comes out."""
