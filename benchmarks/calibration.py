@@ -13,10 +13,10 @@ from measure import Row, at_most, medians
 from unskew import models
 from unskew.calibration.forms import Form
 from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.tensors import one_thread
 from unskew.data.batches import Pixels
-from unskew.errors import UserError
-from unskew.key import Key
-from unskew.tensors import one_thread
 
 IMAGES = 10_000
 LARGE = {  # C = 1,203, d = 1,280 (iNaturalist's classes, MobileNet's features): form, calibration, GB, seconds

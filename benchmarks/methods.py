@@ -5,10 +5,10 @@ import torch
 
 from measure import Row, at_most, medians
 from rounds import Federation
+from unskew.core.key import Key
+from unskew.core.types import Local
 from unskew.data.batches import plan
 from unskew.data.population import Partition, Population
-from unskew.key import Key
-from unskew.types import Local
 
 CLIENTS, HELD = 4, 640  # 10 steps of 64 a client and epoch
 
@@ -36,7 +36,7 @@ def steps(images, repeats):
     for federation in federations.values():
         federation.round()
     variants = {name: federation.round for name, federation in federations.items()}
-    forward = _forward_pass(federations["fedavg"].bench)
+    forward = _forward_pass(federations["fedavg"].side)
     seconds = medians(variants | {"forward": forward}, repeats)
     base = seconds["fedavg"]
     rows = [Row("a step of fedavg", 1000 * base / (CLIENTS * 2 * HELD / 64), "ms", remark="batch 64, crops and flips")]
@@ -58,14 +58,14 @@ def _bounded(name, value, bound, remark=""):
     return Row(name, value, "", remark=remark) if bound is None else at_most(name, value, "", bound, remark)
 
 
-def _forward_pass(bench):
+def _forward_pass(side):
     """One pass over a client's examples without gradient, as the end of a visit with prototypes makes it."""
 
     def work():
         torch.set_num_threads(1)
-        bench.network.eval()
+        side.network.eval()
         for index in torch.arange(HELD).split(500):
             with torch.no_grad():
-                bench.network.encoder(bench.train.batch(index)[0])
+                side.network.encoder(side.train.batch(index)[0])
 
     return work

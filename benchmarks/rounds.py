@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy as np
 
 from measure import Row, at_least, at_most, medians
-from unskew import engines, models, tensors
+from unskew import engines, models
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.types import ImageSet, Local, Split
 from unskew.data.partition import partition
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
-from unskew.key import Key
 from unskew.round import driver
-from unskew.types import ImageSet, Local, Split
 
 
 class Federation:
@@ -25,10 +26,10 @@ class Federation:
     def __init__(self, images, population, local, engine, workers=2, per_round=None, method="fedavg"):
         self.blueprint = Blueprint(method, models.suited(images.shape), images.shape, len(images.classes), local)
         data = dataset(images, population)
-        self.bench = bench = build(self.blueprint, data)
-        models.initialise(bench.network, Key(0))
-        self.algorithm, self.per_round = bench.algorithm, per_round or population.clients
-        self.state = driver.start(bench.algorithm, tensors.of_module(bench.network))
+        self.side = side = build(self.blueprint, data)
+        models.initialise(side.network, Key(0))
+        self.algorithm, self.per_round = side.algorithm, per_round or population.clients
+        self.state = driver.start(side.algorithm, tensors.of_module(side.network))
         self.engine = engines.open_engine(engine, self.blueprint, data, workers)
 
     def round(self):

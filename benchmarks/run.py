@@ -15,8 +15,8 @@ import analysis
 import calibration
 import methods
 import rounds
+from unskew.core.errors import UserError
 from unskew.data.sources import load
-from unskew.errors import UserError
 
 
 def cifar10():

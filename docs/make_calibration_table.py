@@ -16,10 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import unskew
-from unskew.afterwards import plain_name
+from unskew.core.machine import cores
 from unskew.data.sources import load
-from unskew.engines import cores
-from unskew.results import Result, read_result
+from unskew.runs.finished import plain_name
+from unskew.runs.result import Result, read_result
 
 HERE = Path(__file__).parent
 BUDGET = ["--clients", "10", "--rounds", "40", "--epochs", "5", "--evaluate-every", "5"]

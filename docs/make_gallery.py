@@ -16,10 +16,10 @@ from pathlib import Path
 import unskew
 from unskew.analysis import MEASURES, measured
 from unskew.analysis.norms import unevenness
-from unskew.analysis.subject import Subject
 from unskew.charts.svg import svg
-from unskew.report.writing import write_report
-from unskew.results import read_result
+from unskew.report.write import write_report
+from unskew.runs.result import read_result
+from unskew.runs.study import FinishedRun
 
 HERE = Path(__file__).parent
 DURING = "silhouette(every=2) + norms(every=5, first=3) + drift(every=5, first=3) + model(every=10, first=1)"
@@ -86,12 +86,12 @@ def main() -> None:
     page = options.work / "report.html"
     write_report(paths["skewed"], out=page)
     for name in ("even", "prototypes"):
-        with Subject(paths[name]) as subject:
+        with FinishedRun(paths[name]) as subject:
             for measure in ("skew", "curves", "cka", "norms", "separability", "confusion"):
                 measured(subject, measure, again=False)
     both = options.work / "comparison.html"
     comparison = write_report(*paths.values(), out=both)
-    with Subject(paths["skewed"]) as subject:
+    with FinishedRun(paths["skewed"]) as subject:
         found = {name: measured(subject, name, again=False) for name in MEASURES}
     charts = {chart.name: chart for each in found.values() for chart in each.charts}
     lines = [

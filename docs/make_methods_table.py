@@ -16,13 +16,15 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from unskew import milestones, runs
+from unskew.core.key import Key
+from unskew.core.machine import cores
 from unskew.data import partition_files
 from unskew.data.population import Partition
 from unskew.data.sources import load
-from unskew.engines import cores
-from unskew.key import Key
-from unskew.results import Result, read_result
+from unskew.runs import milestones
+from unskew.runs.folder import write_arrays
+from unskew.runs.metrics import read_metrics
+from unskew.runs.result import Result, read_result
 
 HERE = Path(__file__).parent
 PAGE, PICTURE = HERE / "methods" / "measured.md", HERE / "pictures" / "fedvc.png"
@@ -74,7 +76,7 @@ def table(results: dict[str, Result]) -> list[str]:
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for result in results.values():
-        rows = runs.read_metrics(result.path)
+        rows = read_metrics(result.path)
         best = max(row["accuracy"] for row in rows)
         half = milestones.rounds_to(rows, 0.5 * base)
         cells = [
@@ -102,7 +104,7 @@ def uneven_partition(work: Path, seed: int) -> Path:
                 client[left[own].pop()] = k
     found = Partition(client, CROWD, f"lognormal(sigma={SIGMA})", seed)
     path = work / f"uneven-{seed}.npz"
-    runs.write_arrays(path, partition_files.to_arrays(found, labels, 10))
+    write_arrays(path, partition_files.to_arrays(found, labels, 10))
     return path
 
 
@@ -112,7 +114,7 @@ def curves(work: Path) -> Figure:
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, 2, sharey=True)
     for method, (label, colour) in CURVES.items():
-        found = [runs.read_metrics(work / f"uneven-{_word(method)}-{seed}") for seed in SEEDS]
+        found = [read_metrics(work / f"uneven-{_word(method)}-{seed}") for seed in SEEDS]
         for axis, by_batch in zip(axes, (False, True), strict=True):
             lines = [_line(rows, by_batch) for rows in found]
             grid = np.linspace(0, min(x[-1] for x, _ in lines), 400)
@@ -134,7 +136,7 @@ def curves(work: Path) -> Figure:
 
 def steadiness(work: Path) -> list[str]:
     """Markdown: how far accuracy jumps between evaluations, and where it stands at the same number of batches."""
-    found = {m: [runs.read_metrics(work / f"uneven-{_word(m)}-{seed}") for seed in SEEDS] for m in CURVES}
+    found = {m: [read_metrics(work / f"uneven-{_word(m)}-{seed}") for seed in SEEDS] for m in CURVES}
     budget = min(milestones.batches(rows) for every in found.values() for rows in every)
     lines = [
         f"| method | accuracy, % | at {budget:,} batches, % | batches in all | mean fall between evaluations, points |",

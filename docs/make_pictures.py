@@ -8,9 +8,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import unskew
+from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.sources import load
-from unskew.key import Key
 from unskew.report.partition_plot import partition_figure
 
 HERE = Path(__file__).parent / "pictures"

@@ -2,7 +2,7 @@
 
 from unskew.checks.small import Federation, image_set, largest_difference, partition_of, same
 from unskew.checks.small import federation as _federation
-from unskew.types import Local
+from unskew.core.types import Local
 
 
 def federation(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from unskew.types import Loss, Step
+from unskew.core.types import Loss, Step
 
 
 def _term(term):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unskew.cli import main
+from unskew.console.main import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,7 +55,7 @@ def test_the_method_of_the_tour_keeps_the_laws(tmp_path, monkeypatch):
 
 
 def test_every_recipe_is_a_recipe():
-    from unskew.config import checked, read
+    from unskew.runs.config import checked, read
 
     recipes = sorted((ROOT / "recipes").glob("*.toml"))
     assert recipes

@@ -7,18 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unskew.afterwards import calibrate_run, load
-    from unskew.algorithm import Algorithm
     from unskew.analysis import analyse
-    from unskew.calibration.head import CalibratedClassifier, Lift
+    from unskew.calibration.classifier import CalibratedClassifier, Lift
     from unskew.calibration.methods import calibrate
     from unskew.calibration.statistics import ClassStatistics
-    from unskew.errors import ClientFailure, UserError
-    from unskew.experiment import resume, run
-    from unskew.key import Key
+    from unskew.core.errors import ClientFailure, UserError
+    from unskew.core.key import Key
     from unskew.loggers import open_logger
-    from unskew.report.writing import write_report
-    from unskew.results import Calibration, Result
+    from unskew.report.write import write_report
+    from unskew.round.algorithm import Algorithm
+    from unskew.runs.finished import calibrate_run, load
+    from unskew.runs.result import Calibration, Result
+    from unskew.runs.train import resume, run
 
 __version__ = "0.1.0"
 
@@ -43,23 +43,23 @@ __all__ = [
 ]
 
 _HOME = {
-    "Algorithm": "algorithm",
-    "CalibratedClassifier": "calibration.head",
-    "Calibration": "results",
+    "Algorithm": "round.algorithm",
+    "CalibratedClassifier": "calibration.classifier",
+    "Calibration": "runs.result",
     "ClassStatistics": "calibration.statistics",
-    "ClientFailure": "errors",
-    "Key": "key",
-    "Lift": "calibration.head",
-    "Result": "results",
-    "UserError": "errors",
+    "ClientFailure": "core.errors",
+    "Key": "core.key",
+    "Lift": "calibration.classifier",
+    "Result": "runs.result",
+    "UserError": "core.errors",
     "analyse": "analysis",
     "calibrate": "calibration.methods",
-    "calibrate_run": "afterwards",
-    "load": "afterwards",
+    "calibrate_run": "runs.finished",
+    "load": "runs.finished",
     "open_logger": "loggers",
-    "resume": "experiment",
-    "run": "experiment",
-    "write_report": "report.writing",
+    "resume": "runs.train",
+    "run": "runs.train",
+    "write_report": "report.write",
 }
 
 

@@ -12,7 +12,7 @@ def main() -> None:
     """Import the command line and run it."""
     # An exception that crosses a C++ module in its initialisation aborts the process, so nothing is raised there.
     _on_interrupt(_leave)
-    from unskew.cli import main as command
+    from unskew.console.main import main as command
 
     _on_interrupt(_interrupt)
     try:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from unskew import afterwards, experiment
-from unskew.analysis.subject import Subject
-from unskew.cli import main
+from unskew.console.main import main
 from unskew.data import sources
+from unskew.runs import train
+from unskew.runs.finished import calibrate_run
+from unskew.runs.study import FinishedRun
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 EVERYTHING = "norms + drift + silhouette + model(every=1)"
@@ -48,9 +49,9 @@ def made(folder: Path, **options) -> Path:
     words = hashlib.sha256(repr(sorted(options.items())).encode()).hexdigest()[:12]
     run = folder / f"run-{words}"
     calibrations = options.pop("calibrations", ())
-    experiment.run(out=run, **{"data": f"arrays:{images(folder)}", **SMALL, **options})
+    train.run(out=run, **{"data": f"arrays:{images(folder)}", **SMALL, **options})
     if calibrations:
-        afterwards.calibrate_run(run, *calibrations)
+        calibrate_run(run, *calibrations)
     return run
 
 
@@ -87,8 +88,8 @@ def copied(finished: Path, folder: Path, name: str = "run") -> Path:
 
 
 @contextmanager
-def subject_of(run: Path, **options):
-    with Subject(run, **options) as subject:
+def finished_run(run: Path, **options):
+    with FinishedRun(run, **options) as subject:
         yield subject
 
 

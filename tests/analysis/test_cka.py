@@ -8,15 +8,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.finished import subject_of, undisturbed
-from unskew import runs, tensors
+from analysis.finished import finished_run, undisturbed
 from unskew.analysis import cka
 from unskew.analysis.cka import AtOnce, Exact, Similarity, Unbiased, kernel
-from unskew.analysis.subject import Missing
-from unskew.errors import UserError
-from unskew.key import Key
-from unskew.recording import Watching
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.round import driver
+from unskew.runs.checkpoint import load_checkpoint
+from unskew.runs.folder import read_model
+from unskew.runs.recording import RecordingEngine
+from unskew.runs.study import Missing
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -243,7 +245,7 @@ def test_the_unbiased_form_keeps_one_number_a_pair():
 
 
 def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_next_round(finished):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = cka.measure(subject)
         coming = subject.algorithm.sampler(subject.key.fold("round", 4, "sample"), subject.engine.population, 4)
     assert found.layers == ["conv1", "conv2", "fc1", "classifier"]
@@ -255,15 +257,15 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
     """Layer by layer by hand, all 120 images at once."""
     monkeypatch.setattr(cka, "WIDE", 5000)
     monkeypatch.setattr(cka, "CHUNK", 50)
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = cka.measure(subject, images=120)
         assert found.estimated == []
         models = list(subject.local_models(3).values())
-        network = subject.bench.network
-        images, _ = subject.bench.test.batch(torch.arange(120))
+        network = subject.side.network
+        images, _ = subject.side.test.batch(torch.arange(120))
         outputs = []
         for model in models:
-            subject.bench.load(model, training=False)
+            subject.side.load(model, training=False)
             parts, x, own = dict(network.encoder.named_children()), images, []
             with torch.no_grad():
                 for name, part in parts.items():
@@ -285,13 +287,13 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
 
 def next_round(run, state, number):
     """What ``driver.run_round`` itself makes of the state: the clients' models, seen through the engine."""
-    with subject_of(run) as subject:
-        watching = Watching(subject.engine, lambda _: ["model"])
+    with finished_run(run) as subject:
+        watching = RecordingEngine(subject.engine, lambda _: ["model"])
         driver.run_round(
             subject.algorithm, watching, state, subject.key, per_round=subject.config.per_round,
             rounds=subject.config.rounds,
         )  # fmt: skip
-        names = list(subject.bench.weights)
+        names = list(subject.side.weights)
         clients = watching.rows("visits")[0]
         rows = {name: watching.rows(f"model/{name}")[1] for name in names}
         return {c: {name: rows[name][at] for name in names} for at, c in enumerate(clients)}
@@ -306,15 +308,15 @@ def assert_equal_models(found, wanted):
 
 
 def test_local_models_are_those_that_one_more_round_makes(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = subject.local_models()
-        state, _ = runs.load_checkpoint(finished)
+        state, _ = load_checkpoint(finished)
         assert tensors.sha256(state.tensors) == subject.result.weights_sha256
     assert_equal_models(found, next_round(finished, state, 4))
 
 
 def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = subject.local_models(0)
         start = subject.state(0)
         assert start.round == 0
@@ -325,57 +327,60 @@ def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
 def test_the_next_round_of_a_longer_run_makes_the_same_models(runs_of, tmp_path, finished):
     """A run of R + 1 rounds, with the last one's clients averaged: its weights are the mean of what we made again."""
     longer = runs_of(rounds=4, per_round=4)
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found, sizes = subject.local_models(), subject.prepared.population.sizes
         total = sum(int(sizes[client]) for client in found)
         mean = {
             name: sum(model[name].double() * int(sizes[client]) for client, model in found.items()) / total
-            for name in subject.bench.weights
+            for name in subject.side.weights
         }
-    weights = runs.read_model(longer / "model.safetensors")
+    weights = read_model(longer / "model.safetensors")
     for name, value in mean.items():
         assert torch.allclose(value, weights[name.partition("/")[2]].double(), atol=1e-6, rtol=0)
-        assert not torch.allclose(value, runs.read_model(finished / "model.safetensors")[name[7:]].double(), atol=1e-4)
+        assert not torch.allclose(value, read_model(finished / "model.safetensors")[name[7:]].double(), atol=1e-4)
 
 
 def test_the_engine_changes_no_bit(finished):
-    with subject_of(finished) as one, subject_of(finished, engine="pool", workers=1) as other:
+    with finished_run(finished) as one, finished_run(finished, engine="pool", workers=1) as other:
         left, right = cka.measure(one, round=0), cka.measure(other, round=0)
         assert left == right
         assert (type(one.engine).__name__, type(other.engine).__name__) == ("Loop", "Pool")
 
 
 def test_fewer_clients_are_taken_evenly(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         all_of_them = list(subject.local_models(0))
         assert cka.measure(subject, clients=2, round=0).clients == [all_of_them[0], all_of_them[-1]]
 
 
 def test_images_count_from_the_first(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         assert cka.measure(subject, images=7).images == 7
         assert cka.measure(subject, images=7) != cka.measure(subject, images=8)
 
 
 @pytest.mark.parametrize("knobs", [{"clients": 1}, {"images": 3}])
 def test_fewer_than_two_clients_or_four_images_compare_nothing(finished, knobs):
-    with subject_of(finished) as subject, pytest.raises(UserError, match="two clients"):
+    with finished_run(finished) as subject, pytest.raises(UserError, match="two clients"):
         cka.measure(subject, **knobs)
 
 
 @pytest.mark.parametrize("number", [4, -2])
 def test_a_round_that_never_was_is_refused(finished, number):
-    with subject_of(finished) as subject, pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"):
+    with (
+        finished_run(finished) as subject,
+        pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"),
+    ):
         cka.measure(subject, round=number)
 
 
 def test_one_client_a_round_has_nobody_to_be_compared_with(runs_of):
-    with subject_of(runs_of(per_round=1)) as subject, pytest.raises(Missing, match="only one comes"):
+    with finished_run(runs_of(per_round=1)) as subject, pytest.raises(Missing, match="only one comes"):
         cka.measure(subject)
 
 
 def test_layers_wider_than_the_limit_are_estimated_and_said_to_be(finished, monkeypatch):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         monkeypatch.setattr(cka, "WIDE", 1024)  # conv1 has 16·8·8 = 1024 outputs, conv2 32·4·4 = 512, fc1 64
         exact = cka.measure(subject)
         monkeypatch.setattr(cka, "WIDE", 511)
@@ -391,9 +396,12 @@ def test_layers_wider_than_the_limit_are_estimated_and_said_to_be(finished, monk
 
 def test_networks_that_work_otherwise_in_training_are_looked_at_as_they_are_used(runs_of):
     """BatchNorm takes the batch's own mean in training, and would move its buffers: 120 images at once or 40."""
-    with subject_of(runs_of(model="outside_models:batch_norm", rounds=1)) as subject, pytest.MonkeyPatch.context() as m:
+    with (
+        finished_run(runs_of(model="outside_models:batch_norm", rounds=1)) as subject,
+        pytest.MonkeyPatch.context() as m,
+    ):
         whole = cka.measure(subject)
-        subject.bench.network.train()
+        subject.side.network.train()
         m.setattr(cka, "CHUNK", 40)
         m.setattr(cka, "WIDE", 5000)
         parts = cka.measure(subject)
@@ -405,9 +413,9 @@ def test_networks_that_work_otherwise_in_training_are_looked_at_as_they_are_used
 
 
 def test_measuring_leaves_no_hook_behind(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         cka.measure(subject, round=0)
-        assert not any(module._forward_hooks for module in subject.bench.network.modules())
+        assert not any(module._forward_hooks for module in subject.side.network.modules())
 
 
 # In words

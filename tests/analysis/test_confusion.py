@@ -2,11 +2,11 @@
 
 import pytest
 
-from analysis.finished import CALIBRATIONS, NAMES, result, subject_of, undisturbed
+from analysis.finished import CALIBRATIONS, NAMES, finished_run, result, undisturbed
 from unskew.analysis import confusion
 from unskew.analysis.confusion import Confusion
 from unskew.charts.svg import svg
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 
 def right(table):
@@ -15,7 +15,7 @@ def right(table):
 
 def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(finished):
     """For the run's own classifier and each calibration: ccvr, lda, lda(layers=2)."""
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = confusion.measure(subject)
         labels = subject.images.test.labels.tolist()
     assert found.classes == list(NAMES)
@@ -33,7 +33,7 @@ def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(fin
 @pytest.mark.parametrize("method", ["clsnorm", "fedavg + clsnorm + ccvr(per_class=30, epochs=2)"])
 def test_a_classifier_that_is_transformed_counts_as_it_is_used(runs_of, method):
     run = runs_of(method=method)
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = confusion.measure(subject)
     assert right(found.tables["before"]) / 120 == pytest.approx(result(run)["accuracy"], abs=1e-12)
     for row in result(run)["calibrations"]:
@@ -42,7 +42,7 @@ def test_a_classifier_that_is_transformed_counts_as_it_is_used(runs_of, method):
 
 def test_the_best_calibrations_are_shown_where_not_all_are(finished):
     ranked = sorted(result(finished)["calibrations"], key=lambda row: -row["accuracy"])
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = confusion.measure(subject, calibrations=1)
         assert list(found.tables) == ["before", ranked[0]["name"]]
         assert subject.notes == ["1 of 3 calibrations are shown, those with the best accuracy"]

@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from analysis.finished import metrics, result, subject_of
+from analysis.finished import finished_run, metrics, result
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
 from unskew.charts import Band, Line
@@ -30,7 +30,7 @@ def test_what_was_spent_is_summed_up_to_each_evaluation(run):
         {"batches_max": 7, "bytes_up": 100, "bytes_down": 30, "seconds": 2.0},
         {"accuracy": 0.75, "loss": 1.0},
     )
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = curves.measure(subject)
     assert found.round == [1, 3]
     assert found.batches == [4, 15]
@@ -41,7 +41,7 @@ def test_what_was_spent_is_summed_up_to_each_evaluation(run):
 
 
 def test_a_run_s_curves_end_where_its_result_does(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = curves.measure(subject)
     said = result(finished)
     assert found.accuracy[-1] == said["accuracy"]
@@ -53,13 +53,13 @@ def test_a_run_s_curves_end_where_its_result_does(finished):
 
 def test_no_data_set_is_needed(run):
     (run.parent / "digits.npz").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         assert curves.measure(subject).round == [1, 2, 3]
 
 
 def test_a_run_without_metrics_says_so(run):
     (run / "metrics.jsonl").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = curves.measure(subject)
     assert curves.findings(found) == ["The run was never evaluated."]
     for chart in curves.draw(found):
@@ -67,7 +67,7 @@ def test_a_run_without_metrics_says_so(run):
 
 
 def test_evaluations_at_other_rounds(runs_of):
-    with subject_of(runs_of(evaluate_every=2)) as subject:
+    with finished_run(runs_of(evaluate_every=2)) as subject:
         assert curves.measure(subject).round == [2, 3]
 
 
@@ -162,18 +162,18 @@ def test_settings_that_matter_are_part_of_the_label(runs_of):
     """Runs that differ in the rate, the epochs or the network do not differ in nothing but the seed."""
     found = []
     for options in ({}, {"lr": 0.1}, {"epochs": 2}, {"model": "outside_models:linear"}, {"batch": 16}):
-        with subject_of(runs_of(rounds=1, **options)) as subject:
+        with finished_run(runs_of(rounds=1, **options)) as subject:
             found.append(curves.measure(subject))
     assert len(set(curves.named([each.settings for each in found]))) == 5
-    with subject_of(runs_of(rounds=1, seed=1)) as subject:
+    with finished_run(runs_of(rounds=1, seed=1)) as subject:
         assert curves.measure(subject).settings == found[0].settings
 
 
 def test_a_nan_in_the_metrics_is_no_traceback(run):
     from unskew import analysis
-    from unskew.errors import UserError
+    from unskew.core.errors import UserError
 
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace('"train_loss": ', '"train_loss": NaN, "was": '))
-    with pytest.raises(UserError), subject_of(run) as subject:
+    with pytest.raises(UserError), finished_run(run) as subject:
         analysis.measured(subject, "curves")

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-from analysis.finished import content, recorded, subject_of, undisturbed
+from analysis.finished import content, finished_run, recorded, undisturbed
 from unskew.analysis import drift
 from unskew.analysis.drift import Drift
-from unskew.analysis.subject import Missing
 from unskew.charts.svg import svg
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.runs.study import Missing
 
 LAYERS = {
     "conv1": ("params/encoder.conv1.weight", "params/encoder.conv1.bias"),
@@ -33,7 +33,7 @@ def by_hand(model, sent, layer):
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_distances_by_hand(finished, number):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = drift.measure(subject, round=number)
         models, state = subject.local_models(number), subject.state(number)
     assert found.layers == list(LAYERS)
@@ -47,7 +47,7 @@ def test_distances_by_hand(finished, number):
 
 def test_recorded_rounds_are_scaled_by_the_same_server_that_clients_started_from(finished):
     """The distance is divided by the length of what the client was sent: the model before the round."""
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         again = {number: drift.measure(subject, round=number - 1) for number in (1, 2, 3)}
         plain = drift.measure(subject)
     for number, found in again.items():
@@ -60,7 +60,7 @@ def test_recorded_rounds_are_scaled_by_the_same_server_that_clients_started_from
 
 def test_recorded_distances_are_those_of_the_models_made_again(finished):
     """Without any scale: Euclidean, to the last bits."""
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         for row in recorded(finished):
             models, sent = subject.local_models(row["round"] - 1), subject.state(row["round"] - 1).tensors
             assert row["drift"]["clients"] == list(models)
@@ -74,27 +74,27 @@ def test_recorded_distances_are_those_of_the_models_made_again(finished):
 
 
 def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         assert [row["round"] for row in drift.measure(subject, round=0).rounds] == [1, 2, 3]
 
 
 def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
     before = content(run)
     (run.parent / "digits.npz").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = drift.measure(subject)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
         assert found.layers == list(LAYERS)
         assert "not at the end" in subject.notes[0]
     (run / "during.jsonl").unlink()
-    with subject_of(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
+    with finished_run(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
         drift.measure(subject)
     assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}
 
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with subject_of(finished) as subject, pytest.raises(UserError):
+    with finished_run(finished) as subject, pytest.raises(UserError):
         drift.findings(drift.measure(subject, clients=clients))
 
 

@@ -4,25 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.finished import subject_of
+from analysis.finished import finished_run
 from federation import federation
-from unskew import engines, recording
+from unskew import engines
 from unskew.analysis import MEASURES, analyse, cka, curves, measured, skew
-from unskew.cli import _interrupted
-from unskew.errors import Missing, UserError
-from unskew.report.story import story, studied
-from unskew.report.writing import write_report
-from unskew.types import Visit
+from unskew.console.main import _interrupted
+from unskew.core.errors import Missing, UserError
+from unskew.core.types import Visit
+from unskew.report.run_page import run_page, studied
+from unskew.report.write import write_report
+from unskew.runs import recording
 
 
 def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(run, monkeypatch):
     taken = curves.measure
     monkeypatch.setattr(curves, "measure", lambda subject: replace(taken(subject), loss=[float("nan")]))
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         with pytest.raises(Missing, match="diverged"):
             measured(subject, "curves")
         found = studied(subject, only=["skew", "curves"])
-        page = story(subject, found)
+        page = run_page(subject, found)
     assert "diverged" in str(found["curves"])
     assert not (run / "figures" / "curves.json").exists()
     assert [section.name for section in page.sections if section.missing] == ["curves"]
@@ -32,7 +33,7 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
     def refused(path, values):
         raise UserError(f"{path} cannot be written: Read-only file system")
 
-    monkeypatch.setattr("unskew.runs.write_json", refused)
+    monkeypatch.setattr("unskew.analysis.write_json", refused)
     made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
     assert (tmp_path / "page.html").stat().st_size > 1000
     notes = [note for section in made.sections for note in section.notes]
@@ -61,7 +62,7 @@ def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
     engine = engines.open_engine("loop", small.blueprint, small.data, 1)
     visits = [Visit(client, 1.0) for client in range(105)]
     for most, seen in ((recording.MOST_CLIENTS, 100), (105, 105)):
-        watching = recording.Watching(engine, lambda number: ["norms"], most=most)
+        watching = recording.RecordingEngine(engine, lambda number: ["norms"], most=most)
         watching.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
         assert watching.rows("norms")[0] == list(range(seen))
 

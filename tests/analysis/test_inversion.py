@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.finished import NAMES, content, subject_of, undisturbed
+from analysis.finished import NAMES, content, finished_run, undisturbed
 from federation import federation
 from unskew.analysis import inversion
 from unskew.analysis.inversion import Inversion, inverted, psnr, ssim
-from unskew.analysis.subject import Missing
 from unskew.charts.svg import svg
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.engines.blueprint import build
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.models.layers import Network
+from unskew.runs.study import Missing
 
 
 def square(shape, classes):
@@ -27,98 +27,98 @@ def square(shape, classes):
 
 def bench_of(model="test_inversion:square"):
     small = federation(model=model, dtype="float64")
-    bench = build(small.blueprint, small.data)
-    weight = dict(bench.network.named_parameters()).get("encoder.1.weight")
+    side = build(small.blueprint, small.data)
+    weight = dict(side.network.named_parameters()).get("encoder.1.weight")
     if weight is not None:
         with torch.no_grad():
             weight.copy_(torch.linalg.qr(torch.randn(64, 64, generator=Key(3).torch(), dtype=torch.float64))[0])
-    return bench
+    return side
 
 
 QUIET = SimpleNamespace(key=Key(0), say=lambda *_: None)
 
 
 def test_a_linear_encoder_that_can_be_undone_gives_its_images_away():
-    bench = bench_of()
+    side = bench_of()
     with torch.no_grad():
-        images = bench.train.batch(torch.arange(3))[0]
-        targets = bench.network.encoder(images)
-    found = inverted(bench, targets, 400, 0.1, 0.0, QUIET)
+        images = side.train.batch(torch.arange(3))[0]
+        targets = side.network.encoder(images)
+    found = inverted(side, targets, 400, 0.1, 0.0, QUIET)
     for made, image in zip(found, images, strict=True):
-        assert psnr(bench, made, image) > 35
-        assert ssim(bench, made, image) > 0.99
+        assert psnr(side, made, image) > 35
+        assert ssim(side, made, image) > 0.99
 
 
 def test_pixels_stay_between_black_and_white():
     """A feature that no image has: the search must not leave what a picture can be."""
-    bench = bench_of()
-    found = inverted(bench, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
-    low, high = inversion._ends(bench)
+    side = bench_of()
+    found = inverted(side, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
+    low, high = inversion._ends(side)
     assert (found >= low - 1e-12).all()
     assert (found <= high + 1e-12).all()
-    black, white = bench.train.offset, 255 * bench.train.scale + bench.train.offset
+    black, white = side.train.offset, 255 * side.train.scale + side.train.offset
     assert torch.equal(low, black[0])
     assert torch.equal(high, white[0])
 
 
 def test_smoothness_makes_neighbours_alike():
-    bench = bench_of()
+    side = bench_of()
     with torch.no_grad():
-        targets = bench.network.encoder(bench.train.batch(torch.arange(2))[0])
+        targets = side.network.encoder(side.train.batch(torch.arange(2))[0])
 
     def rough(images):
         return float((images[..., 1:] - images[..., :-1]).square().mean())
 
-    plain, smooth = (inverted(bench, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
+    plain, smooth = (inverted(side, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
     assert rough(smooth) < 0.5 * rough(plain)
 
 
 def test_no_target_changes_another_s_image():
-    bench = bench_of("tiny-cnn")
+    side = bench_of("tiny-cnn")
     with torch.no_grad():
-        targets = bench.network.encoder(bench.train.batch(torch.arange(2))[0])
-    both, alone = inverted(bench, targets, 20, 0.05, 0.1, QUIET), inverted(bench, targets[:1], 20, 0.05, 0.1, QUIET)
+        targets = side.network.encoder(side.train.batch(torch.arange(2))[0])
+    both, alone = inverted(side, targets, 20, 0.05, 0.1, QUIET), inverted(side, targets[:1], 20, 0.05, 0.1, QUIET)
     torch.testing.assert_close(both[:1], alone, rtol=1e-9, atol=1e-9)
 
 
 # Likeness
 
 
-def image(bench, place):
-    return bench.train.batch(torch.tensor([place]))[0][0]
+def image(side, place):
+    return side.train.batch(torch.tensor([place]))[0][0]
 
 
 def test_the_same_image_is_wholly_alike():
-    bench = bench_of("tiny-cnn")
-    assert psnr(bench, image(bench, 0), image(bench, 0)) == 100
-    assert ssim(bench, image(bench, 0), image(bench, 0)) == pytest.approx(1, abs=1e-12)
+    side = bench_of("tiny-cnn")
+    assert psnr(side, image(side, 0), image(side, 0)) == 100
+    assert ssim(side, image(side, 0), image(side, 0)) == pytest.approx(1, abs=1e-12)
 
 
 def test_likeness_is_symmetric_and_falls_with_noise():
-    bench = bench_of("tiny-cnn")
-    a, b = image(bench, 0), image(bench, 1)
-    assert psnr(bench, a, b) == psnr(bench, b, a)
-    assert ssim(bench, a, b) == pytest.approx(ssim(bench, b, a), abs=1e-12)
+    side = bench_of("tiny-cnn")
+    a, b = image(side, 0), image(side, 1)
+    assert psnr(side, a, b) == psnr(side, b, a)
+    assert ssim(side, a, b) == pytest.approx(ssim(side, b, a), abs=1e-12)
     noise = torch.randn(a.shape, generator=Key(0).torch(), dtype=torch.float64)
-    alike = [(psnr(bench, a, a + s * noise), ssim(bench, a, a + s * noise)) for s in (0.01, 0.1, 1.0)]
+    alike = [(psnr(side, a, a + s * noise), ssim(side, a, a + s * noise)) for s in (0.01, 0.1, 1.0)]
     assert alike == sorted(alike, reverse=True)
     assert all(-1 <= each <= 1 for _, each in alike)
 
 
 def test_psnr_by_hand():
     """Black against grey 51: an error of 0.2 everywhere, −10·log₁₀ 0.04; black against white: 0 dB."""
-    bench = bench_of("tiny-cnn")
-    low, high = inversion._ends(bench)
+    side = bench_of("tiny-cnn")
+    low, high = inversion._ends(side)
     black, white, grey = (torch.zeros(1, 8, 8) + end for end in (low, high, low + 0.2 * (high - low)))
-    assert psnr(bench, black, grey) == pytest.approx(-10 * np.log10(0.04))
-    assert psnr(bench, black, white) == pytest.approx(0, abs=1e-9)
+    assert psnr(side, black, grey) == pytest.approx(-10 * np.log10(0.04))
+    assert psnr(side, black, white) == pytest.approx(0, abs=1e-9)
 
 
 def test_ssim_is_its_plain_twin():
     """Wang et al. 2004, equation 13, window by window of 7 × 7, with plain means and variances (divisor 49)."""
-    bench = bench_of("tiny-cnn")
-    a, b = image(bench, 2), image(bench, 3)
-    x, y = (inversion._unit(bench, each)[0].numpy() for each in (a, b))
+    side = bench_of("tiny-cnn")
+    a, b = image(side, 2), image(side, 3)
+    x, y = (inversion._unit(side, each)[0].numpy() for each in (a, b))
     found = []
     for i in range(2):
         for j in range(2):
@@ -126,20 +126,20 @@ def test_ssim_is_its_plain_twin():
             covariance = ((p - p.mean()) * (q - q.mean())).mean()
             top = (2 * p.mean() * q.mean() + 0.0001) * (2 * covariance + 0.0009)
             found.append(top / ((p.mean() ** 2 + q.mean() ** 2 + 0.0001) * (p.var() + q.var() + 0.0009)))
-    assert ssim(bench, a, b) == pytest.approx(np.mean(found), abs=1e-9)
+    assert ssim(side, a, b) == pytest.approx(np.mean(found), abs=1e-9)
 
 
 # Of a run
 
 
 def test_a_run_s_images_are_those_of_its_largest_clients(finished):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = inversion.measure(subject, steps=15, examples=3)
         sizes = subject.prepared.population.sizes
-        bench = subject.bench
-        labels = bench.train.labels.numpy()
+        side = subject.side
+        labels = side.train.labels.numpy()
         for row in found.rows:
-            held = bench.population.examples(row["client"])
+            held = side.population.examples(row["client"])
             label = NAMES.index(row["class"])
             own = [index for index in held.tolist() if labels[index] == label]
             assert len(own) > found.of
@@ -159,26 +159,26 @@ def test_a_run_s_images_are_those_of_its_largest_clients(finished):
 def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
     asked = []
 
-    def keep(bench, targets, *rest):
+    def keep(side, targets, *rest):
         asked.append(targets)
-        return inverted(bench, targets, *rest)
+        return inverted(side, targets, *rest)
 
     monkeypatch.setattr(inversion, "inverted", keep)
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = inversion.measure(subject, steps=1, examples=2, of=2)
-        bench = subject.bench
+        side = subject.side
         for place, row in enumerate(found.rows):
-            held, label = bench.population.examples(row["client"]), NAMES.index(row["class"])
-            own = [index for index in held.tolist() if int(bench.train.labels[index]) == label][:2]
+            held, label = side.population.examples(row["client"]), NAMES.index(row["class"])
+            own = [index for index in held.tolist() if int(side.train.labels[index]) == label][:2]
             with torch.no_grad():
-                features = bench.network.encoder(bench.train.batch(torch.tensor(own))[0])
+                features = side.network.encoder(side.train.batch(torch.tensor(own))[0])
             torch.testing.assert_close(asked[0][place], features[0], rtol=1e-5, atol=1e-6)
             torch.testing.assert_close(asked[0][2 + place], features.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_cosines_say_how_near_the_feature_was_come(finished):
     """More steps come nearer to the one feature."""
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         few, many = (inversion.measure(subject, steps=steps, examples=1, smooth=0.0).rows[0] for steps in (1, 200))
     assert many["one_cosine"] > max(few["one_cosine"], 0.95)
     assert few["other_cosine"] == many["other_cosine"]
@@ -186,7 +186,7 @@ def test_cosines_say_how_near_the_feature_was_come(finished):
 
 def test_the_same_twice_and_nothing_is_written(finished):
     before = content(finished)
-    with subject_of(finished) as one, subject_of(finished) as other:
+    with finished_run(finished) as one, finished_run(finished) as other:
         assert inversion.measure(one, steps=3) == inversion.measure(other, steps=3)
     assert content(finished) == before
 
@@ -195,12 +195,12 @@ def test_the_same_twice_and_nothing_is_written(finished):
     "knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": 0.0}, {"lr": -1.0}, {"smooth": -1.0}]
 )
 def test_impossible_knobs_are_refused(finished, knobs):
-    with subject_of(finished) as subject, pytest.raises(UserError):
+    with finished_run(finished) as subject, pytest.raises(UserError):
         inversion.measure(subject, **({"steps": 2} | knobs))
 
 
 def test_nobody_with_so_many_images_of_a_class_is_said(finished):
-    with subject_of(finished) as subject, pytest.raises(Missing, match="no client holds 201 images of one class"):
+    with finished_run(finished) as subject, pytest.raises(Missing, match="no client holds 201 images of one class"):
         inversion.measure(subject, of=200)
 
 

@@ -6,11 +6,12 @@ from dataclasses import fields
 
 import pytest
 
-from analysis.finished import changed, content, copied, subject_of, undisturbed
-from unskew import afterwards, analysis
-from unskew.analysis import MEASURES, Found, known, measured, parse, skew, slug, write_charts
-from unskew.analysis.subject import Missing
-from unskew.errors import UserError
+from analysis.finished import changed, content, copied, finished_run, undisturbed
+from unskew import analysis
+from unskew.analysis import MEASURES, Found, known, measured, parse_measure, skew, slug, write_charts
+from unskew.core.errors import UserError
+from unskew.runs import finished
+from unskew.runs.study import Missing
 
 LIGHT = ("skew", "curves", "norms", "confusion", "drift", "cka")
 
@@ -19,11 +20,11 @@ LIGHT = ("skew", "curves", "norms", "confusion", "drift", "cka")
 
 
 def test_a_measure_is_named_in_its_plainest_spelling():
-    name, plain, take = parse(" cka( clients = 3,round=0 )")
+    name, plain, take = parse_measure(" cka( clients = 3,round=0 )")
     assert (name, plain) == ("cka", "cka(clients=3, round=0)")
     assert take.keywords == {"clients": 3, "round": 0}
-    assert parse("norms")[:2] == ("norms", "norms")
-    assert parse("norms(local=FALSE)")[2].keywords == {"local": False}
+    assert parse_measure("norms")[:2] == ("norms", "norms")
+    assert parse_measure("norms(local=FALSE)")[2].keywords == {"local": False}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_a_measure_is_named_in_its_plainest_spelling():
 )
 def test_what_cannot_be_read_is_pointed_at(source, message, column):
     with pytest.raises(UserError) as said:
-        parse(source)
+        parse_measure(source)
     first, shown, caret = str(said.value).split("\n")
     assert first.startswith(message)
     assert (shown, caret) == (f"  {source}", f"  {' ' * column}^")
@@ -49,7 +50,7 @@ def test_what_cannot_be_read_is_pointed_at(source, message, column):
 
 def test_an_empty_text_is_refused():
     with pytest.raises(UserError, match="measure is empty; give a name such as cka"):
-        parse("")
+        parse_measure("")
 
 
 def test_every_measure_has_the_three_functions_and_a_record():
@@ -69,7 +70,7 @@ def test_every_measure_has_the_three_functions_and_a_record():
     ],
 )
 def test_measures_with_other_knobs_have_other_files(one, other):
-    assert slug(parse(one)[1]) != slug(parse(other)[1])
+    assert slug(parse_measure(one)[1]) != slug(parse_measure(other)[1])
 
 
 # The store
@@ -85,7 +86,7 @@ def marked(run, name):
 
 
 def test_values_are_stored_with_what_they_stand_on(run):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = measured(subject, "confusion(calibrations=2)")
         said = json.loads(stored(run, "confusion-calibrations-2").read_text())
         assert said["measure"] == "confusion(calibrations=2)"
@@ -97,10 +98,10 @@ def test_values_are_stored_with_what_they_stand_on(run):
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_what_was_stored_is_used_again_and_says_the_same(run, name):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         first = measured(subject, name)
     marked(run, name)
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         again = measured(subject, name, again=False)
         assert again.notes == ("seen before",)
         assert known(subject, name) == again
@@ -113,7 +114,7 @@ def test_what_was_stored_is_used_again_and_says_the_same(run, name):
 def test_all_records_survive_the_file(run):
     sources = [name for name in MEASURES if name not in ("projection", "inversion")]
     sources += ["projection(images=10)", "inversion(steps=2)"]
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         for source in sources:
             first, again = measured(subject, source), measured(subject, source, again=False)
             assert again is not first
@@ -122,30 +123,30 @@ def test_all_records_survive_the_file(run):
 
 
 def test_nothing_is_known_that_was_not_stored(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         assert known(subject, "cka(images=17)") is None
     assert not stored(finished, "cka-images-17").exists()
 
 
 @pytest.mark.parametrize("name", ["skew", "cka", "norms", "confusion"])
 def test_other_weights_make_it_anew(run, name):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         measured(subject, name)
     marked(run, name)
     changed(stored(run, name), lambda values: values.update(weights_sha256="0" * 64))
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         assert known(subject, name) is None
         assert measured(subject, name, again=False).notes != ("seen before",)
 
 
 def test_a_calibration_more_makes_those_anew_that_show_it(run):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         for name in ("confusion", "norms", "curves", "skew", "cka"):
             measured(subject, name)
     for name in ("confusion", "norms", "curves", "skew", "cka"):
         marked(run, name)
-    afterwards.calibrate_run(run, "lda(ridge=0.5)")
-    with subject_of(run) as subject:
+    finished.calibrate_run(run, "lda(ridge=0.5)")
+    with finished_run(run) as subject:
         again = {name: measured(subject, name, again=False) for name in ("confusion", "norms", "curves", "skew", "cka")}
     assert [name for name, each in again.items() if each.notes == ("seen before",)] == ["skew", "cka"]
     assert "lda(ridge=0.5)" in again["confusion"].values.tables
@@ -153,11 +154,11 @@ def test_a_calibration_more_makes_those_anew_that_show_it(run):
 
 
 def test_another_version_s_values_are_made_anew(run):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         measured(subject, "skew")
     marked(run, "skew")
     changed(stored(run, "skew"), lambda values: values.update(unskew=values["unskew"] + 1))
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         assert known(subject, "skew") is None
 
 
@@ -180,10 +181,10 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_what_is_damaged_is_made_anew(run, how):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         first = measured(subject, "skew")
     DAMAGE[how](stored(run, "skew"))
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         assert known(subject, "skew") is None
         again = measured(subject, "skew", again=False)
         assert again.findings == first.findings
@@ -192,7 +193,7 @@ def test_what_is_damaged_is_made_anew(run, how):
 
 def test_a_measure_of_another_round_is_not_taken_for_this_one(run):
     """Round −1 is the last: what it stored must not stand in for round 1."""
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         last = measured(subject, "cka(round=-1)", again=False)
         first = measured(subject, "cka(round=1)", again=False)
     assert (last.values.round, first.values.round) == (3, 1)
@@ -203,10 +204,10 @@ def test_what_was_taken_without_the_data_set_is_taken_anew_when_it_is_there_agai
     """What a machine without the images could not show must not be missing for ever."""
     file = run.parent / "digits.npz"
     file.rename(run.parent / "away.npz")
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         measured(subject, name)
     (run.parent / "away.npz").rename(file)
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         again = measured(subject, name, again=False)
         assert again.notes == ()
         fresh = measured(subject, name)
@@ -216,10 +217,10 @@ def test_what_was_taken_without_the_data_set_is_taken_anew_when_it_is_there_agai
 
 def test_recorded_lines_that_came_later_are_seen(run):
     """A run that was recorded says more than one that was not."""
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         measured(subject, "drift")
     (run / "during.jsonl").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         assert [row["round"] for row in measured(subject, "drift", again=False).values.rounds] == [4]
 
 
@@ -227,7 +228,7 @@ def test_recorded_lines_that_came_later_are_seen(run):
 
 
 def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found, plain = measured(subject, "skew(clients=2)"), measured(subject, "skew")
     names = [[chart.name for chart in each.charts] for each in (found, plain)]
     assert not set(names[0]) & set(names[1])
@@ -236,7 +237,7 @@ def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_pictures_are_written_in_each_form(run, form, begins):
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         charts = measured(subject, "skew").charts
     files = write_charts(run, charts, form)
     assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
@@ -296,10 +297,10 @@ def test_a_run_whose_folder_cannot_be_written_is_one_message(run):
 
 def test_two_runs_do_not_share_what_is_stored(run, finished, tmp_path):
     other = copied(finished, tmp_path, "other")
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         measured(subject, "skew")
     shutil.copytree(run / "figures", other / "figures")
     marked(other, "skew")
-    with subject_of(other) as subject:
+    with finished_run(other) as subject:
         assert known(subject, "skew").notes == ("seen before",)  # a copy of the same run: the same weights
     assert content(run)

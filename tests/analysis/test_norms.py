@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import CALIBRATIONS, content, recorded, subject_of, undisturbed
+from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed
 from unskew.analysis import norms
 from unskew.analysis.norms import Norms, unevenness
 from unskew.charts.svg import svg
+from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings
 from unskew.data.population import counts_table
-from unskew.errors import UserError
 
 
 def test_rows_of_a_classifier_made_by_hand():
@@ -57,7 +57,7 @@ def apart(weight):
 
 
 def test_rows_of_the_run_of_its_calibrations_and_of_its_clients(finished):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = norms.measure(subject)
         models = subject.local_models()
         table = counts_table(subject.prepared.population, subject.images.train.labels, 10)
@@ -79,7 +79,7 @@ def test_rows_of_the_run_of_its_calibrations_and_of_its_clients(finished):
 
 
 def test_rounds_recorded_while_training_stand_before_the_last_in_order(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = norms.measure(subject)
     rows = recorded(finished)
     assert [row["round"] for row in found.rounds] == [1, 2, 3, 4]
@@ -91,7 +91,7 @@ def test_rounds_recorded_while_training_stand_before_the_last_in_order(finished)
 
 
 def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = norms.measure(subject, round=0)
     assert [row["round"] for row in found.rounds] == [1, 2, 3]
     names = [chart.name for chart in norms.draw(found)]
@@ -101,7 +101,7 @@ def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
 def test_without_local_models_no_data_set_is_needed(run):
     before = content(run)
     (run.parent / "digits.npz").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = norms.measure(subject, local=False)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
         assert subject.notes == []
@@ -115,7 +115,7 @@ def test_without_local_models_no_data_set_is_needed(run):
 def test_a_head_that_normalises_gives_rows_of_one_and_no_correlation(runs_of):
     """clsnorm: what is used has length 1, whatever is trained."""
     run = runs_of(method="clsnorm", during="norms")
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = norms.measure(subject)
     for row in found.rounds:
         assert np.array(row["local"]) == pytest.approx(np.ones((5, 10)), abs=1e-6)
@@ -124,7 +124,7 @@ def test_a_head_that_normalises_gives_rows_of_one_and_no_correlation(runs_of):
 
 
 def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
-    with subject_of(runs_of(method="centralised", during="norms")) as subject:
+    with finished_run(runs_of(method="centralised", during="norms")) as subject:
         found = norms.measure(subject)
     assert found.clients == []
     assert [row["correlation"] for row in found.rounds] == [None] * 4
@@ -135,21 +135,21 @@ def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with subject_of(finished) as subject, pytest.raises(UserError):
+    with finished_run(finished) as subject, pytest.raises(UserError):
         norms.draw(norms.measure(subject, clients=clients))
 
 
 def test_a_model_of_another_network_is_said_to_be_one(run):
     """Its file is whole, and holds no classifier of ours."""
     save_file({"other.weight": torch.zeros(3)}, run / "model.safetensors")
-    with subject_of(run) as subject, pytest.raises(UserError, match=r"model\.safetensors"):
+    with finished_run(run) as subject, pytest.raises(UserError, match=r"model\.safetensors"):
         norms.measure(subject)
 
 
 def test_other_weights_than_the_result_speaks_of_are_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.weight": 2 * weights["classifier.weight"]}, run / "model.safetensors")
-    with subject_of(run) as subject, pytest.raises(UserError, match="does not hold the weights that result"):
+    with finished_run(run) as subject, pytest.raises(UserError, match="does not hold the weights that result"):
         norms.measure(subject)
 
 

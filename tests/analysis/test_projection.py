@@ -5,14 +5,14 @@ import itertools
 import pytest
 import torch
 
-from analysis.finished import NAMES, SMALL, images, result, subject_of, undisturbed
-from unskew import experiment
+from analysis.finished import NAMES, SMALL, finished_run, images, result, undisturbed
 from unskew.analysis import projection
 from unskew.analysis.projection import Projection, embedded
-from unskew.analysis.subject import Missing
 from unskew.charts.svg import svg
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.runs import train
+from unskew.runs.study import Missing
 
 
 def features(n=30, d=5):
@@ -20,7 +20,7 @@ def features(n=30, d=5):
 
 
 def test_the_same_seed_gives_the_same_places_twice(finished):
-    with subject_of(finished) as one, subject_of(finished) as other, undisturbed():
+    with finished_run(finished) as one, finished_run(finished) as other, undisturbed():
         left, right = (projection.measure(each, images=40) for each in (one, other))
     assert left == right
     assert len(left.x) == len(left.y) == len(left.truth) == 40
@@ -42,7 +42,7 @@ def test_another_seed_gives_other_places():
 
 
 def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = projection.measure(subject, images=50)
         outputs = subject.outputs
         index = torch.randperm(120, generator=subject.key.fold("analysis", "images").torch())[:50].sort().values
@@ -61,7 +61,7 @@ def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finish
 
 
 def test_all_images_are_taken_where_there_are_no_more(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = projection.measure(subject, images=120, calibrations=1)
     assert len(found.truth) == 120
     assert len(found.predicted) == 2
@@ -73,7 +73,7 @@ def test_all_images_are_taken_where_there_are_no_more(finished):
 
 @pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"perplexity": -1.0}, {"calibrations": -1}])
 def test_impossible_knobs_are_refused(finished, knobs):
-    with subject_of(finished) as subject, pytest.raises(UserError):
+    with finished_run(finished) as subject, pytest.raises(UserError):
         projection.measure(subject, **knobs)
 
 
@@ -83,8 +83,8 @@ def test_fewer_than_five_test_images_are_too_few(tmp_path):
     with np.load(images(tmp_path)) as archive:
         arrays = {name: archive[name] for name in archive.files}
     np.savez(tmp_path / "few.npz", **(arrays | {name: arrays[name][:4] for name in ("x_test", "y_test")}))
-    experiment.run(out=tmp_path / "run", data=f"arrays:{tmp_path / 'few.npz'}", **{**SMALL, "rounds": 1})
-    with subject_of(tmp_path / "run") as subject, pytest.raises(Missing, match="the test set has 4 images"):
+    train.run(out=tmp_path / "run", data=f"arrays:{tmp_path / 'few.npz'}", **{**SMALL, "rounds": 1})
+    with finished_run(tmp_path / "run") as subject, pytest.raises(Missing, match="the test set has 4 images"):
         projection.measure(subject)
 
 
@@ -131,6 +131,6 @@ def test_a_class_that_does_not_occur_but_is_predicted_is_not_passed_over():
 
 
 def test_panels_have_names_of_their_own(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         names = [chart.name for chart in projection.draw(projection.measure(subject, images=20))]
     assert all(a != b for a, b in itertools.combinations(names, 2))

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.finished import recorded, subject_of, undisturbed
+from analysis.finished import finished_run, recorded, undisturbed
 from unskew.analysis import separability
 from unskew.analysis.separability import Separability
-from unskew.analysis.subject import Missing
 from unskew.calibration.forecast import apart
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts.svg import svg
-from unskew.key import Key
+from unskew.core.key import Key
+from unskew.runs.study import Missing
 
 
 def one_feature(shape, classes):
@@ -54,13 +54,13 @@ def narrow(runs_of):
 
 def test_a_run_s_distances_are_those_of_all_clients_features_together(narrow):
     """The sums travel by client; what comes out is the mean and deviation of each class over everybody."""
-    with subject_of(narrow) as subject, undisturbed():
+    with finished_run(narrow) as subject, undisturbed():
         found = separability.measure(subject)
-        bench = subject.bench
-        bench.load(subject.model, training=False)
+        side = subject.side
+        side.load(subject.model, training=False)
         with torch.no_grad():
-            images, labels = bench.train.batch(torch.arange(240))
-            features = bench.network.encoder(images).double()[:, 0]
+            images, labels = side.train.batch(torch.arange(240))
+            features = side.network.encoder(images).double()[:, 0]
     m = [float(features[labels == c].mean()) for c in range(10)]
     s = [float(features[labels == c].std()) for c in range(10)]
     wanted = [[math.hypot(m[a] - m[b], s[a] - s[b]) for b in range(10)] for a in range(10)]
@@ -72,7 +72,7 @@ def test_a_run_s_distances_are_those_of_all_clients_features_together(narrow):
 
 
 def test_the_table_is_symmetric_with_zeros_between_a_class_and_itself(finished):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = separability.measure(subject)
     table = np.array(found.distances)
     assert (table == table.T).all()
@@ -82,27 +82,27 @@ def test_the_table_is_symmetric_with_zeros_between_a_class_and_itself(finished):
 
 
 def test_the_silhouette_is_the_one_that_was_recorded_last(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = separability.measure(subject)
     assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(finished)]
     assert found.silhouette == found.rounds[-1][1]
 
 
 def test_the_same_twice(finished):
-    with subject_of(finished) as one, subject_of(finished) as other:
+    with finished_run(finished) as one, finished_run(finished) as other:
         assert separability.measure(one) == separability.measure(other)
 
 
 def test_without_a_data_set_recorded_silhouettes_are_shown(run):
     (run.parent / "digits.npz").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = separability.measure(subject)
         assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(run)]
         assert "distances between classes not" in subject.notes[0]
         assert [chart.name for chart in separability.draw(found)] == ["separability-silhouette"]
         assert separability.findings(found)
     (run / "during.jsonl").unlink()
-    with subject_of(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
+    with finished_run(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
         separability.measure(subject)
 
 

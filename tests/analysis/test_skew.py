@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.finished import NAMES, subject_of, undisturbed
-from unskew import runs
+from analysis.finished import NAMES, finished_run, undisturbed
 from unskew.analysis import skew
 from unskew.charts.svg import svg
+from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings, read_holdings, to_arrays
 from unskew.data.population import Partition, Population, counts_table, emd
-from unskew.errors import UserError
+from unskew.runs.folder import write_arrays
 
 
 def holdings(client, labels, clients, classes, names=None):
@@ -177,7 +177,7 @@ def test_a_client_beside_the_whole():
 
 
 def test_a_run_s_skew_is_its_result_s(finished):
-    with subject_of(finished) as subject, undisturbed():
+    with finished_run(finished) as subject, undisturbed():
         found = skew.measure(subject)
         images = subject.prepared
         table = counts_table(images.population, images.images.train.labels, 10)
@@ -188,7 +188,7 @@ def test_a_run_s_skew_is_its_result_s(finished):
 
 def test_no_data_set_is_needed_and_classes_have_numbers_then(run):
     (run.parent / "digits.npz").unlink()
-    with subject_of(run) as subject:
+    with finished_run(run) as subject:
         found = skew.measure(subject)
         assert found.classes == [str(c) for c in range(10)]
         assert sum(found.total) == 240
@@ -205,7 +205,7 @@ def test_holdings_are_read_as_they_were_written(finished):
 def spoiled(file, **changes):
     with np.load(file) as archive:
         arrays = {name: archive[name] for name in archive.files}
-    runs.write_arrays(file, {name: value for name, value in (arrays | changes).items() if value is not None})
+    write_arrays(file, {name: value for name, value in (arrays | changes).items() if value is not None})
 
 
 def read_clients(file):
@@ -241,6 +241,6 @@ def test_a_partition_that_is_gone_is_named(tmp_path):
 
 
 def test_shares_are_finite_numbers(finished):
-    with subject_of(finished) as subject:
+    with finished_run(finished) as subject:
         found = skew.measure(subject)
     assert all(math.isfinite(value) for value in found.distances)

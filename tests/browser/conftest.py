@@ -48,7 +48,7 @@ class Browser:
         self.events: list[dict] = []
 
     def call(self, method: str, session: str | None = None, **params):
-        """Ask, wait for the answer; what happens meanwhile is kept in ``events``."""
+        """StatisticsRequest, wait for the answer; what happens meanwhile is kept in ``events``."""
         self._number += 1
         number = self._number
         message = {"id": number, "method": method, "params": params} | ({"sessionId": session} if session else {})

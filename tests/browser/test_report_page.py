@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import pytest
 
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Picture, Rule
-from unskew.report.page import page
-from unskew.report.parts import Choice, Column, Page, Section, Table
+from unskew.report.elements import Choice, Column, Page, Section, Table
+from unskew.report.html import page
 
 LONG = "a_class_name_without_any_place_to_break_it_" * 5
 NASTY = "</script></style><img src=x onerror=alert(1)> \"quotes\" 'and' &amp; שלום עולם 🦊"

@@ -8,12 +8,19 @@ import torch
 from torch import nn
 
 import unskew
-from unskew.calibration.head import CalibratedClassifier, Lift, Transformation
-from unskew.calibration.methods import CALIBRATIONS, Calibration, calibrate, parse, retrained_on, virtual_features
-from unskew.calibration.retrain import Descent, discriminant, retrained
+from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
+from unskew.calibration.methods import (
+    CALIBRATIONS,
+    Calibration,
+    calibrate,
+    parse_calibration,
+    retrained_on,
+    virtual_features,
+)
+from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 D, C = 4, 3
 QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
@@ -48,7 +55,7 @@ def statistics_of(counts=(30, 20, 40), form="full", classes=C, **knobs):
 
 def fitting(method, *, width=D, classes=C, counts=(30, 20, 40)):
     """Statistics such as the method wants, of features beside which it may want random ones."""
-    wanted = parse(method)
+    wanted = parse_calibration(method)
     features, labels = examples(counts, width=width)
     if wanted.expand:
         features = Lift.of(width, wanted.expand)(features)
@@ -384,7 +391,7 @@ def test_of_many_absent_classes_ten_are_named():
 
 @pytest.mark.parametrize("method", [*EVERY, "ccvr(per_class=9, covariance='low-rank(2)')"])
 def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(method):
-    form = parse(method).form
+    form = parse_calibration(method).form
     for counts in ((30,), (30, 20), (1, 20), (1, 1, 2)):
         statistics = statistics_of(counts, form, classes=len(counts))
         found = calibrate(linear(outputs=len(counts)), statistics, method)
@@ -395,7 +402,7 @@ def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(meth
 @pytest.mark.parametrize("method", EVERY)
 def test_classes_of_one_example_each_have_no_spread_and_are_refused(method):
     with pytest.raises(UserError, match=r"^no class has two examples; a covariance needs them$"):
-        calibrate(linear(), statistics_of((1, 1, 1), parse(method).form), method)
+        calibrate(linear(), statistics_of((1, 1, 1), parse_calibration(method).form), method)
 
 
 def test_the_report_says_what_was_done():
@@ -452,10 +459,10 @@ def test_the_oracle_says_that_it_has_nothing_to_train_on():
 
 
 def test_the_oracle_takes_all_or_so_many_features():
-    assert parse("oracle").real == parse("oracle(all)").real == 0
-    assert parse("oracle(per_class=100)").real == 100
-    assert parse("oracle").descent == Descent(50, 64, 0.001, 0.9, 1e-5)
-    assert parse("oracle").make is None
+    assert parse_calibration("oracle").real == parse_calibration("oracle(all)").real == 0
+    assert parse_calibration("oracle(per_class=100)").real == 100
+    assert parse_calibration("oracle").descent == Descent(50, 64, 0.001, 0.9, 1e-5)
+    assert parse_calibration("oracle").make is None
 
 
 # what cannot be
@@ -464,8 +471,8 @@ def test_the_oracle_takes_all_or_so_many_features():
 def test_the_table_of_calibrations():
     assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "oracle"]
     assert all(isinstance(build(), Calibration) for build in CALIBRATIONS.values())
-    assert (parse("lda").form.name, parse("ccvr").form.name) == ("shared", "full")
-    assert str(parse("ccvr(covariance='low-rank(7)')").form) == "low-rank(7)"
+    assert (parse_calibration("lda").form.name, parse_calibration("ccvr").form.name) == ("shared", "full")
+    assert str(parse_calibration("ccvr(covariance='low-rank(7)')").form) == "low-rank(7)"
 
 
 WRONG_TEXTS = {

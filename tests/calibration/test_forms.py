@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from unskew.calibration.forms import NAMES, Form, directions
 from unskew.calibration.statistics import ClassStatistics
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 FORMS = ("full", "diagonal", "shared", "low-rank(1)", "low-rank(3)")
 

@@ -10,8 +10,8 @@ from unskew.calibration import gaussians
 from unskew.calibration.forms import Form, directions
 from unskew.calibration.gaussians import Gaussians, pooled_scatter, scatter
 from unskew.calibration.statistics import ClassStatistics
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 C, D = 4, 6
 FORMS = ("full", "diagonal", "shared", "low-rank(3)")

@@ -10,8 +10,8 @@ import torch
 from unskew.calibration import merging
 from unskew.calibration.merging import Merging
 from unskew.calibration.statistics import ClassStatistics
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 C, D = 6, 3
 FORMS = ("full", "diagonal", "shared", "low-rank(2)")

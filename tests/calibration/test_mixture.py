@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from unskew.calibration.gaussians import Gaussians
 from unskew.calibration.mixture import PASSES, by_part, found_centres, moved
 from unskew.calibration.statistics import ClassStatistics
-from unskew.key import Key
+from unskew.core.key import Key
 
 C, K, D = 3, 2, 4
 KEY = Key(3)

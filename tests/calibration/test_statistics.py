@@ -16,8 +16,8 @@ from torch import nn
 
 from unskew.calibration import forms, merging, statistics
 from unskew.calibration.statistics import ClassStatistics, checked
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 C, D = 5, 3
 FORMS = ("full", "diagonal", "shared", "low-rank(2)")

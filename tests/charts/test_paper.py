@@ -10,7 +10,7 @@ from PIL import Image
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
 from unskew.charts.paper import paper
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 ALL = Chart(
     "all",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from unskew.charts import Axis
 from unskew.charts.scales import Scale, breadth, ends, fit, known, place, ticks, words, wrap
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 ODD = (None, math.nan, math.inf, -math.inf, 1e305, 10**400)
 finite = st.floats(-1e200, 1e200)

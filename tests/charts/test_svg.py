@@ -19,7 +19,7 @@ from unskew.charts.layout import drawing
 from unskew.charts.scales import breadth
 from unskew.charts.shapes import DARK, LIGHT, Text
 from unskew.charts.svg import STYLE, svg
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 CLASSES = tuple(enumerate(NAMES))

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.key import Key
 from unskew.data.augment import PAD, crop_and_flip, draw
-from unskew.key import Key
 
 ALL = list(product(range(2 * PAD + 1), range(2 * PAD + 1), (False, True)))  # 162 of them
 

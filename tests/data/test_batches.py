@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.key import Key
+from unskew.core.types import Local
 from unskew.data.augment import crop_and_flip
 from unskew.data.batches import Pixels, plan, steps_for
-from unskew.key import Key
-from unskew.types import Local
 
 held = st.lists(st.integers(0, 1000), max_size=40, unique=True).map(lambda ids: np.array(sorted(ids), dtype=np.int32))
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.errors import UserError
 from unskew.data import binary
-from unskew.errors import UserError
 
 HERE = Path("some/file")
 

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from unskew.core.errors import UserError
 from unskew.data import fetch as module
 from unskew.data import sources
 from unskew.data.fetch import DOWNLOADS, Download, fetch
-from unskew.errors import UserError
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image
 
+from unskew.core.errors import UserError
 from unskew.data import folders
-from unskew.errors import UserError
 
 
 def paint(path, size=(6, 4), mode="RGB", colour=None):

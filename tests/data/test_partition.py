@@ -7,10 +7,10 @@ from itertools import product
 import numpy as np
 import pytest
 
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.data.partition import log_gamma, partition, polya
 from unskew.data.population import Population, counts_table, emd
-from unskew.errors import UserError
-from unskew.key import Key
 
 LABELS = np.arange(5000) * 7919 % 5000 // 500  # ten classes of 500, well mixed
 

@@ -6,18 +6,11 @@ import io
 import numpy as np
 import pytest
 
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.data.partition import partition
-from unskew.data.partition_files import (
-    from_arrays,
-    from_csv,
-    number_users,
-    read_partition,
-    to_arrays,
-    to_csv_rows,
-)
+from unskew.data.partition_files import from_arrays, from_csv, number_users, read_partition, to_arrays, to_csv_rows
 from unskew.data.population import emd
-from unskew.errors import UserError
-from unskew.key import Key
 
 LABELS = np.arange(600) * 7 % 10
 MADE = partition("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)

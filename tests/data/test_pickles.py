@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.errors import UserError
 from unskew.data import pickles
-from unskew.errors import UserError
 
 HERE = Path("some/batch")
 DATA = np.arange(12, dtype=np.uint8).reshape(3, 4) + 120

@@ -6,14 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from unskew.data.population import (
-    Partition,
-    Population,
-    cells,
-    counts_table,
-    emd,
-    label_counts,
-)
+from unskew.data.population import Partition, Population, cells, counts_table, emd, label_counts
 
 
 def made(client, clients=None) -> Partition:

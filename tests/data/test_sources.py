@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
+from unskew.core.errors import UserError
 from unskew.data import catalogue, folders, sources
-from unskew.errors import UserError
 
 NAMES = [
     "digits", "cifar10", "cifar100", "mnist", "fashion-mnist",

@@ -16,22 +16,22 @@ import torch
 from safetensors.torch import load_file
 
 import unskew
-from unskew import config as configs
-from unskew import runs
+from unskew.calibration.classifier import Lift
 from unskew.calibration.forms import Form
-from unskew.calibration.head import Lift
-from unskew.calibration.methods import calibrate, parse
+from unskew.calibration.methods import calibrate, parse_calibration
 from unskew.calibration.mixture import PASSES, by_part, found_centres
-from unskew.calibration.private import clipped, min_count, noisy
-from unskew.calibration.secure import Layout
 from unskew.calibration.statistics import ClassStatistics
-from unskew.cli import main
+from unskew.console.main import main
+from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
-from unskew.finishing import real_features
-from unskew.key import Key
 from unskew.models.cut import cut
-from unskew.preparation import prepare
+from unskew.privacy.masking import Layout
+from unskew.privacy.noise import clipped, min_count, noisy
 from unskew.round.client import CHUNK
+from unskew.runs import config as configs
+from unskew.runs.finish import real_features
+from unskew.runs.folder import calibration_file
+from unskew.runs.prepare import prepare
 
 UNSKEW = [sys.executable, "-m", "unskew"]
 FAST = ["--rounds", "2", "--epochs", "1", "--lr", "0.05", "--engine", "loop"]
@@ -81,7 +81,7 @@ def metrics(run: Path):
 
 
 def file_of(run: Path, name: str):
-    return runs.calibration_file(run, name)
+    return calibration_file(run, name)
 
 
 def content(run: Path):
@@ -199,7 +199,7 @@ def test_fedeccr_is_its_two_stages(capsys, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def bench(plain):
+def side(plain):
     """What a process of the run works on, with the run's own weights."""
     prepared = prepare(configs.read(plain / "config.toml"), f"file:{plain / 'partition.npz'}")
     made = build(prepared.blueprint, dataset(prepared.images, prepared.population))
@@ -208,11 +208,11 @@ def bench(plain):
 
 
 @pytest.fixture(scope="module")
-def clients(plain, bench):
+def clients(plain, side):
     """The run's seed, its network, and each client's (images, labels) in batches."""
     held = [
-        [bench.train.batch(some) for some in torch.tensor(bench.population.examples(client)).long().split(CHUNK)]
-        for client in bench.population.inhabited
+        [side.train.batch(some) for some in torch.tensor(side.population.examples(client)).long().split(CHUNK)]
+        for client in side.population.inhabited
     ]
     return result(plain)["seed"], unskew.load(plain), held
 
@@ -245,7 +245,7 @@ def weight_of(statistics):
 def assert_made_of(statistics, run, clients, method, name=None, clip=0.0):
     """The classifier in the run's folder is the one that the method makes of these statistics."""
     seed, network, _ = clients
-    made = calibrate(cut(network, parse(method).layers)[1], statistics, method, seed)
+    made = calibrate(cut(network, parse_calibration(method).layers)[1], statistics, method, seed)
     made.clip = clip
     found, wanted = load_file(file_of(run, name or method)), made.tensors()
     assert set(found) == set(wanted)
@@ -351,14 +351,12 @@ def test_private_and_secure_go_together(capsys, run):
     assert "10 clients send" in said
 
 
-def test_the_oracle_sees_all_real_features_or_so_many_of_each_class_drawn_by_the_key(bench):
-    features, labels = real_features(bench, parse("oracle"), Key(0))
+def test_the_oracle_sees_all_real_features_or_so_many_of_each_class_drawn_by_the_key(side):
+    features, labels = real_features(side, parse_calibration("oracle"), Key(0))
     with torch.no_grad():
-        assert torch.allclose(
-            features, bench.network.encoder(bench.train.batch(torch.arange(len(labels)))[0]), atol=1e-6
-        )
-    assert torch.equal(labels, bench.train.labels)
-    some = [real_features(bench, parse("oracle(7)"), Key(seed)) for seed in (0, 0, 1)]
+        assert torch.allclose(features, side.network.encoder(side.train.batch(torch.arange(len(labels)))[0]), atol=1e-6)
+    assert torch.equal(labels, side.train.labels)
+    some = [real_features(side, parse_calibration("oracle(7)"), Key(seed)) for seed in (0, 0, 1)]
     assert torch.bincount(some[0][1]).tolist() == [7] * 10
     assert torch.equal(some[0][0], some[1][0])
     assert not torch.equal(some[0][0], some[2][0])
@@ -366,7 +364,7 @@ def test_the_oracle_sees_all_real_features_or_so_many_of_each_class_drawn_by_the
     drawn = [place[row.tobytes()] for row in some[0][0].numpy()]  # every one is somebody's own
     assert drawn == sorted(drawn)
     assert max(drawn) > len(labels) / 2  # not merely the first ones
-    many, _ = real_features(bench, parse("oracle(100000)"), Key(0))
+    many, _ = real_features(side, parse_calibration("oracle(100000)"), Key(0))
     assert torch.equal(many, features)
 
 
@@ -585,9 +583,9 @@ def test_a_client_that_cannot_tell_its_statistics_is_named(capsys, run, monkeypa
 
 def test_seconds_are_counted_once(run, monkeypatch):
     """Those that the clients took, and those of the training, which the classifier's own report tells."""
-    from unskew import finishing
+    from unskew.runs import finish
 
-    retrained_on = finishing.retrained_on
+    retrained_on = finish.retrained_on
 
     def slow(*given):
         made = retrained_on(*given)
@@ -595,7 +593,7 @@ def test_seconds_are_counted_once(run, monkeypatch):
         made.report = replace(made.report, seconds=0.25)
         return made
 
-    monkeypatch.setattr(finishing, "retrained_on", slow)
+    monkeypatch.setattr(finish, "retrained_on", slow)
     found = unskew.calibrate_run(run, "oracle(per_class=2, epochs=1)").calibrations["oracle(per_class=2, epochs=1)"]
     assert 0.25 <= found.seconds < 2.25
 
@@ -641,7 +639,7 @@ def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("unskew.experiment.finish", interrupted)
+        patched.setattr("unskew.runs.train.finish", interrupted)
         code, _, error = command(capsys, "run", *FAST, "--method", "fedavg + lda", "--out", tmp_path / "new")
     assert code == 130
     assert error == f"unskew: interrupted; go on with: unskew resume {tmp_path / 'new'}\n"
@@ -652,9 +650,9 @@ def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_p
 
 KILLED = """
 import os, sys
-from unskew import runs
-from unskew.cli import main
-runs.write_json = lambda *_: os._exit(9)
+from unskew.console.main import main
+from unskew.runs import train
+train.write_json = lambda *_: os._exit(9)
 main(sys.argv[1:])
 """
 

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from unskew.cli import main
+from unskew.console.main import main
 
 FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
 

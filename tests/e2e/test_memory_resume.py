@@ -16,13 +16,15 @@ import pytest
 import torch
 
 from federation import federation
-from unskew import engines, experiment, runs
-from unskew.cli import main
-from unskew.preparation import Overview
+from unskew import engines
+from unskew.console.main import main
+from unskew.core.types import Memory, Visit
 from unskew.round import driver
+from unskew.round.client_memory import Memories
 from unskew.round.driver import Metrics
-from unskew.round.memories import Memories
-from unskew.types import Memory, Visit
+from unskew.runs import train
+from unskew.runs.checkpoint import KEPT_MEMORIES, MEMORIES, load_checkpoint, open_memories
+from unskew.runs.prepare import Overview
 
 UNSKEW = [sys.executable, "-m", "unskew"]
 SEES_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
@@ -109,8 +111,8 @@ def images_of(run: Path, folder: Path, monkeypatch, **options):
 
     with monkeypatch.context() as patched:
         patched.setattr(Memories, "keep", keep_and_take)
-        patched.setattr(experiment.time, "monotonic", itertools.count(0.0).__next__)
-        experiment.run(out=run, observe=after_round, engine="loop", **OPTIONS, **options)
+        patched.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
+        train.run(out=run, observe=after_round, engine="loop", **OPTIONS, **options)
     return taken
 
 
@@ -120,8 +122,8 @@ def whole(tmp_path_factory):
     found = {}
     for method in (BOTH, FEDDYN):
         run = tmp_path_factory.mktemp("whole") / "run"
-        experiment.run(out=run, engine="loop", method=method, **OPTIONS)
-        assert (run / runs.MEMORIES).stat().st_size <= runs.KEPT_MEMORIES
+        train.run(out=run, engine="loop", method=method, **OPTIONS)
+        assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
         found[method] = outcome(run)
     return found
 
@@ -140,13 +142,13 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
     )
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert (run / runs.MEMORIES).stat().st_size > 0
+    assert (run / MEMORIES).stat().st_size > 0
     edit(run, 'engine = "pool"', 'engine = "loop"')
     done = shell("resume", "run", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "resuming after round" in done.stdout
     assert outcome(run) == whole[BOTH]
-    assert (run / runs.MEMORIES).stat().st_size <= runs.KEPT_MEMORIES
+    assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
 
 
 def edit(run: Path, old: str, new: str):
@@ -163,10 +165,10 @@ def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_pat
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, f"unskew: interrupted; go on with: unskew resume {run}\n")
-    assert runs.load_checkpoint(run)[0].clients
+    assert load_checkpoint(run)[0].clients
     assert resumed(run) == 0
     assert outcome(run) == whole[FEDDYN]
-    assert (run / runs.MEMORIES).stat().st_size <= runs.KEPT_MEMORIES
+    assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
 
 
 # As kill -9 leaves it, at many moments
@@ -186,14 +188,14 @@ def test_whenever_it_is_killed_a_resumed_run_equals_one_that_never_stopped(
     for run in taken[:: {0: 4, 3: 2, 1000: 5}[seconds]]:
         assert resumed(run) == 0, (run.name, capsys.readouterr().err)
         assert outcome(run) == whole[method], run.name
-        assert (run / runs.MEMORIES).stat().st_size <= runs.KEPT_MEMORIES
+        assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
 
 
 def stood(taken):
     """Where the checkpoint of each stood, for those with a round to their name."""
     for run in taken:
         if (run / "metrics.jsonl").read_text():
-            found = runs.load_checkpoint(run)
+            found = load_checkpoint(run)
             yield run, found[0].round if found else 0
 
 
@@ -211,12 +213,12 @@ def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch
                 raise KeyboardInterrupt  # whatever is still written after this goes to the folder that is thrown away
 
         monkeypatch.setattr(Memories, "keep", keep_or_die)
-        monkeypatch.setattr(experiment.time, "monotonic", itertools.count(0.0).__next__)
+        monkeypatch.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
         try:
             if lives == 1:
-                experiment.run(out=run, engine="loop", method=BOTH, checkpoint_seconds=3, **OPTIONS)
+                train.run(out=run, engine="loop", method=BOTH, checkpoint_seconds=3, **OPTIONS)
             else:
-                experiment.resume(run)
+                train.resume(run)
         except KeyboardInterrupt:
             shutil.rmtree(run)
             (tmp_path / "image").rename(run)
@@ -225,7 +227,7 @@ def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch
     assert outcome(run) == whole[BOTH]
 
 
-def test_memories_are_durable_before_a_checkpoint_refers_to_them_and_free_only_after(tmp_path, monkeypatch):
+def test_client_memory_are_durable_before_a_checkpoint_refers_to_them_and_free_only_after(tmp_path, monkeypatch):
     """Power may fail at any moment: written, synced, referred to, and only then are older ones given up."""
     said = []
     fsync, replaced, keep, pin = os.fsync, os.replace, Memories.keep, Memories.pin
@@ -233,7 +235,7 @@ def test_memories_are_durable_before_a_checkpoint_refers_to_them_and_free_only_a
     monkeypatch.setattr(os, "replace", lambda a, b: (said.append(f"replace {Path(b).name}"), replaced(a, b)))
     monkeypatch.setattr(Memories, "keep", lambda self, visited: (said.append("keep"), keep(self, visited)))
     monkeypatch.setattr(Memories, "pin", lambda self, places: (said.append("pin"), pin(self, places)))
-    experiment.run(out=tmp_path / "run", engine="loop", method=BOTH, checkpoint_seconds=0, **{**OPTIONS, "rounds": 2})
+    train.run(out=tmp_path / "run", engine="loop", method=BOTH, checkpoint_seconds=0, **{**OPTIONS, "rounds": 2})
     mattered = [word for word in said if word in ("keep", "memories.bin", "replace state.safetensors", "pin")]
     each = ["keep", "keep", "keep", "memories.bin", "replace state.safetensors", "pin"]
     assert mattered == ["pin", *each, *each]
@@ -249,7 +251,7 @@ def stopped(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         taken = images_of(folder / "run", folder, patched, method=BOTH, checkpoint_seconds=0)
     run = next(each for each in taken if each.name == "after round 7")
-    state, _ = runs.load_checkpoint(run)
+    state, _ = load_checkpoint(run)
     assert state.round == 6
     assert len(state.clients) == 8
     return run
@@ -274,10 +276,10 @@ LOST = {
 
 @pytest.mark.parametrize("skip", [[], ["--on-failure", "skip"]], ids=["stop", "skip"])
 @pytest.mark.parametrize("how", LOST)
-def test_memories_lost_meanwhile_are_one_clear_message(tmp_path, stopped, capsys, how, skip):
+def test_client_memory_lost_meanwhile_are_one_clear_message(tmp_path, stopped, capsys, how, skip):
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    LOST[how](run / runs.MEMORIES)
+    LOST[how](run / MEMORIES)
     for _ in range(2):  # trying again makes nothing worse
         assert resumed(run, *skip) == 2
         errors = capsys.readouterr().err
@@ -287,17 +289,17 @@ def test_memories_lost_meanwhile_are_one_clear_message(tmp_path, stopped, capsys
         assert "start the run anew" in errors
         assert errors.count("\n") == 1
     assert not (run / "result.json").exists()
-    assert runs.load_checkpoint(run)[0].round == 6
+    assert load_checkpoint(run)[0].round == 6
 
 
 def test_a_file_that_cannot_be_opened_is_named(tmp_path, stopped, capsys):
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    (run / runs.MEMORIES).unlink()
-    (run / runs.MEMORIES).mkdir()
+    (run / MEMORIES).unlink()
+    (run / MEMORIES).mkdir()
     assert resumed(run) == 2
     errors = capsys.readouterr().err
-    assert f"{run / runs.MEMORIES} cannot be written: Is a directory" in errors
+    assert f"{run / MEMORIES} cannot be written: Is a directory" in errors
     assert errors.count("\n") == 1
 
 
@@ -305,7 +307,7 @@ def test_what_grew_beyond_the_checkpoint_is_no_damage(tmp_path, stopped, whole):
     """A crash may leave slots that no checkpoint knows of, half of them written."""
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    with open(run / runs.MEMORIES, "ab") as file:
+    with open(run / MEMORIES, "ab") as file:
         file.write(b"\xff" * 123_457)
     assert resumed(run) == 0
     assert outcome(run) == whole[BOTH]
@@ -346,7 +348,7 @@ def test_ram_does_not_grow_with_the_clients_seen(tmp_path, name):
     small = federation(
         "test_memory_resume:hoards(kilobytes=512)", sizes=(1,) * 240, model="outside_models:linear", epochs=1
     )
-    engine = engines.open_engine(name, small.blueprint, small.data, 1, runs.open_memories(tmp_path))
+    engine = engines.open_engine(name, small.blueprint, small.data, 1, open_memories(tmp_path))
     processes = [os.getpid(), *(worker.process.pid for worker in getattr(engine, "_workers", []))]
     state, seen = small.state(), []
     algorithm = replace(small.algorithm, sampler=in_turn(first := [0]))
@@ -356,7 +358,7 @@ def test_ram_does_not_grow_with_the_clients_seen(tmp_path, name):
         seen.append(sum(map(resident, processes)))
     engine.close()
     assert len(state.clients) == 240
-    assert (tmp_path / runs.MEMORIES).stat().st_size >= 240 * 512 * 1024
+    assert (tmp_path / MEMORIES).stat().st_size >= 240 * 512 * 1024
     assert seen[-1] - seen[1] < 40 * 2**20
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 import unskew
+from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.population import emd
 from unskew.data.sources import load
-from unskew.key import Key
 
 
 @pytest.mark.heavy

@@ -102,7 +102,7 @@ def test_the_resolved_configuration_repeats_the_run(tmp_path, whole):
 def test_the_run_folder_holds_what_the_interface_promises(whole):
     from safetensors.torch import load_file
 
-    from unskew import tensors
+    from unskew.core import tensors
 
     assert set(result(whole)) >= {
         "method", "data", "partition", "clients", "per_round", "rounds", "seed", "engine", "accuracy", "loss", "emd",
@@ -118,7 +118,7 @@ def test_the_run_folder_holds_what_the_interface_promises(whole):
 def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
     import numpy as np
 
-    from unskew.key import Key
+    from unskew.core.key import Key
 
     def write(seed):
         draw = Key(seed).numpy()
@@ -173,7 +173,7 @@ def edit(run: Path, old: str, new: str):
 
 @pytest.mark.parametrize("how", TAMPERED)
 def test_a_run_that_was_tampered_with_is_not_resumed(tmp_path, stopped, how, capsys):
-    from unskew.cli import main
+    from unskew.console.main import main
 
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
@@ -240,7 +240,7 @@ def test_no_worker_is_left_when_a_run_ends(tmp_path):
             here = os.readlink(file.parent / "cwd")
         except OSError:
             continue
-        if b"unskew.engines.worker" in words and here == str(tmp_path):
+        if b"unskew.engines.pool.worker" in words and here == str(tmp_path):
             mine.append(file)
     assert mine == []
 

@@ -111,10 +111,10 @@ def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
 
 def test_a_log_that_cannot_be_written_is_a_note_and_the_run_goes_on(tmp_path):
     code = (
-        "import sys, pathlib, unskew.runs as runs; make = runs.create\n"
+        "import sys; from unskew.runs import train; make = train.create_run_folder\n"
         "def create(path):\n    make(path)\n    (path / 'logs').write_text('in the way')\n"
-        "runs.create = create\n"
-        "from unskew.cli import main\n"
+        "train.create_run_folder = create\n"
+        "from unskew.console.main import main\n"
         "main(sys.argv[1:])\n"
     )
     words = ["run", *FAST, "--log", "tensorboard", "--out", "a"]

@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from federation import federation, same
-from unskew import engines, tensors
-from unskew.engines.pool import Pool
-from unskew.engines.shared import SharedFile
-from unskew.errors import ClientFailure, UserError
-from unskew.key import Key
-from unskew.types import Visit
+from unskew import engines
+from unskew.core import tensors
+from unskew.core.errors import ClientFailure, UserError
+from unskew.core.key import Key
+from unskew.core.types import Visit
+from unskew.engines.pool.engine import Pool
+from unskew.engines.pool.shared import SharedFile
 
 HERE = Path(__file__).parent.parent
 

@@ -14,14 +14,14 @@ from test_objectives_golden import everyone, examples_of, some, virtual
 
 from federation import federation, image_set, largest_difference
 from unskew import engines, methods, models
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import EVERYONE, Visit
 from unskew.data.batches import Pixels, plan
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.round import driver
 from unskew.round.descent import accumulated
-from unskew.types import EVERYONE, Visit
 
 CLOSE = 1e-10
 SIZES = (13, 8, 3, 6, 2)  # with batches of 4 and two epochs: 8, 4, 2, 4 and 2 steps
@@ -151,7 +151,7 @@ def test_fedvc_is_the_numpy_lines(epochs, sgd):
 
 def test_a_client_comes_with_chance_proportional_to_its_examples_and_one_without_examples_never():
     population = population_of(small("fedvc", UNEVEN))
-    visits = methods.parse("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
+    visits = methods.parse_method("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
     came = Counter(v.client for v in visits)
     assert sum(came.values()) == 20_000
     assert came.keys() == {1, 2, 5, 6, 7}
@@ -172,17 +172,17 @@ def test_departs_from_the_paper_fedvc_draws_clients_with_replacement_so_that_the
             assert count == high - low
             return np.arange(low, high)[::-1]
 
-    visits = methods.parse("fedvc").sampler(EveryDrawOnce(), population_of(small("fedvc", UNEVEN)), 32)
+    visits = methods.parse_method("fedvc").sampler(EveryDrawOnce(), population_of(small("fedvc", UNEVEN)), 32)
     assert Counter(v.client for v in visits) == {k: n for k, n in enumerate(UNEVEN) if n}
     assert all(v.weight == 1 for v in visits)
-    alone = methods.parse("fedvc").sampler(Key(0), population_of(small("fedvc", (5,))), 4)
+    alone = methods.parse_method("fedvc").sampler(Key(0), population_of(small("fedvc", (5,))), 4)
     assert [(v.client, v.repeat) for v in alone] == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
 @pytest.mark.parametrize("held", [5, 6, 7, 13])
 def test_a_visit_draws_without_replacement_if_the_client_holds_enough_and_with_otherwise(held):
     fed = small("fedvc(size=6, epochs=2)", (held,))
-    (seen,) = methods.parse("fedvc(size=6, epochs=2)").sampler(Key(0), population_of(fed), 1)
+    (seen,) = methods.parse_method("fedvc(size=6, epochs=2)").sampler(Key(0), population_of(fed), 1)
     batches = plan(examples_of(fed, 0), seen.take, replace(fed.blueprint.local, epochs=2), Key(1))
     rows = batches.index[batches.index >= 0].numpy().reshape(2, 6)
     assert sorted(rows[0]) == sorted(rows[1])  # what was drawn for the visit serves all its epochs
@@ -200,8 +200,8 @@ def test_two_visits_to_one_client_see_different_batches():
 
 
 def test_fedvc_has_its_own_epochs_whatever_the_clients_settings_are():
-    assert methods.parse("fedvc", small("fedavg", epochs=5).blueprint.local).local.epochs == 1
-    assert methods.parse("fedvc(epochs=3)", small("fedavg", epochs=5).blueprint.local).local.epochs == 3
+    assert methods.parse_method("fedvc", small("fedavg", epochs=5).blueprint.local).local.epochs == 1
+    assert methods.parse_method("fedvc(epochs=3)", small("fedavg", epochs=5).blueprint.local).local.epochs == 3
 
 
 def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
@@ -222,7 +222,7 @@ def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
 @pytest.mark.parametrize("text", ["fedvc(size=0)", "fedvc(size=-3)", "fedvc(epochs=0)"])
 def test_fedvc_refuses_visits_without_examples(text):
     with pytest.raises(UserError, match="give at least 1"):
-        methods.parse(text)
+        methods.parse_method(text)
 
 
 # FedNova
@@ -444,7 +444,7 @@ def test_feddyn_refuses_by_name_what_would_break_its_mean(other):
     """It needs every client at most once a round, its plain update, and a server of its own."""
     for text in (f"feddyn + {other}", f"{other} + feddyn"):
         with pytest.raises(UserError, match=rf"(feddyn and {other}|{other} and feddyn) both want"):
-            methods.parse(text)
+            methods.parse_method(text)
 
 
 # Centralised
@@ -518,13 +518,13 @@ def test_centralised_sends_nothing_beside_other_methods_either(other):
 
 
 def test_a_round_of_centralised_is_one_visit_to_all_that_anybody_holds():
-    visits = methods.parse("centralised").sampler(Key(0), population_of(small("centralised")), 5)
+    visits = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised")), 5)
     assert visits == [Visit(EVERYONE, 32.0)]
-    few = methods.parse("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)), 1)
+    few = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)), 1)
     assert few == [Visit(EVERYONE, 40.0, take=1)]
 
 
 @pytest.mark.parametrize("other", ["fedvc", "feddyn", "scaffold", "fednova", "fedavgm"])
 def test_centralised_refuses_by_name_what_needs_a_federation(other):
     with pytest.raises(UserError, match=f"centralised and {other} both want"):
-        methods.parse(f"centralised + {other}")
+        methods.parse_method(f"centralised + {other}")

@@ -11,11 +11,11 @@ import torch
 
 from federation import federation
 from unskew import engines, methods
+from unskew.core.types import ImageSet, Split, Step
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
 from unskew.round.objective import objective
-from unskew.types import ImageSet, Split, Step
 
 BYTES = np.array([[51, 204], [255, 0], [102, 153]], np.uint8)
 LABELS = np.array([0, 1, 0])
@@ -200,7 +200,7 @@ def test_the_proximal_gradient_is_mu_times_the_way_from_the_servers_model():
     step = Step(
         features, features @ w.t() + b, torch.tensor(y), params, shared, {}, torch.bincount(torch.tensor(y)), None
     )
-    value = objective(methods.parse("fedprox(mu=0.3)").terms, step).value()
+    value = objective(methods.parse_method("fedprox(mu=0.3)").terms, step).value()
     found = torch.autograd.grad(value, [w, b])
     wanted = gradient(here, x, y) + 0.3 * (here - there)
     np.testing.assert_allclose(np.c_[found[0].numpy(), found[1].numpy()], wanted, rtol=0, atol=1e-14)

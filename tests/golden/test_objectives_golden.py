@@ -16,14 +16,14 @@ import torch.nn.functional as F
 
 from federation import federation
 from unskew import engines, methods, models
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import ImageSet, Loss, Split, Step
 from unskew.data.batches import plan
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.round import driver
 from unskew.round.objective import objective
-from unskew.types import ImageSet, Loss, Split, Step
 
 CLOSE = 1e-10
 HOLDS = ("0001112", "112222300", "33", "000122")  # the labels that each client holds
@@ -191,7 +191,7 @@ def step_of(features=FEATURES, *, shared=None, memory=None, counts=(1, 2, 1), en
 
 
 def loss_of(method, step):
-    value = objective(methods.parse(method).terms, step).value()
+    value = objective(methods.parse_method(method).terms, step).value()
     return value.item(), torch.autograd.grad(value, step.features)[0].numpy()
 
 
@@ -540,7 +540,7 @@ def test_fedirs_weights_and_their_gradient_by_hand():
 
 
 def test_fedirs_weights_multiply_those_that_are_there_already():
-    (importance,) = methods.parse("fedir(uniform)").terms
+    (importance,) = methods.parse_method("fedir(uniform)").terms
     step = step_of(shared={"sent/fedir/target": np.array([1.0, 1.0, 1.0]) / 3}, counts=(1, 4, 5))
     given = Loss(torch.tensor(entropies(FEATURES)[0]), torch.tensor([2.0, 3.0, 5.0, 7.0]).double())
     weights = np.array([2, 3, 5, 7]) / np.array([1, 4, 5])[Y]
@@ -671,7 +671,7 @@ def test_clsproxs_gradient_is_mu_times_the_way_from_the_servers_classifier_and_n
     names = ("params/classifier.weight", "params/classifier.bias", "params/encoder.conv1.weight")
     own = {name: torch.tensor([1.0, -2.0, 0.5]).double().requires_grad_() for name in names}
     step = replace(step_of(shared=dict.fromkeys(names, np.array([0.0, 1.0, 0.25]))), params=own)
-    value = objective(methods.parse("clsprox(mu=0.3)").terms, step).value()
+    value = objective(methods.parse_method("clsprox(mu=0.3)").terms, step).value()
     assert value.item() - entropies(FEATURES)[0].mean() == pytest.approx(2 * 0.15 * (1 + 9 + 0.0625), abs=1e-13)
     weight, bias, encoder = torch.autograd.grad(value, list(own.values()), allow_unused=True)
     assert encoder is None

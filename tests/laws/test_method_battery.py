@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import outside_methods
-from unskew.algorithm import SHARED_SLOTS
 from unskew.checks import QUICK, LawBroken, _bounded, _refusal, _resumes, check_method
-from unskew.errors import ClientFailure, UserError
-from unskew.methods import METHODS, describe, parse
-from unskew.round.memories import whole_model
-from unskew.types import ServerOptimizer, Statistic
+from unskew.core.errors import ClientFailure, UserError
+from unskew.core.types import ServerOptimizer, Statistic
+from unskew.methods import METHODS, describe, parse_method
+from unskew.round.algorithm import SHARED_SLOTS
+from unskew.round.client_memory import whole_model
 
 NEUTRAL = {
     "fedavg": "fedavg(lr=1)",
@@ -48,7 +48,7 @@ def test_pairs_are_refused_only_where_both_want_one_slot():
     """Or give one name to what travels or is kept: fedeccr has prototypes in it."""
     claims = {row.name: set(row.slots.split(", ")) - {*SHARED_SLOTS, ""} for row in describe()}
     for name in METHODS:
-        algorithm = parse(name)
+        algorithm = parse_method(name)
         claims[name] |= {each.name for each in (*algorithm.statistics, *algorithm.remember)}
     assert len(COMPOSED) > len(REFUSED) > 10
     for pair in PAIRS:
@@ -116,7 +116,7 @@ def twin():
 @pytest.mark.parametrize("order", ["moon + test_method_battery:twin", "test_method_battery:twin + moon"])
 def test_two_memories_of_one_name_are_refused_by_both_names(order):
     with pytest.raises(UserError, match=r"moon.*twin|twin.*moon") as said:
-        parse(order)
+        parse_method(order)
     assert "remember slot 'moon'; rename one" in str(said.value)
 
 

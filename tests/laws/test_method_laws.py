@@ -8,9 +8,9 @@ import torch
 
 from federation import federation, largest_difference
 from unskew import engines, methods
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.core.types import Visit
 from unskew.round import driver
-from unskew.types import Visit
 
 SIZES = (14, 9, 1, 6)
 LOCAL = {"epochs": 1, "batch": 6, "momentum": 0.9, "weight_decay": 0.01}
@@ -104,7 +104,7 @@ def test_clsprox_is_fedprox_where_the_network_is_its_classifier():
 
 def test_clsnorm_does_not_see_how_long_the_rows_are():
     """Logits are those of any positive multiple of a row; what is written is a fixed point."""
-    algorithm, model = methods.parse("clsnorm"), small("clsnorm").state().tensors
+    algorithm, model = methods.parse_method("clsnorm"), small("clsnorm").state().tensors
     name = "params/classifier.weight"
     used = driver.as_used(algorithm, model)
     longer = model | {name: model[name] * torch.tensor([[0.1], [1.0], [7.0], [300.0]])}
@@ -136,7 +136,7 @@ REFUSED = [
 def test_two_methods_on_one_slot_are_refused_by_both_names_and_the_slots(first, second, slot):
     for left, right in ((first, second), (second, first)):
         with pytest.raises(UserError, match=f"{left} and {right} both want the {slot} slot"):
-            methods.parse(f"{left} + {right}")
+            methods.parse_method(f"{left} + {right}")
 
 
 # What clients remember

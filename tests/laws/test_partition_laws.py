@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.partition_files import from_arrays, to_arrays
 from unskew.data.population import Partition, Population, emd
-from unskew.key import Key
 
 EQUAL_SIZES = ["iid", "shards(1)", "dirichlet-client(0)", "dirichlet-client(0.3)", "dirichlet-client(50)"]
 FREE_SIZES = [f"dirichlet({knobs}, min_size=0)" for knobs in ("0.3", "1e-3")]

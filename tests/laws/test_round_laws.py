@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 
 from federation import federation, image_set, largest_difference, same
-from unskew import methods, tensors
+from unskew import methods
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.data.batches import plan
 from unskew.engines.blueprint import build
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.models import NETWORKS
 from unskew.round.descent import _row
 
@@ -21,17 +22,17 @@ ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "
 
 def plain_sgd(whole, rounds, fused):
     """Ordinary PyTorch on one client's data: nn.Module, torch.optim.SGD, cross_entropy."""
-    bench = build(whole.blueprint, whole.data)
-    bench.load(whole.state().tensors, training=True)
-    network, local = bench.network.train(), bench.algorithm.local
+    side = build(whole.blueprint, whole.data)
+    side.load(whole.state().tensors, training=True)
+    network, local = side.network.train(), side.algorithm.local
     for number in range(1, rounds + 1):
         key = whole.key.fold("round", number).fold("client", 0, 0)
-        batches = plan(bench.population.examples(0), None, local, key)
+        batches = plan(side.population.examples(0), None, local, key)
         optimizer = torch.optim.SGD(
             network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused
         )
         for step, count in enumerate(batches.counts):
-            images, labels = bench.train.batch(*_row(batches, step, count))
+            images, labels = side.train.batch(*_row(batches, step, count))
             optimizer.zero_grad()
             F.cross_entropy(network(images), labels).backward()
             optimizer.step()
@@ -69,7 +70,7 @@ def test_every_pair_commutes_or_is_refused_by_both_names(pair):
     first, second = pair
     if sum(name != "fedprox(mu=0.3)" for name in pair) == 2:  # two servers
         with pytest.raises(UserError, match=r"{}.*{}.*server slot".format(*(n.partition("(")[0] for n in pair))):
-            methods.parse(f"{first} + {second}")
+            methods.parse_method(f"{first} + {second}")
         return
     there = federation(f"{first} + {second}").run(2).tensors
     back = federation(f"{second} + {first}").run(2).tensors
@@ -118,8 +119,8 @@ def test_clients_that_are_not_drawn_do_not_matter():
     visits = small.algorithm.sampler(
         Key(0).fold("round", 1).fold("sample"), build(small.blueprint, small.data).population, 2
     )
-    bench = build(small.blueprint, small.data)
-    drawn = {int(i) for visit in visits for i in bench.population.examples(visit.client)}
+    side = build(small.blueprint, small.data)
+    drawn = {int(i) for visit in visits for i in side.population.examples(visit.client)}
     before = small.run(1, per_round=2)
     others = [i for i in range(100) if i not in drawn]
     small.data["train/images"][others] = 0

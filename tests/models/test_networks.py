@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise, suited
 from unskew.models.layers import ConvPool
 

@@ -6,9 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.population import Partition
-from unskew.key import Key
 from unskew.report.partition_plot import MOST, partition_figure
 
 LABELS = np.arange(6000) % 10

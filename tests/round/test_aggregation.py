@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew import tensors
+from unskew.core import tensors
 from unskew.round.aggregation import weighted_mean
 
 weights = st.floats(1e-3, 1e6)

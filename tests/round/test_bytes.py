@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from federation import federation, image_set
-from unskew import engines, tensors
-from unskew.errors import UserError
-from unskew.methods import METHODS, parse
+from unskew import engines
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.types import EVERYONE, Outcome
+from unskew.methods import METHODS, parse_method
 from unskew.round import driver
-from unskew.types import EVERYONE, Outcome
 
 SIZES = (9, 0, 4, 1, 6)  # one client holds nothing: it is never asked and never comes
 CLASSES, FEATURES = 4, 64  # of tiny-cnn on these images
@@ -211,7 +212,7 @@ def with_centralised():
     """Every method that the baseline may be put together with."""
     for method in METHODS:
         try:
-            parse(f"centralised + {method}")
+            parse_method(f"centralised + {method}")
         except UserError:
             continue
         yield method

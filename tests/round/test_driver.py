@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 
 from federation import federation, image_set
-from unskew import engines, tensors
+from unskew import engines
+from unskew.core import tensors
+from unskew.core.errors import ClientFailure
+from unskew.core.key import Key
+from unskew.core.types import Visit
 from unskew.engines.blueprint import build
-from unskew.errors import ClientFailure
-from unskew.key import Key
 from unskew.round import client, driver
-from unskew.types import Visit
 
 SIZES = (5, 0, 3, 1)
 
@@ -24,10 +25,10 @@ def one_round(small, state=None, per_round=9, **options):
 
 def own_loss(small, state, which):
     """Each client's mean cross-entropy under the state's model, without any of the round's code."""
-    bench = build(small.blueprint, small.data)
-    network = bench.network
+    side = build(small.blueprint, small.data)
+    network = side.network
     network.load_state_dict({name.partition("/")[2]: value for name, value in state.tensors.items()})
-    index = torch.from_numpy(bench.population.examples(which).astype("int64"))
+    index = torch.from_numpy(side.population.examples(which).astype("int64"))
     pixels = small.data["train/images"][index].double() / 255
     logits = network.eval()((pixels - small.data["mean"].view(1, -1, 1, 1)) / small.data["std"].view(1, -1, 1, 1))
     return F.cross_entropy(logits, small.data["train/labels"][index]).item()
@@ -112,13 +113,13 @@ def test_the_state_before_the_first_round_has_memory_of_its_own():
 
 def trained_alone(small, state, number):
     """Each client's own model after its visit, with its weight."""
-    bench = build(small.blueprint, small.data)
+    side = build(small.blueprint, small.data)
     found = []
-    for which in range(bench.population.clients):
+    for which in range(side.population.clients):
         key = small.key.fold("round", number).fold("client", which, 0)
-        size = bench.population.size(which)
-        client.train(bench, state.tensors, Visit(which, float(size)), key)
-        found.append((size, tensors.copy(tensors.of_module(bench.network))))
+        size = side.population.size(which)
+        client.train(side, state.tensors, Visit(which, float(size)), key)
+        found.append((size, tensors.copy(tensors.of_module(side.network))))
     return found
 
 

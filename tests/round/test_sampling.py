@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from federation import partition_of
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Visit
 from unskew.data.population import Population
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.round.sampling import uniform
-from unskew.types import Visit
 
 
 def population(sizes):

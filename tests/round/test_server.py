@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from unskew import methods, tensors
+from unskew import methods
+from unskew.core import tensors
+from unskew.core.types import RoundInfo
 from unskew.round.server import adaptive, momentum, moved, sgd
-from unskew.types import Moment
 
-MOMENT = Moment(1, 1, None, 1.0)  # these servers do not look at it
+MOMENT = RoundInfo(1, 1, None, 1.0)  # these servers do not look at it
 
 START = np.array([1.0, -2.0, 0.5])
 GRADIENTS = np.array([[0.1, -0.3, 0.0], [0.2, 0.4, 0.0], [-0.5, 0.05, 1e-4]])  # old − new, three rounds
@@ -85,7 +86,7 @@ def test_adaptive_servers_divide_by_the_root_of_what_they_saw(method, second, be
         v = second(v, g)
         w = w - lr * m / (np.sqrt(v) + tau)
         wanted.append(w)
-    memory = assert_walks(methods.parse(method).server, wanted)
+    memory = assert_walks(methods.parse_method(method).server, wanted)
     np.testing.assert_allclose(memory["first/params/w"].numpy(), m, rtol=1e-14)
     np.testing.assert_allclose(memory["second/params/w"].numpy(), v, rtol=1e-14)
 
@@ -96,7 +97,7 @@ def test_yogi_forgets_where_adam_does_but_slower():
     gradient = {"params/w": torch.tensor([0.01, 10.0], dtype=torch.float64)}
     after = {}
     for name in ("fedadam", "fedyogi"):
-        server = methods.parse(f"{name}(beta2=0.9, tau=1)").server
+        server = methods.parse_method(f"{name}(beta2=0.9, tau=1)").server
         _, memory = server.update(params, gradient, server.init(params), MOMENT)
         after[name] = memory["second/params/w"]
     assert after["fedadam"][0] < after["fedyogi"][0] < 1.0

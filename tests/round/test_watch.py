@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from federation import federation
+from unskew.core.tensors import copy
+from unskew.core.types import Visit
 from unskew.engines.blueprint import build
 from unskew.round.client import job
 from unskew.round.watch import Watch, class_norms, distances, lengths, watched
-from unskew.tensors import copy
-from unskew.types import Visit
 
 
 def bench_of(method="fedavg", **knobs):
@@ -51,12 +51,12 @@ def test_distances_of_float32_are_taken_in_float64():
 
 
 def test_class_norms_are_those_of_the_classifier_as_it_is_used():
-    _, bench = bench_of()
+    _, side = bench_of()
     with torch.no_grad():
-        bench.network.classifier.weight.zero_()
-        bench.network.classifier.weight[1, :2] = torch.tensor([3.0, 4.0])
-    assert class_norms(bench).tolist() == [0.0, 5.0, 0.0, 0.0]
-    assert not class_norms(bench).requires_grad
+        side.network.classifier.weight.zero_()
+        side.network.classifier.weight[1, :2] = torch.tensor([3.0, 4.0])
+    assert class_norms(side).tolist() == [0.0, 5.0, 0.0, 0.0]
+    assert not class_norms(side).requires_grad
     _, normalised = bench_of("clsnorm")
     with torch.no_grad():
         normalised.network.classifier.weight.mul_(7)
@@ -64,13 +64,13 @@ def test_class_norms_are_those_of_the_classifier_as_it_is_used():
 
 
 def test_each_client_has_a_row_and_the_others_zeros():
-    small, bench = bench_of()
+    small, side = bench_of()
     shared = small.state().tensors
-    bench.load({name: value + 1 for name, value in shared.items()}, training=False)
-    found = watched(bench, shared, Visit(4, 1.0), Watch(("norms", "drift", "model"), (7, 4, 9)))
+    side.load({name: value + 1 for name, value in shared.items()}, training=False)
+    found = watched(side, shared, Visit(4, 1.0), Watch(("norms", "drift", "model"), (7, 4, 9)))
     assert found["visits"].tolist() == [0, 1, 0]
     assert all(value.dtype == torch.float64 for value in found.values())
-    assert torch.equal(found["norms"][1], class_norms(bench))
+    assert torch.equal(found["norms"][1], class_norms(side))
     assert found["drift"][1].tolist() == pytest.approx(
         [sum(shared[name].numel() for name in shared if f"{layer}." in name) ** 0.5
          for layer in ("conv1", "conv2", "fc1", "classifier")]
@@ -83,19 +83,19 @@ def test_each_client_has_a_row_and_the_others_zeros():
 
 
 def test_somebody_who_is_not_watched_leaves_zeros():
-    small, bench = bench_of()
-    found = watched(bench, small.state().tensors, Visit(5, 1.0), Watch(("norms",), (7, 4)))
+    small, side = bench_of()
+    found = watched(side, small.state().tensors, Visit(5, 1.0), Watch(("norms",), (7, 4)))
     assert list(found) == ["visits", "norms"]
     assert not any(value.any() for value in found.values())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "prototypes", "clsnorm"])
 def test_a_job_that_is_watched_gives_the_same_sums_and_the_watch_beside(method):
-    small, bench = bench_of(method)
+    small, side = bench_of(method)
     shared, key = copy(small.state().tensors), small.key.fold("round", 1, "client", 0, 0)
-    plain = job(bench, "train")(shared, Visit(0, 9.0), key)
+    plain = job(side, "train")(shared, Visit(0, 9.0), key)
     watch = Watch(("norms", "drift", "model"), (0, 1))
-    seen = job(bench, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
+    seen = job(side, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
     assert [name for name in seen if not name.startswith("watch/")] == list(plain)
     assert all(torch.equal(seen[name], value) for name, value in plain.items())
     for name in shared:
@@ -104,10 +104,10 @@ def test_a_job_that_is_watched_gives_the_same_sums_and_the_watch_beside(method):
 
 
 def test_buffers_are_seen_in_the_model_and_not_in_the_distances():
-    small, bench = bench_of(model="outside_models:batch_norm")
+    small, side = bench_of(model="outside_models:batch_norm")
     shared, key = copy(small.state().tensors), small.key.fold("round", 1, "client", 0, 0)
     watch = Watch(("drift", "model"), (0,))
-    seen = job(bench, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
+    seen = job(side, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
     steps = seen["watch/model/buffers/encoder.1.num_batches_tracked"]
     assert steps.item() == 2  # 9 examples in batches of 16, twice
     assert len(seen["watch/drift"][0]) == 3  # convolution, norm, classifier

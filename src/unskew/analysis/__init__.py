@@ -11,22 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unskew import runs, text
-from unskew.analysis import (
-    cka,
-    confusion,
-    curves,
-    drift,
-    inversion,
-    norms,
-    projection,
-    separability,
-    skew,
-)
-from unskew.analysis.subject import Missing, Say, Subject
+from unskew.analysis import cka, confusion, curves, drift, inversion, norms, projection, separability, skew
 from unskew.charts import Chart
 from unskew.charts.svg import svg
-from unskew.errors import UserError, nearest
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.files import write_whole
+from unskew.runs.folder import read_json, write_json
+from unskew.runs.study import FinishedRun, Missing, Say
 
 FORMATS = ("svg", "png", "pdf")
 VERSION = 1  # of the values in figures/*.json
@@ -76,9 +68,9 @@ class Found:
         return said
 
 
-def parse(source: str) -> tuple[str, str, Callable[[Subject], Any]]:
+def parse_measure(source: str) -> tuple[str, str, Callable[[FinishedRun], Any]]:
     """A measure's name, its text in the plainest spelling, and the function that takes it."""
-    calls = text.parse(source, "measure")
+    calls = text.parse_calls(source, "measure")
     if len(calls) > 1:
         raise text.complain(source, calls[1].start, "name one measure at a time, as words of their own")
     call = calls[0]
@@ -91,7 +83,7 @@ def parse(source: str) -> tuple[str, str, Callable[[Subject], Any]]:
 def _knobs(measure: Callable[..., Any]) -> Callable[..., Any]:
     """The knobs of a measure alone: what is given is bound, and the subject comes later."""
 
-    def bound(**knobs: Any) -> Callable[[Subject], Any]:
+    def bound(**knobs: Any) -> Callable[[FinishedRun], Any]:
         return partial(measure, **knobs)
 
     own = list(inspect.signature(measure).parameters.values())[1:]
@@ -99,9 +91,9 @@ def _knobs(measure: Callable[..., Any]) -> Callable[..., Any]:
     return bound
 
 
-def measured(subject: Subject, source: str, *, again: bool = True) -> Found:
+def measured(subject: FinishedRun, source: str, *, again: bool = True) -> Found:
     """The measure of this run: taken, or as it was stored if it still fits; stored for the next time."""
-    name, plain, take = parse(source)
+    name, plain, take = parse_measure(source)
     file = subject.path / "figures" / f"{slug(plain)}.json"
     if not again and (stored := _stored(subject, file, name, plain)) is not None:
         return stored
@@ -114,7 +106,7 @@ def measured(subject: Subject, source: str, *, again: bool = True) -> Found:
     content = {"unskew": VERSION, **_stamp(subject, name, plain), "without_data": subject.without_data, "notes": notes,
                "values": asdict(values)}  # fmt: skip
     try:
-        runs.write_json(file, content)
+        write_json(file, content)
     except UserError as error:  # a folder that may only be read can still be looked at
         return replace(found, notes=(*notes, f"the values were not stored: {error}"))
     return found
@@ -128,17 +120,17 @@ def _finite(value: Any) -> bool:
     return not isinstance(value, float) or isfinite(value)
 
 
-def known(subject: Subject, source: str) -> Found | None:
+def known(subject: FinishedRun, source: str) -> Found | None:
     """The measure as it was stored, if it is and still fits."""
-    name, plain, _ = parse(source)
+    name, plain, _ = parse_measure(source)
     return _stored(subject, subject.path / "figures" / f"{slug(plain)}.json", name, plain)
 
 
-def _stored(subject: Subject, file: Path, name: str, plain: str) -> Found | None:
+def _stored(subject: FinishedRun, file: Path, name: str, plain: str) -> Found | None:
     if not file.exists():
         return None
     with suppress(UserError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError):  # damaged: made anew
-        content = runs.read_json(file)
+        content = read_json(file)
         stamp = _stamp(subject, name, plain)
         if content["unskew"] != VERSION or {key: content.get(key) for key in stamp} != stamp:
             return None
@@ -148,7 +140,7 @@ def _stored(subject: Subject, file: Path, name: str, plain: str) -> Found | None
     return None
 
 
-def _stamp(subject: Subject, name: str, plain: str) -> dict[str, Any]:
+def _stamp(subject: FinishedRun, name: str, plain: str) -> dict[str, Any]:
     """What the values stand on: when it changes they no longer fit."""
     stamp: dict[str, Any] = {"measure": plain, "weights_sha256": subject.result.weights_sha256}
     stamp["recorded"] = len(subject.during)
@@ -167,10 +159,10 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
         if form == "svg":
             content = svg(chart).encode()
         else:
-            from unskew.charts.paper import paper  # matplotlib takes a second to import
+            from unskew.charts.paper import paper
 
             content = paper(chart, form)
-        runs.write_whole(file, content)
+        write_whole(file, content)
         files.append(file)
     return files
 
@@ -187,10 +179,10 @@ def analyse(
     """
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
-    asked = [parse(source)[1] for source in sources] or list(MEASURES)
+    asked = [parse_measure(source)[1] for source in sources] or list(MEASURES)
     results: dict[str, Found] = {}
     missing: list[str] = []
-    with Subject(path, data_dir=data_dir, engine=engine, workers=workers, say=say) as subject:
+    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say) as subject:
         for source in asked:
             try:
                 found = measured(subject, source)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskew import tensors
-from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import said
+from unskew.analysis.phrases import said
 from unskew.charts import Axis, Bars, Cells, Chart
-from unskew.errors import UserError
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.types import Tensors
 from unskew.models.layers import Network, layer_name
 from unskew.round.client import CHUNK
-from unskew.types import Tensors
+from unskew.runs.study import FinishedRun, Missing
 
 WIDE = 512  # features beyond which every pair's d × d products would take minutes: b × b kernels are kept instead
 ALIKE = 0.005  # of CKA: layers that differ by less are not ranked
@@ -39,7 +39,7 @@ class Similarity:
     estimated: list[str]  # layers too wide for the exact form
 
 
-def measure(subject: Subject, *, clients: int = 10, images: int = 10_000, round: int = -1) -> Similarity:
+def measure(subject: FinishedRun, *, clients: int = 10, images: int = 10_000, round: int = -1) -> Similarity:
     """CKA of local models on the test images, made from the model after ``round`` (−1: the last).
 
     Reference: Luo et al. 2021, Figures 1, 2 and appendix B; Kornblith et al., ICML 2019.
@@ -50,15 +50,15 @@ def measure(subject: Subject, *, clients: int = 10, images: int = 10_000, round:
     models = subject.local_models(number, clients)
     if len(models) < 2:
         raise Missing("cka compares local models of two clients or more; only one comes to a round of this run")
-    bench = subject.bench
-    index = torch.arange(len(bench.test.labels))[:images]
+    side = subject.side
+    index = torch.arange(len(side.test.labels))[:images]
     if len(index) < 4:
         raise Missing(f"cka compares outputs of four images or more; the test set has {len(index)}")
     batches = torch.tensor_split(index, 1 if len(index) <= AT_ONCE else -(-len(index) // CHUNK))  # none much smaller
     found: dict[str, Exact | AtOnce | Unbiased] = {}
     for place, some in enumerate(batches):
         subject.say("cka", place, len(batches))
-        for layer, wide, seen in _by_layer(bench.network, list(models.values()), bench.test.batch(some)[0]):
+        for layer, wide, seen in _by_layer(side.network, list(models.values()), side.test.batch(some)[0]):
             if layer not in found:
                 found[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
             found[layer].add(seen)

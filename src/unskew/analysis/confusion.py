@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unskew.analysis.subject import Subject
-from unskew.analysis.words import bound
+from unskew.analysis.phrases import bound
 from unskew.charts import Axis, Cells, Chart
 from unskew.charts.groups import grouped
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.runs.study import FinishedRun
 
 MOST = 100  # classes whose table of confusions can be read
 MATTERS = 0.005  # a change of accuracy that is spoken of
@@ -24,7 +24,7 @@ class Confusion:
     tables: dict[str, list[list[int]]]  # [C][C]
 
 
-def measure(subject: Subject, *, calibrations: int = 6) -> Confusion:
+def measure(subject: FinishedRun, *, calibrations: int = 6) -> Confusion:
     """How the test images of each class are classified, before and after; at most so many calibrations, the best."""
     outputs, classes = subject.outputs, subject.classes
     chosen = best(subject, calibrations)
@@ -35,7 +35,7 @@ def measure(subject: Subject, *, calibrations: int = 6) -> Confusion:
     return Confusion(classes, total.tolist(), tables)
 
 
-def best(subject: Subject, most: int) -> list[str]:
+def best(subject: FinishedRun, most: int) -> list[str]:
     """The run's own classifier, "", and the best of its calibrations, in the order in which they were made."""
     if most < 0:
         raise UserError("give 0 or more calibrations")

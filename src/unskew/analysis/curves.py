@@ -6,10 +6,10 @@ from itertools import accumulate
 from math import isfinite
 from statistics import fmean, stdev
 
-from unskew.analysis.subject import Subject
 from unskew.charts import Axis, Band, Chart, Line, Mark
-from unskew.errors import UserError
-from unskew.words import duration, size
+from unskew.core.errors import UserError
+from unskew.core.units import format_bytes, format_duration
+from unskew.runs.study import FinishedRun
 
 AGAINST = {
     "round": ("rounds", "count"),
@@ -36,7 +36,7 @@ class Curves:
     calibrated: dict[str, float]  # accuracy after each calibration
 
 
-def measure(subject: Subject) -> Curves:
+def measure(subject: FinishedRun) -> Curves:
     """Accuracy and loss against rounds, batches, bytes and seconds, from metrics.jsonl; no data set is needed.
 
     Reference: Hsu, Qi and Brown 2020, Figures 6 and 7.
@@ -67,7 +67,7 @@ def measure(subject: Subject) -> Curves:
     )
 
 
-def settings(subject: Subject) -> dict[str, str]:
+def settings(subject: FinishedRun) -> dict[str, str]:
     """What a run was told, without its seed and what does not change the result: the same for runs of other seeds."""
     left_out = ("seed", "data_dir", "engine", "workers", "evaluate_every", "on_failure", "checkpoint_seconds",
                 "baseline", "during")  # fmt: skip
@@ -151,4 +151,6 @@ def findings(found: Curves) -> list[str]:
     when = found.round[found.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
     words = f"After {found.round[-1]} rounds the model gets {last:.2%} of the test images right ({peak}), for "
-    return [f"{words}{size(found.bytes[-1])} sent and {duration(found.seconds[-1])} of clients' training."]
+    return [
+        f"{words}{format_bytes(found.bytes[-1])} sent and {format_duration(found.seconds[-1])} of clients' training."
+    ]

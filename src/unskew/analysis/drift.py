@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import after, asked, said
+from unskew.analysis.phrases import after, asked, said
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.core.tensors import parameters
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths
-from unskew.tensors import parameters
+from unskew.runs.study import FinishedRun, Missing
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Drift:
     rounds: list[dict[str, Any]]  # "round", "when", "clients" [k], "local" [k][L], each divided by the server's layer
 
 
-def measure(subject: Subject, *, clients: int = 10, round: int = -1) -> Drift:
+def measure(subject: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
     """Distances recorded while training, and those of the visit after ``round`` (−1: the last)."""
     number = subject.number(round)
     recorded = [row for row in subject.during if "drift" in row]
     found = [_known(row) for row in recorded]
     try:
         models, state = subject.local_models(number, clients), subject.state(number)
-        sent = {name: state.tensors[name] for name in subject.bench.weights}  # in the order of the network
+        sent = {name: state.tensors[name] for name in subject.side.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
         when = after(number, subject.config.rounds)

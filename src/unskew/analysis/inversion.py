@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew import tensors
-from unskew.analysis.subject import Missing, Subject
 from unskew.charts import Axis, Chart, Mark, Picture, Words
 from unskew.charts.groups import grouped
-from unskew.errors import UserError
-from unskew.key import Key
-from unskew.round.client import Bench
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.round.client import ClientSide
+from unskew.runs.study import FinishedRun, Missing
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Inversion:
 
 
 def measure(
-    subject: Subject, *, examples: int = 4, of: int = 3, steps: int = 300, lr: float = 0.05, smooth: float = 0.5
+    subject: FinishedRun, *, examples: int = 4, of: int = 3, steps: int = 300, lr: float = 0.05, smooth: float = 0.5
 ) -> Inversion:
     """Training images of the largest clients, made again from their feature and from the mean of ``of`` features.
 
@@ -46,41 +46,41 @@ def measure(
     """
     if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
         raise UserError("inversion wants examples and steps from 1 on, of from 2 on, lr above 0, smooth of 0 or more")
-    bench = subject.bench
-    bench.load(subject.model, training=False)
-    chosen = _chosen(bench, examples, of)
+    side = subject.side
+    side.load(subject.model, training=False)
+    chosen = _chosen(side, examples, of)
     if not chosen:
         raise Missing(f"no client holds {of + 1} images of one class")
     index = torch.tensor([held for _, _, held in chosen])  # [m, of + 1]; the last is the other one
     with torch.no_grad():
-        images = bench.train.batch(index.flatten())[0]
-        features = bench.network.encoder(images).view(len(chosen), of + 1, -1)
+        images = side.train.batch(index.flatten())[0]
+        features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
     with tensors.one_thread():  # so small a batch is slower on two
-        made = inverted(bench, targets, steps, lr, smooth, subject)
+        made = inverted(side, targets, steps, lr, smooth, subject)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
     for place, (client, label, _) in enumerate(chosen):
         figures: dict[str, Any] = {"client": client, "class": subject.classes[label]}
         for name, picture in (("one", one[place]), ("mean", mean[place]), ("other", original[place, of])):
-            figures[f"{name}_psnr"] = psnr(bench, picture, original[place, 0])
-            figures[f"{name}_ssim"] = ssim(bench, picture, original[place, 0])
+            figures[f"{name}_psnr"] = psnr(side, picture, original[place, 0])
+            figures[f"{name}_ssim"] = ssim(side, picture, original[place, 0])
             with torch.no_grad():
-                found = bench.network.encoder(picture[None])[0]
+                found = side.network.encoder(picture[None])[0]
             figures[f"{name}_cosine"] = float(F.cosine_similarity(found, features[place, 0], dim=0))
-            figures[name] = _pixels(bench, picture)
-        figures["original"] = _pixels(bench, original[place, 0])
+            figures[name] = _pixels(side, picture)
+        figures["original"] = _pixels(side, original[place, 0])
         rows.append(figures)
     return Inversion(of, rows)
 
 
-def _chosen(bench: Bench, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
+def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
     """(client, class, examples) of the largest clients: each client's largest class that was not taken yet."""
     found: list[tuple[int, int, list[int]]] = []
-    for client in np.argsort(-bench.population.sizes, kind="stable").tolist():
-        index = bench.population.examples(client)
-        labels = bench.train.labels.numpy()[index]
+    for client in np.argsort(-side.population.sizes, kind="stable").tolist():
+        index = side.population.examples(client)
+        labels = side.train.labels.numpy()[index]
         counts = np.bincount(labels)
         counts[[label for _, label, _ in found if label < len(counts)]] = 0
         if len(counts) and counts.max() > of:
@@ -91,10 +91,10 @@ def _chosen(bench: Bench, examples: int, of: int) -> list[tuple[int, int, list[i
     return found
 
 
-def inverted(bench: Bench, targets: Tensor, steps: int, lr: float, smooth: float, subject: Subject) -> Tensor:
+def inverted(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, subject: FinishedRun) -> Tensor:
     """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
-    shape = tuple(bench.train.images.shape[1:])
-    low, high = _ends(bench)
+    shape = tuple(side.train.images.shape[1:])
+    low, high = _ends(side)
     noise = torch.randn(shape, generator=_generator(subject.key), dtype=targets.dtype)
     x = (0.01 * noise).repeat(len(targets), 1, 1, 1).requires_grad_()
     scale = targets.square().sum(1).clamp(min=1e-12)
@@ -102,7 +102,7 @@ def inverted(bench: Bench, targets: Tensor, steps: int, lr: float, smooth: float
     for step in range(steps):
         if step % 20 == 0:
             subject.say("inverting features", step, steps)
-        found = bench.network.encoder(x)
+        found = side.network.encoder(x)
         far = (found - targets).square().sum(1) / scale
         loss = (far + smooth * _roughness(x)).sum()
         (x.grad,) = torch.autograd.grad(loss, [x])
@@ -122,36 +122,36 @@ def _generator(key: Key) -> torch.Generator:
     return key.fold("inversion").torch()
 
 
-def _ends(bench: Bench) -> tuple[Tensor, Tensor]:
+def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
     """What black and white are after normalisation, by channel [ch, 1, 1]."""
-    return bench.train.offset[0], (255 * bench.train.scale + bench.train.offset)[0]
+    return side.train.offset[0], (255 * side.train.scale + side.train.offset)[0]
 
 
-def _unit(bench: Bench, image: Tensor) -> Tensor:
+def _unit(side: ClientSide, image: Tensor) -> Tensor:
     """[ch, H, W] from 0 to 1."""
-    low, high = _ends(bench)
+    low, high = _ends(side)
     return ((image - low) / (high - low)).clamp(0, 1).double()
 
 
-def _pixels(bench: Bench, image: Tensor) -> list[Any]:
+def _pixels(side: ClientSide, image: Tensor) -> list[Any]:
     """[H][W] or [H][W][3] of whole numbers 0..255."""
-    values = (_unit(bench, image) * 255).round().long()
+    values = (_unit(side, image) * 255).round().long()
     shown: list[Any] = (values[0] if len(values) != 3 else values.permute(1, 2, 0)).tolist()
     return shown
 
 
-def psnr(bench: Bench, a: Tensor, b: Tensor) -> float:
+def psnr(side: ClientSide, a: Tensor, b: Tensor) -> float:
     """Peak signal to noise in dB; 100 where the images are the same."""
-    wrong = float((_unit(bench, a) - _unit(bench, b)).square().mean())
+    wrong = float((_unit(side, a) - _unit(side, b)).square().mean())
     return 100.0 if wrong < 1e-10 else float(-10 * np.log10(wrong))
 
 
-def ssim(bench: Bench, a: Tensor, b: Tensor) -> float:
+def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
     """Structural similarity, −1 to 1, over windows of 7 × 7 pixels or the whole of a smaller image.
 
     Reference: Wang et al., 2004, equation 13.
     """
-    x, y = _unit(bench, a)[None], _unit(bench, b)[None]
+    x, y = _unit(side, a)[None], _unit(side, b)[None]
     size = min(7, *x.shape[2:])
     mx, my = F.avg_pool2d(x, size, 1), F.avg_pool2d(y, size, 1)
     vx, vy = F.avg_pool2d(x * x, size, 1) - mx * mx, F.avg_pool2d(y * y, size, 1) - my * my

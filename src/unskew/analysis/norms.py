@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.subject import Missing, Subject
-from unskew.analysis.words import after, asked, bound
+from unskew.analysis.phrases import after, asked, bound
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.runs.study import FinishedRun, Missing
 
 EARLY, FAINT = 0.5, 0.2  # correlations above which rows are said to follow counts, and to hardly follow them
 FEW = 30  # classes with names on an axis
@@ -37,7 +37,7 @@ class Norms:
     clients: list[int]
 
 
-def measure(subject: Subject, *, clients: int = 10, round: int = -1, local: bool = True) -> Norms:
+def measure(subject: FinishedRun, *, clients: int = 10, round: int = -1, local: bool = True) -> Norms:
     """Row norms before and after calibration, and of local classifiers: as recorded, and in the visit after ``round``.
 
     −1 is the last round, 0 gives the local models of the very first. ``local=false`` needs no data set.
@@ -89,7 +89,7 @@ def _wrong(clients: list[int], rows: list[dict[str, Any]], population: int, clas
     return ""
 
 
-def _at_the_end(subject: Subject, clients: int, round: int) -> dict[str, Any]:
+def _at_the_end(subject: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = subject.number(round)
     models = subject.local_models(number, clients)
     rows = [_rows(subject, model) for model in models.values()]
@@ -109,7 +109,7 @@ def _known(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rows(subject: Subject, model: dict[str, torch.Tensor]) -> list[float]:
+def _rows(subject: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
     weight, head = model["params/classifier.weight"], subject.algorithm.head
     if head is not None:
         weight, _ = head(weight, model.get("params/classifier.bias"))

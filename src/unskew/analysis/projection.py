@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from unskew.analysis.confusion import best
-from unskew.analysis.subject import Missing, Subject
 from unskew.charts import Axis, Chart, Dots
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.runs.study import FinishedRun, Missing
 
 LEAST = 5  # images from which an embedding means anything
 STEPS = 750  # of t-SNE: 250 more lower its divergence on 2,000 features by half a per cent
@@ -25,7 +25,7 @@ class Projection:
     predicted: dict[str, list[int]]  # "before" is the run's own classifier
 
 
-def measure(subject: Subject, *, images: int = 2000, perplexity: float = 30.0, calibrations: int = 3) -> Projection:
+def measure(subject: FinishedRun, *, images: int = 2000, perplexity: float = 30.0, calibrations: int = 3) -> Projection:
     """t-SNE of the final model's features, of at most so many test images; the same ones for the same seed.
 
     Reference: van der Maaten and Hinton, 2008; Luo et al. 2021, Figure 5.

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from unskew import tensors
-from unskew.analysis.subject import Missing, Subject
-from unskew.calibration.asking import Ask, width_of
 from unskew.calibration.forecast import apart, forecast
 from unskew.calibration.forms import Form
+from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Cells, Chart, Line
-from unskew.recording import silhouette_of, some_features
-from unskew.types import Visit
+from unskew.core import tensors
+from unskew.core.types import Visit
+from unskew.runs.recording import silhouette_of, some_features
+from unskew.runs.study import FinishedRun, Missing
 
 MOST_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 
@@ -34,7 +34,7 @@ class Separability:
     rounds: list[tuple[int, float]]  # silhouettes recorded while training
 
 
-def measure(subject: Subject) -> Separability:
+def measure(subject: FinishedRun) -> Separability:
     """Class Gaussians summed up over the clients, as calibration would have them; the silhouette of test features.
 
     Reference: Luo et al. 2021, section 5.4 and Figure 6; Zeng et al. 2023, Figure 3.
@@ -43,22 +43,22 @@ def measure(subject: Subject) -> Separability:
         (int(row["round"]), float(row["silhouette"])) for row in subject.during if row.get("silhouette") is not None
     ]
     try:
-        bench = subject.bench
+        side = subject.side
     except Missing as error:
         if not recorded:
             raise
         subject.notes.append(f"silhouettes are shown as they were recorded, distances between classes not: {error}")
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
-    bench.load(subject.model, training=False)
-    width = width_of(bench.network.encoder, tuple(bench.train.images.shape[1:]))
+    side.load(subject.model, training=False)
+    width = width_of(side.network.encoder, tuple(side.train.images.shape[1:]))
     form = "full" if Form.parse("full").bytes(len(subject.classes), width) <= MOST_BYTES else "shared"
-    statistics = _gathered(subject, Ask(form))
+    statistics = _gathered(subject, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
     if len(held) > 1:
         upper = torch.triu_indices(len(held), len(held), 1)
         table[upper[0], upper[1]] = table[upper[1], upper[0]] = apart(statistics, subject.key)
-    foretold = forecast(bench.network.classifier, statistics, len(subject.classes), subject.key)
+    foretold = forecast(side.network.classifier, statistics, len(subject.classes), subject.key)
     return Separability(
         classes=[subject.classes[label] for label in held],
         distances=table.tolist(),
@@ -66,12 +66,12 @@ def measure(subject: Subject) -> Separability:
         form=form,
         before=foretold.before,
         after=foretold.after,
-        silhouette=silhouette_of(*some_features(bench, subject.key)),
+        silhouette=silhouette_of(*some_features(side, subject.key)),
         rounds=recorded,
     )
 
 
-def _gathered(subject: Subject, ask: Ask) -> ClassStatistics:
+def _gathered(subject: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
     engine = subject.engine
     visits = [Visit(client, 1.0) for client in engine.population.inhabited.tolist()]
     engine.progress = lambda done, total: subject.say("class statistics", done, total)

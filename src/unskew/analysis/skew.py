@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unskew.analysis.subject import Subject
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
-from unskew.errors import UserError
+from unskew.core.errors import UserError
+from unskew.runs.study import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
 COLOURED = 10  # classes told apart by colour
@@ -32,7 +32,7 @@ class Skew:
     few: float  # the median over all clients of how many classes make up 90 % of their examples
 
 
-def measure(subject: Subject, *, clients: int = 60) -> Skew:
+def measure(subject: FinishedRun, *, clients: int = 60) -> Skew:
     """The partition of a run: who holds how much of what; no data set is needed.
 
     Reference: Hsu, Qi and Brown 2020, section 6.1; Luo et al. 2021, Figure 3.

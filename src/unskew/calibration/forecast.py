@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.classifier import copy_of
 from unskew.calibration.gaussians import Gaussians
-from unskew.calibration.head import copy_of
-from unskew.calibration.retrain import discriminant, varied
+from unskew.calibration.retraining import discriminant, varied
 from unskew.calibration.statistics import ClassStatistics
-from unskew.key import Key
+from unskew.core.key import Key
 
 DIRECTIONS = 256
 MOST = 20_000  # virtual features in all

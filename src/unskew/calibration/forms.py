@@ -4,18 +4,17 @@ Shapes: P classes held, d features, r directions.
 """
 
 import math
-import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from unskew import text
-from unskew.errors import UserError, nearest
-from unskew.key import Key
-from unskew.types import Tensors
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key
+from unskew.core.machine import physical_memory
+from unskew.core.types import Tensors
 
 NAMES = ("full", "diagonal", "shared", "low-rank")
 MOST = 2**24  # classes, or features, that a stranger may speak of: a few bytes must not ask for terabytes
@@ -38,7 +37,7 @@ class Form:
         """The form of a text such as ``low-rank(32)``."""
         if isinstance(source, Form):
             return source
-        calls = text.parse(source, "covariance form")
+        calls = text.parse_calls(source, "covariance form")
         name = calls[0].name
         if len(calls) > 1 or name not in NAMES:
             raise UserError(f"no covariance form is called {source!r}; {nearest(name, NAMES)}")
@@ -112,15 +111,6 @@ class Form:
             torch.linalg.vecdot(features, features, dim=0, out=into["squares"])
         if "sketch" in into:
             torch.mm(features.t(), features @ directions(features.shape[1], self.rank), out=into["sketch"])
-
-
-def physical_memory() -> float:
-    """The bytes that this process may use at most: the machine's, or its container's."""
-    whole = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    try:
-        return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no container, or "max"
-        return whole
 
 
 @lru_cache(maxsize=4)

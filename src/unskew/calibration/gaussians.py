@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.forms import directions
-from unskew.errors import UserError
-from unskew.key import Key
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics

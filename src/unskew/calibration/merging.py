@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from unskew.calibration.forms import Form
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from unskew import text
-from unskew.calibration.forms import Form, physical_memory
+from unskew.calibration.classifier import CalibratedClassifier, Lift, Report, Transformation, last_linear
+from unskew.calibration.forms import Form
 from unskew.calibration.gaussians import ClassReport, Gaussians
-from unskew.calibration.head import CalibratedClassifier, Lift, Report, Transformation, last_linear
-from unskew.calibration.retrain import Descent, discriminant, retrained
+from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
-from unskew.errors import UserError, nearest
-from unskew.key import Key
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key
+from unskew.core.machine import physical_memory
 
 Made = tuple[nn.Module, float, float, tuple[ClassReport, ...]]  # the head, its loss before and after, what was done
 
@@ -137,11 +138,11 @@ def oracle(
 CALIBRATIONS: dict[str, Callable[..., Calibration]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda, "oracle": oracle}
 
 
-def parse(source: str) -> Calibration:
+def parse_calibration(source: str) -> Calibration:
     """The calibration that a text such as ``ccvr(per_class=500)`` stands for."""
     if not isinstance(source, str):
         raise UserError(f"a calibration is named by a text such as ccvr(per_class=500), this is {source!r}")
-    calls = text.parse(source, "calibration")
+    calls = text.parse_calls(source, "calibration")
     if len(calls) > 1:
         raise text.complain(
             source, calls[1].start, "name one calibration alone; methods and protections beside it are for runs"
@@ -162,7 +163,7 @@ def calibrate(
     ``classifier`` is an ``nn.Linear``, or a module that ends in one where ``layers`` says that more is made anew: it
     takes the features that the statistics are of.
     """
-    calibration = parse(method)
+    calibration = parse_calibration(method)
     if calibration.make is None:
         raise UserError(f"{method} needs the clients' real features, which only a simulation has; unskew calibrate RUN")
     classes = _fitting(classifier, statistics, calibration)
@@ -186,7 +187,7 @@ def retrained_on(
     classifier: nn.Module, features: Tensor, labels: Tensor, method: str, seed: int = 0
 ) -> CalibratedClassifier:
     """The oracle: a classifier trained on these real features [n, d]; refused where there is nothing to train on."""
-    calibration, began = parse(method), time.perf_counter()
+    calibration, began = parse_calibration(method), time.perf_counter()
     if not len(labels):
         raise UserError(f"{method}: there is no feature to train on")
     classes = last_linear(classifier).out_features

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unskew.calibration.gaussians import Gaussians
 from unskew.calibration.statistics import ClassStatistics
-from unskew.key import Key
+from unskew.core.key import Key
 
 PASSES = 8  # of Lloyd's algorithm
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from unskew.calibration.forms import MOST, Form
 from unskew.calibration.merging import Merging
-from unskew.errors import UserError
-from unskew.files import write_whole
-from unskew.types import Sums, Tensors
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
 MOST_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits

@@ -6,7 +6,7 @@ from typing import Any
 from unskew.charts import Chart
 from unskew.charts.layout import drawing
 from unskew.charts.shapes import LIGHT, Box, Circle, Image, Layer, Path, Text, raster
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 FORMS = ("png", "pdf")
 INCH = 100.0  # units of the picture

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from unskew.charts import Axis
-from unskew.errors import UserError, nearest
+from unskew.core.errors import UserError, nearest
 
 KINDS = ("number", "percent", "count", "bytes", "seconds")
 HUGE = 1e300  # beyond, sums of two numbers overflow

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.charts import PALETTE, ROLES, Colour
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 # the ten are told apart by all eyes, in the order in which charts use them: blue, vermilion, green, lilac, …
 LIGHT = {

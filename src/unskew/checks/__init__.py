@@ -6,11 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from unskew import methods, runs, tensors, text
+from unskew import methods
 from unskew.checks.small import federation, largest_difference, same
-from unskew.errors import UserError
-from unskew.round.memories import Memories
-from unskew.types import Local
+from unskew.core import tensors, text
+from unskew.core.errors import UserError
+from unskew.core.types import Local
+from unskew.round.client_memory import Memories
+from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, save_checkpoint
 
 QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
 
@@ -67,8 +69,8 @@ def _resumes(source: str) -> str | None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         half = small.run(2, rounds_planned=4, folder=folder)
-        runs.save_checkpoint(folder, half, runs.Progress(0, 0.0, "", "", ""))
-        kept = runs.load_checkpoint(folder)
+        save_checkpoint(folder, half, Progress(0, 0.0, "", "", ""))
+        kept = load_checkpoint(folder)
         if kept is None or not same(half, kept[0]):
             return "a checkpoint does not give back the state"
         whole = small.run(4)
@@ -85,7 +87,7 @@ def _bounded(source: str) -> str | None:
         folder, state = Path(name), None
         for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
             state = small.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
-        size = (folder / runs.MEMORIES).stat().st_size
+        size = (folder / MEMORIES).stat().st_size
     slot = Memories(small.algorithm.remember, small.state().tensors, -1).slot_bytes
     most = (2 * 5 + 3) * slot  # a checkpoint's and the latest of each client, and the visits under way
     return None if size <= most else f"eight rounds of 3 visits to 5 clients left {size:,} bytes, {most:,} were due"
@@ -102,7 +104,7 @@ def _leaves_arguments(source: str) -> str | None:
 
 
 def _composes(source: str) -> str | None:
-    mine = {call.name for call in text.parse(source, "method")}
+    mine = {call.name for call in text.parse_calls(source, "method")}
     small = federation(local=Local(epochs=1, batch=16, lr=0.05))
     for other in methods.METHODS:
         if other in mine:
@@ -122,7 +124,7 @@ def _composes(source: str) -> str | None:
 
 def _refusal(source: str) -> str:
     try:
-        methods.parse(source)
+        methods.parse_method(source)
     except UserError as error:
         return str(error)
     return ""

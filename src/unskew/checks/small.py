@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unskew import engines, methods, models, runs, tensors
-from unskew.algorithm import Algorithm
+from unskew import engines, methods, models
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.types import ImageSet, Local, ServerState, Split, Tensors
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
-from unskew.key import Key
 from unskew.round import driver
-from unskew.types import ImageSet, Local, ServerState, Split, Tensors
+from unskew.round.algorithm import Algorithm
+from unskew.runs.checkpoint import open_memories
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,13 @@ class Federation:
     @property
     def algorithm(self) -> Algorithm:
         """What the method's text stands for."""
-        return methods.parse(self.blueprint.method, self.blueprint.local)
+        return methods.parse_method(self.blueprint.method, self.blueprint.local)
 
     def state(self) -> ServerState:
         """The state before the first round."""
-        bench = build(self.blueprint, self.data)
-        models.initialise(bench.network, self.key.fold("model"))
-        return driver.start(self.algorithm, tensors.of_module(bench.network))
+        side = build(self.blueprint, self.data)
+        models.initialise(side.network, self.key.fold("model"))
+        return driver.start(self.algorithm, tensors.of_module(side.network))
 
     def run(
         self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
@@ -46,7 +48,7 @@ class Federation:
         ``rounds_planned`` is how many there will be in all, where this is a part of them.
         """
         algorithm = self.algorithm
-        memories = runs.open_memories(folder) if folder and algorithm.remember else None
+        memories = open_memories(folder) if folder and algorithm.remember else None
         opened = engines.open_engine(engine, self.blueprint, self.data, workers, memories)
         last = state or self.state()
         if opened.memories is not None:

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unskew.core.key import Key
+from unskew.core.types import Local
 from unskew.data import augment
-from unskew.key import Key
-from unskew.types import Local
 
 
 @dataclass(frozen=True)

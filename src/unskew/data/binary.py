@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from unskew.core.errors import UserError
 from unskew.data import sources
 from unskew.data.catalogue import Source
-from unskew.errors import UserError
 
 Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
 

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from unskew.core.errors import UserError
+from unskew.core.types import ImageSet, Split
 from unskew.data.binary import Images
-from unskew.errors import UserError
-from unskew.types import ImageSet, Split
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
 _IGNORED = {"thumbs.db", "desktop.ini"}

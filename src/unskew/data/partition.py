@@ -13,11 +13,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key
+from unskew.core.text import Call, apply, complain, parse_calls
 from unskew.data.partition_files import number_users, read_partition
 from unskew.data.population import Ints, Partition
-from unskew.errors import UserError, nearest
-from unskew.key import Key
-from unskew.text import Call, apply, complain, parse
 
 REDRAWS = 1000  # draws of dirichlet before it gives up …
 SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
@@ -259,7 +259,7 @@ def partition(
 
 def _single(text: str) -> Call:
     """The one call of the text."""
-    calls = parse(text, "partition")
+    calls = parse_calls(text, "partition")
     if len(calls) > 1:
         raise complain(text, calls[1].start, "partition takes one scheme; schemes cannot be added")
     return calls[0]

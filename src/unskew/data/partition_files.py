@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.errors import UserError
 from unskew.data.population import Clients, Ints, Partition, cells, emd
-from unskew.errors import UserError
 
 COLUMNS = ("user_id", "image_id", "class")
 DAMAGED = (  # all that np.load was seen to raise for files with a few bytes changed or cut off

@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.errors import UserError
 from unskew.data.binary import REPLACE
-from unskew.errors import UserError
 
 _GLOBALS = {
     **{(f"numpy.{core}.multiarray", "_reconstruct"): "reconstruct" for core in ("core", "_core")},

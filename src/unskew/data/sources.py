@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from unskew.core.errors import UserError, nearest
+from unskew.core.types import ImageSet, Split
 from unskew.data import binary, folders, pickles
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
-from unskew.errors import UserError, nearest
-from unskew.types import ImageSet, Split
 
 AS_PUBLISHED = "as published"
 OTHER = "reads whole, but is not the published file"

@@ -1,31 +1,25 @@
 """Which engine does the work: by name, or the one that will be done first."""
 
-import os
 import time
 
 import torch
 
 from unskew import methods
+from unskew.core.errors import UserError, nearest
+from unskew.core.tensors import one_thread
+from unskew.core.types import Tensors
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.loop import Loop
-from unskew.engines.pool import Pool
-from unskew.engines.shared import SharedFile
-from unskew.errors import UserError, nearest
-from unskew.round.client import Bench
+from unskew.engines.pool.engine import Pool
+from unskew.engines.pool.shared import SharedFile
+from unskew.round.client import ClientSide
+from unskew.round.client_memory import anonymous_file
 from unskew.round.descent import sgd
-from unskew.round.memories import anonymous_file
-from unskew.tensors import one_thread
-from unskew.types import Tensors
 
 ENGINES = ("auto", "loop", "pool")
 LATER = ("stacked", "torchrun", "flower")
 
 START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
-
-
-def cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 def check_name(name: str) -> None:
@@ -53,30 +47,30 @@ def open_engine(
     ``memories`` is the descriptor of a file for what clients remember; it becomes the engine's own. Without one it is
     a file that goes with the engine.
     """
-    if memories is None and methods.parse(blueprint.method, blueprint.local).remember:
+    if memories is None and methods.parse_method(blueprint.method, blueprint.local).remember:
         memories = anonymous_file()
-    bench = build(blueprint, data, memories)
+    side = build(blueprint, data, memories)
     if name == "loop":
-        return Loop(bench)
+        return Loop(side)
     shared = SharedFile()
-    return Pool(blueprint, shared, shared.write(data), workers, bench.memories)
+    return Pool(blueprint, shared, shared.write(data), workers, side.memories)
 
 
-def seconds_per_step(bench: Bench, batch: int) -> float:
+def seconds_per_step(side: ClientSide, batch: int) -> float:
     """What one step of training takes on one thread: measured, on images of the set, weights left as they were."""
-    network = bench.network
-    index = torch.arange(min(batch, len(bench.train.labels)))
+    network = side.network
+    index = torch.arange(min(batch, len(side.train.labels)))
     values = [value.detach().clone().requires_grad_() for value in network.parameters()]
     names = [name for name, _ in network.named_parameters()]
     with torch.no_grad():
         for value in values:
             value.fill_(0.01)
-    update = sgd(values, bench.algorithm.local)
+    update = sgd(values, side.algorithm.local)
     times = []
     with one_thread():
         for _ in range(4):
             began = time.perf_counter()
-            images, labels = bench.train.batch(index)
+            images, labels = side.train.batch(index)
             weights = dict(zip(names, values, strict=True))
             logits = torch.func.functional_call(network, weights, (images,))
             update(torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), values))

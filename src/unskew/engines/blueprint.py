@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew import methods, models, tensors
+from unskew import methods, models
+from unskew.core import tensors
+from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
-from unskew.round.client import Bench
-from unskew.round.memories import Memories
-from unskew.types import ImageSet, Local, Tensors
+from unskew.round.client import ClientSide
+from unskew.round.client_memory import Memories
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
     }
 
 
-def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> Bench:
-    """The same bench in every process that has the same blueprint and data.
+def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> ClientSide:
+    """The same side in every process that has the same blueprint and data.
 
     ``memories`` is the descriptor of the file that holds what clients remember, where they do.
     """
@@ -59,10 +60,10 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> B
         part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype)
         for part in ("train", "test")
     }
-    algorithm = methods.parse(blueprint.method, blueprint.local)
+    algorithm = methods.parse_method(blueprint.method, blueprint.local)
     network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
     kept = None if memories is None else Memories(algorithm.remember, tensors.of_module(network), memories)
-    return Bench(
+    return ClientSide(
         algorithm=algorithm,
         network=network,
         train=parts["train"],

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-from unskew import tensors
-from unskew.engines.memory import keep_freed_memory
-from unskew.key import Key
-from unskew.round.client import Bench, attempt
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.tensors import one_thread
+from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, Visit
+from unskew.engines.malloc import keep_freed_memory
+from unskew.round.client import ClientSide, attempt
 from unskew.round.client import job as find
-from unskew.tensors import one_thread
-from unskew.types import Failure, Outcome, Progress, Sums, Tensors, Visit
 
 
 class Loop:
@@ -16,17 +16,17 @@ class Loop:
 
     name = "loop"
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, side: ClientSide) -> None:
         keep_freed_memory()
-        self.population, self.memories = bench.population, bench.memories
+        self.population, self.memories = side.population, side.memories
         self.progress: Progress | None = None
-        self._bench = bench
+        self._side = side
 
     def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
         """Do the job for each visit and add up what comes out."""
         total: Sums | None = None
         failures = []
-        work = find(self._bench, job)
+        work = find(self._side, job)
         with one_thread():
             for place, visit in enumerate(visits, 1):
                 result = attempt(work, shared, visit, key)

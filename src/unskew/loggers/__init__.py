@@ -7,7 +7,7 @@ MLFLOW_TRACKING_URI. Steps are rounds; a resumed run goes on in the same log, an
 import warnings
 from collections.abc import Callable
 
-from unskew.errors import UserError, nearest
+from unskew.core.errors import UserError, nearest
 from unskew.loggers.logger import Backend as Backend
 from unskew.loggers.logger import Logger as Logger
 from unskew.loggers.mlflow import MLflow

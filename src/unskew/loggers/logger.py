@@ -7,10 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from unskew import runs
-from unskew.finishing import Calibrated, Event
-from unskew.preparation import Overview
+from unskew.core.files import write_whole
 from unskew.round.driver import Metrics
+from unskew.runs.finish import Calibrated, Event
+from unskew.runs.folder import calibration_file
+from unskew.runs.metrics import read_metrics
+from unskew.runs.prepare import Overview
 
 Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
 Figures = Mapping[str, float]  # what a round brought, by name
@@ -86,7 +88,7 @@ class Logger:
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
         elif isinstance(event, Calibrated):
-            found, name = event.result, runs.calibration_file(Path(), event.result.name).stem
+            found, name = event.result, calibration_file(Path(), event.result.name).stem
             figures = {"accuracy": found.accuracy, "loss": found.loss, "bytes_up": float(found.bytes_up)}
             backend.write(self._rounds, {f"{name}/{key}": value for key, value in figures.items()})
 
@@ -126,11 +128,11 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 def earlier(seen: Overview) -> list[dict[str, Any]]:
     """The rounds before those to come, from metrics.jsonl."""
-    return [row for row in runs.read_metrics(seen.path) if row["round"] < seen.first_round]
+    return [row for row in read_metrics(seen.path) if row["round"] < seen.first_round]
 
 
 def kept(file: Path, make: Callable[[], str]) -> str:
     """What the file says, or else what is made and kept there."""
     if not file.exists():
-        runs.write_whole(file, make().encode())
+        write_whole(file, make().encode())
     return re.sub(r"\s", "", file.read_text())

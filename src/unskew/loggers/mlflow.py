@@ -6,9 +6,9 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from unskew.errors import extra
+from unskew.core.plugins import require_extra
 from unskew.loggers.logger import Facts, Figures, kept
-from unskew.preparation import Overview
+from unskew.runs.prepare import Overview
 
 
 class MLflow:
@@ -22,8 +22,8 @@ class MLflow:
         os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
         self._uri = os.environ.get("MLFLOW_TRACKING_URI")
         for module in () if self._uri else ("sqlalchemy", "alembic"):
-            extra(module, "mlflow")
-        self._mlflow = extra("mlflow", "mlflow")
+            require_extra(module, "mlflow")
+        self._mlflow = require_extra("mlflow", "mlflow")
         self._client: Any = None
         self._id = ""
         self._once: frozenset[str] = frozenset()  # names of calibrations that are there already

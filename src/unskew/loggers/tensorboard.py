@@ -4,17 +4,17 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from unskew.errors import extra
+from unskew.core.plugins import require_extra
 from unskew.loggers.logger import Facts, Figures
-from unskew.preparation import Overview
+from unskew.runs.prepare import Overview
 
 
 class TensorBoard:
     """Event files. A resumed run tells TensorBoard to forget the rounds that come again."""
 
     def __init__(self) -> None:
-        extra("tensorboard", "tensorboard")
-        self._torch = extra("torch.utils.tensorboard", "tensorboard")
+        require_extra("tensorboard", "tensorboard")
+        self._torch = require_extra("torch.utils.tensorboard", "tensorboard")
         self._writer: Any = None
 
     def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:

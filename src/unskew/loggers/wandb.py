@@ -8,9 +8,9 @@ from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
-from unskew.errors import extra
+from unskew.core.plugins import require_extra
 from unskew.loggers.logger import Facts, Figures, kept
-from unskew.preparation import Overview
+from unskew.runs.prepare import Overview
 
 
 class WeightsAndBiases:
@@ -22,7 +22,7 @@ class WeightsAndBiases:
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
         self._alone = "wandb" not in sys.modules  # then nobody else needs its service process
-        self._wandb = extra("wandb", "wandb")
+        self._wandb = require_extra("wandb", "wandb")
         self._run: Any = None
 
     def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:

@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from unskew import text
-from unskew.algorithm import Algorithm, Method, Named, compose
-from unskew.errors import imported, nearest
+from unskew.core import text
+from unskew.core.errors import nearest
+from unskew.core.plugins import load_function
+from unskew.core.types import Local
 from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
 from unskew.methods.centralised import centralised
 from unskew.methods.classifier import clsnorm, clsprox
@@ -21,7 +22,7 @@ from unskew.methods.moon import moon
 from unskew.methods.protections import private, secure, withhold
 from unskew.methods.prototypes import prototypes
 from unskew.methods.scaffold import scaffold
-from unskew.types import Local
+from unskew.round.algorithm import Algorithm, Method, Named, compose
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -58,18 +59,18 @@ class Description:
     reference: str
 
 
-def parse(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
+def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
     """The algorithm that a method's text stands for, on top of FedAvg with these local settings, or of ``base``.
 
     Methods of other packages are written ``package.module:function(…)``.
     """
     methods = []
     seen = set()
-    for call in text.parse(source, "method"):
+    for call in text.parse_calls(source, "method"):
         if call.name in seen:
             raise text.complain(source, call.start, f"method {call.name} stands here twice; once is enough")
         seen.add(call.name)
-        build = imported(call.name, "method") if ":" in call.name else METHODS.get(call.name)
+        build = load_function(call.name, "method") if ":" in call.name else METHODS.get(call.name)
         if build is None:
             hint = nearest(call.name, METHODS)
             raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
@@ -77,9 +78,9 @@ def parse(source: str, local: Local | None = None, base: Algorithm | None = None
     return compose(methods, base or Algorithm(local=local or Local()))
 
 
-def canonical(source: str) -> str:
+def plain_spelling(source: str) -> str:
     """The text in its plainest spelling."""
-    return " + ".join(map(str, text.parse(source, "method")))
+    return " + ".join(map(str, text.parse_calls(source, "method")))
 
 
 def describe() -> list[Description]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from unskew.algorithm import Method
+from unskew.round.algorithm import Method
 from unskew.round.server import adaptive
 
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from functools import partial
 
-from unskew.algorithm import Method
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import EVERYONE, Tensors, Visit
 from unskew.data.population import Population
-from unskew.errors import UserError
-from unskew.key import Key
 from unskew.round.aggregation import weighted_mean
+from unskew.round.algorithm import Method
 from unskew.round.server import sgd
-from unskew.types import EVERYONE, Tensors, Visit
 
 
 def centralised() -> Method:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.algorithm import Method
-from unskew.tensors import half_squared_distance
-from unskew.types import Loss, Step
+from unskew.core.tensors import half_squared_distance
+from unskew.core.types import Loss, Step
+from unskew.round.algorithm import Method
 
 
 def clsprox(mu: float = 0.001) -> Method:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from unskew.algorithm import Method
+from unskew.round.algorithm import Method
 from unskew.round.server import momentum, sgd
 
 

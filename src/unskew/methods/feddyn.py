@@ -5,13 +5,13 @@ from functools import partial
 
 import torch
 
-from unskew import tensors
-from unskew.algorithm import Method
+from unskew.core import tensors
+from unskew.core.tensors import parameters
+from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
 from unskew.round.aggregation import weighted_mean
+from unskew.round.algorithm import Method
 from unskew.round.sampling import uniform
 from unskew.round.server import moved
-from unskew.tensors import parameters
-from unskew.types import Loss, Memory, Moment, ServerOptimizer, Step, Tensors, Visited
 
 
 def feddyn(alpha: float = 0.01) -> Method:
@@ -42,7 +42,7 @@ def feddyn(alpha: float = 0.01) -> Method:
             kept[name] = -alpha * moved_by if not before else before[name] - alpha * moved_by
         return kept
 
-    def update(params: Tensors, gradient: Tensors, memory: Tensors, moment: Moment) -> tuple[Tensors, Tensors]:
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, moment: RoundInfo) -> tuple[Tensors, Tensors]:
         h = {name: memory[f"h/{name}"] + alpha * moment.turnout * g for name, g in gradient.items()}
         return moved(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
             h, "h/"

@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from unskew.algorithm import Method
-from unskew.errors import UserError
-from unskew.types import Loss, Statistic, Step, Sums, Tensors, Visited
+from unskew.core.errors import UserError
+from unskew.core.types import Loss, Statistic, Step, Sums, Tensors, Visited
+from unskew.round.algorithm import Method
 
 
 def fedir(target: str = "population") -> Method:

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from unskew.algorithm import Method
+from unskew.core.types import Local
 from unskew.round.aggregation import normalised_mean
+from unskew.round.algorithm import Method
 from unskew.round.descent import accumulated
-from unskew.types import Local
 
 
 def fednova() -> Method:

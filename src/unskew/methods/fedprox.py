@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from unskew.algorithm import Method
-from unskew.tensors import half_squared_distance
-from unskew.types import Loss, Step
+from unskew.core.tensors import half_squared_distance
+from unskew.core.types import Loss, Step
+from unskew.round.algorithm import Method
 
 
 def fedprox(mu: float = 0.01) -> Method:

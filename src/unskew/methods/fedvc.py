@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from unskew.algorithm import Method
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Visit
 from unskew.data.population import Population
-from unskew.errors import UserError
-from unskew.key import Key
-from unskew.types import Visit
+from unskew.round.algorithm import Method
 
 
 def fedvc(size: int = 256, epochs: int = 1) -> Method:

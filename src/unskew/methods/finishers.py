@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from unskew import text
-from unskew.algorithm import Algorithm, Method
 from unskew.calibration.methods import CALIBRATIONS, Calibration, uscc
+from unskew.core import text
 from unskew.methods.prototypes import prototypes
+from unskew.round.algorithm import Algorithm, Method
 
 
 def finisher(name: str, build: Callable[..., Calibration]) -> Callable[..., Method]:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import torch.nn.functional as F
 
-from unskew.algorithm import Method
-from unskew.round.memories import whole_model
-from unskew.types import Loss, Step
+from unskew.core.types import Loss, Step
+from unskew.round.algorithm import Method
+from unskew.round.client_memory import whole_model
 
 
 def moon(mu: float = 1.0, tau: float = 0.5) -> Method:

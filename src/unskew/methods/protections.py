@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from unskew.algorithm import Method
-from unskew.types import Promise
+from unskew.core.types import PrivacyBudget
+from unskew.round.algorithm import Method
 
 
 def withhold(min_count: int = 5) -> Method:
@@ -39,5 +39,5 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0) -> Me
         if not 0 < value < most:
             limit = "" if most == float("inf") else " and below 1"
             raise ValueError(f"private({knob}={value:g}): give a number above 0{limit}")
-    promise = Promise(epsilon, delta, clip)
+    promise = PrivacyBudget(epsilon, delta, clip)
     return lambda algorithm: replace(algorithm, private=promise)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.algorithm import Method
-from unskew.types import Loss, Moment, Statistic, Step, Sums, Tensors, Visited
+from unskew.core.types import Loss, RoundInfo, Statistic, Step, Sums, Tensors, Visited
+from unskew.round.algorithm import Method
 
 
 def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method:
@@ -70,7 +70,7 @@ def _local_prototypes(visited: Visited) -> Sums:
     return {"mean": total / count.clamp(min=1)[:, None], "known": (count > 0).double()}
 
 
-def _global_prototypes(sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
+def _global_prototypes(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
     clients, seen = sums["known"], sums["known"] > 0
     mean = sums["mean"] / clients.clamp(min=1)[:, None]
     before = sent.get("mean", torch.zeros_like(mean))

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from unskew.algorithm import Method
+from unskew.core.tensors import parameters
+from unskew.core.types import Memory, RoundInfo, Statistic, Sums, Tensors, Visited
+from unskew.round.algorithm import Method
 from unskew.round.descent import accumulated
-from unskew.tensors import parameters
-from unskew.types import Memory, Moment, Statistic, Sums, Tensors, Visited
 
 
 def scaffold() -> Method:
@@ -59,7 +59,7 @@ def _change(visited: Visited) -> Sums:
     return change
 
 
-def _everybody(sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
+def _everybody(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
     return {name: c + sums[name] / len(moment.population.order) for name, c in sent.items()}
 
 

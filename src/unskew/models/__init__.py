@@ -6,8 +6,9 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from unskew.errors import UserError, imported, nearest
-from unskew.key import Key
+from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key
+from unskew.core.plugins import load_function
 from unskew.models.layers import Network
 from unskew.models.networks import Shape, lenet_64, simple_cnn, tiny_cnn
 
@@ -22,7 +23,7 @@ NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
 
 def build(name: str, shape: Shape, classes: int) -> Network:
     """The network of that name (or ``package.module:function``) for such images, its weights not yet ours."""
-    make = imported(name, "model") if ":" in name else NETWORKS.get(name)
+    make = load_function(name, "model") if ":" in name else NETWORKS.get(name)
     if make is None:
         raise UserError(f"no model is called {name!r}; {nearest(name, NETWORKS)}")
     with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over, and disturbs nobody

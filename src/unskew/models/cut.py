@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 from unskew.models.layers import Network
 
 BETWEEN = (nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU)  # linear layers

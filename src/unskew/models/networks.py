@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from unskew.errors import UserError
+from unskew.core.errors import UserError
 from unskew.models.layers import ConvPool, Network
 
 Shape = tuple[int, int, int]

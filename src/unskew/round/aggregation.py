@@ -1,7 +1,7 @@
 """4. How results become one: from sums over the visits to the pseudo-gradient old − new."""
 
-from unskew import tensors
-from unskew.types import Sums, Tensors
+from unskew.core import tensors
+from unskew.core.types import Sums, Tensors
 
 
 def weighted_mean(sums: Sums) -> Tensors:

@@ -14,24 +14,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew import tensors
-from unskew.calibration.asking import Ask
-from unskew.calibration.head import stand_in
+from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.mixture import by_part
+from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
+from unskew.core import tensors
+from unskew.core.errors import StorageFailure
+from unskew.core.key import Key
+from unskew.core.types import Failure, Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
-from unskew.errors import StorageFailure
-from unskew.key import Key
 from unskew.models.cut import cut
 from unskew.models.layers import Network
+from unskew.round.client_memory import Memories
 from unskew.round.descent import descend
-from unskew.round.memories import Memories
 from unskew.round.watch import Watch, watched
-from unskew.types import Failure, Sums, Tensors, Visit, Visited
 
 if TYPE_CHECKING:
-    from unskew.algorithm import Algorithm
+    from unskew.round.algorithm import Algorithm
 
 Job = Callable[[Tensors, Visit, Key], Sums]
 
@@ -40,7 +40,7 @@ CHUNK = 500  # images in one forward pass without gradient: test images in one v
 
 
 @dataclass(frozen=True)
-class Bench:
+class ClientSide:
     """What a process needs to do any client's work. The network's weights are scratch: every job overwrites them."""
 
     algorithm: "Algorithm"
@@ -93,14 +93,14 @@ class Bench:
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
-def job(bench: Bench, name: str) -> Job:
+def job(side: ClientSide, name: str) -> Job:
     """The job of that name; what follows a colon tells it more, as in ``moments:{…}``."""
     word, _, more = name.partition(":")
     table: dict[str, Job] = {
-        "survey": lambda shared, visit, key: survey(bench, visit),
-        "train": lambda shared, visit, key: train(bench, shared, visit, key, Watch.from_text(more) if more else None),
-        "moments": lambda shared, visit, key: moments(bench, shared, visit, more),
-        "evaluate": lambda shared, visit, key: evaluate(bench, shared, visit),
+        "survey": lambda shared, visit, key: survey(side, visit),
+        "train": lambda shared, visit, key: train(side, shared, visit, key, Watch.from_text(more) if more else None),
+        "moments": lambda shared, visit, key: moments(side, shared, visit, more),
+        "evaluate": lambda shared, visit, key: evaluate(side, shared, visit),
     }
     return table[word]
 
@@ -126,55 +126,55 @@ def _check(sums: Sums) -> None:
             raise TypeError(f"{name}: a sum must be a float64 tensor, this is {found}")
 
 
-def survey(bench: Bench, visit: Visit) -> Sums:
+def survey(side: ClientSide, visit: Visit) -> Sums:
     """What the methods want to know of every client before the first round. No model is there yet."""
-    known = Visited(visit, {}, {}, {}, bench.counts(visit.client), 0, bench.algorithm.local, lambda: iter(()))
+    known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
     sums: Sums = {}
-    for statistic in bench.algorithm.statistics:
+    for statistic in side.algorithm.statistics:
         if statistic.survey is not None:
             sums |= tensors.prefixed(statistic.survey(known), f"stat/{statistic.name}/")
     return sums
 
 
-def train(bench: Bench, shared: Tensors, visit: Visit, key: Key, watch: Watch | None = None) -> Sums:
+def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watch | None = None) -> Sums:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
-    algorithm = bench.algorithm
-    batches = plan(bench.population.examples(visit.client), visit.take, algorithm.local, key)
-    memory = bench.memories.recall(visit) if bench.memories else {}
-    counts = bench.counts(visit.client)
-    bench.load(shared, training=True)
-    loss = descend(bench, shared, memory, counts, batches)
+    algorithm = side.algorithm
+    batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
+    memory = side.memories.recall(visit) if side.memories else {}
+    counts = side.counts(visit.client)
+    side.load(shared, training=True)
+    loss = descend(side, shared, memory, counts, batches)
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
     sums = {
         "weight": _scalar(visit.weight),
         "scaled": _scalar(visit.weight / factor),
-        **_weighted_delta(shared, bench.weights, visit.weight, factor),
+        **_weighted_delta(shared, side.weights, visit.weight, factor),
         "metric/loss": _scalar(loss),
         "metric/examples": _scalar(sum(batches.counts)),
         "metric/visits": _scalar(1),
     }
-    features = _features(bench, batches)
-    visited = Visited(visit, shared, memory, bench.weights, counts, steps, algorithm.local, features)
+    features = _features(side, batches)
+    visited = Visited(visit, shared, memory, side.weights, counts, steps, algorithm.local, features)
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
-    if bench.memories:
-        bench.memories.keep(visited)
-    return sums if watch is None else sums | tensors.prefixed(watched(bench, shared, visit, watch), "watch/")
+    if side.memories:
+        side.memories.keep(visited)
+    return sums if watch is None else sums | tensors.prefixed(watched(side, shared, visit, watch), "watch/")
 
 
-def moments(bench: Bench, shared: Tensors, visit: Visit, question: str) -> Sums:
+def moments(side: ClientSide, shared: Tensors, visit: Visit, question: str) -> Sums:
     """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
-    bench.load(shared, training=False)
-    ask, centres = Ask.from_text(question), shared.get("centres")
-    encoder, width = ask.encoder(bench.network, tuple(bench.train.images.shape[1:]))
-    index = torch.from_numpy(bench.population.examples(visit.client).astype(np.int64))
-    index = index[bench.counts(visit.client)[bench.train.labels[index]] >= ask.min_count]
-    classes = bench.network.classifier.out_features * ask.components
+    side.load(shared, training=False)
+    ask, centres = StatisticsRequest.from_text(question), shared.get("centres")
+    encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
+    index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
+    index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
+    classes = side.network.classifier.out_features * ask.components
     if len(index):
-        batches = (bench.train.batch(some) for some in torch.split(index, CHUNK))
+        batches = (side.train.batch(some) for some in torch.split(index, CHUNK))
         relabel = None if centres is None else by_part(centres)
         found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
     else:
@@ -182,21 +182,21 @@ def moments(bench: Bench, shared: Tensors, visit: Visit, question: str) -> Sums:
     return tensors.prefixed(found.spread_out(), "stat/moments/")
 
 
-def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
+def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:
     """Right answers and loss on the test images of chunk ``visit.client``, by class.
 
     A calibrated classifier, where one is sent, stands in for the model's own.
     """
     start = visit.client * CHUNK
-    index = torch.arange(start, min(start + CHUNK, len(bench.test.labels)))
-    bench.load(shared, training=False)
+    index = torch.arange(start, min(start + CHUNK, len(side.test.labels)))
+    side.load(shared, training=False)
     with torch.no_grad():
-        images, labels = bench.test.batch(index)
+        images, labels = side.test.batch(index)
         if other := tensors.under(shared, "calibrated/"):
-            encoder, classifier = stand_in(other, lambda layers: cut(bench.network, layers))
+            encoder, classifier = load_calibrated(other, lambda layers: cut(side.network, layers))
             logits = classifier(encoder(images))
         else:
-            logits = bench.logits(bench.network.encoder(images))
+            logits = side.logits(side.network.encoder(images))
         loss = F.cross_entropy(logits.double(), labels, reduction="sum")
     right = labels[logits.argmax(1) == labels]
     classes = logits.shape[1]
@@ -207,15 +207,15 @@ def evaluate(bench: Bench, shared: Tensors, visit: Visit) -> Sums:
     }
 
 
-def _features(bench: Bench, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
     """The client's own features of the examples in the plan, each once and as it is, in eval mode."""
 
     def features() -> Iterator[tuple[Tensor, Tensor]]:
-        bench.network.eval()
+        side.network.eval()
         for index in torch.unique(batches.index[batches.index >= 0]).split(CHUNK):
-            images, labels = bench.train.batch(index)
+            images, labels = side.train.batch(index)
             with torch.no_grad():
-                found = bench.network.encoder(images)
+                found = side.network.encoder(images)
             yield found, labels
 
     return features

@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unskew import tensors
+from unskew.core import tensors
+from unskew.core.types import Local, Step, Tensors
 from unskew.data.batches import Plan
 from unskew.round.objective import objective
-from unskew.types import Local, Step, Tensors
 
 if TYPE_CHECKING:
-    from unskew.round.client import Bench
+    from unskew.round.client import ClientSide
 
 
-def descend(bench: "Bench", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
+def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
     """SGD along the plan, in place; the sum of the loss over all examples seen."""
-    network, terms, total = bench.network, bench.algorithm.terms, 0.0
-    values = list(bench.params.values())
-    update = sgd(values, bench.algorithm.local)
-    encode = _references(bench, shared, memory)
-    correction = _correction(bench, shared, memory)
+    network, terms, total = side.network, side.algorithm.terms, 0.0
+    values = list(side.params.values())
+    update = sgd(values, side.algorithm.local)
+    encode = _references(side, shared, memory)
+    correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
-        images, labels = bench.train.batch(*_row(batches, step, count))
+        images, labels = side.train.batch(*_row(batches, step, count))
         features = network.encoder(images)
-        logits = bench.logits(features)
-        seen = Step(features, logits, labels, bench.params, shared, memory, counts, partial(encode, images))
+        logits = side.logits(features)
+        seen = Step(features, logits, labels, side.params, shared, memory, counts, partial(encode, images))
         value = objective(terms, seen).value()
         gradients = torch.autograd.grad(value, values)
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
@@ -69,14 +69,14 @@ def accumulated(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _references(bench: "Bench", shared: Tensors, memory: Tensors) -> Callable[[Tensor, str], Tensor]:
+def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> Callable[[Tensor, str], Tensor]:
     """The features of images under another model than the client's: loaded when first asked for, once a visit."""
     loaded: dict[str, torch.nn.Module] = {}
 
     def encode(images: Tensor, name: str) -> Tensor:
         if name not in loaded:
             model = shared if name == "shared" else tensors.under(memory, f"{name}/")
-            loaded[name] = bench.reference(name, model)
+            loaded[name] = side.reference(name, model)
         with torch.no_grad():
             features: Tensor = loaded[name](images)
         return features
@@ -84,12 +84,12 @@ def _references(bench: "Bench", shared: Tensors, memory: Tensors) -> Callable[[T
     return encode
 
 
-def _correction(bench: "Bench", shared: Tensors, memory: Tensors) -> list[Tensor] | None:
-    correct = bench.algorithm.correction
+def _correction(side: "ClientSide", shared: Tensors, memory: Tensors) -> list[Tensor] | None:
+    correct = side.algorithm.correction
     if correct is None:
         return None
     found = correct(shared, memory)
-    return [found[name] for name in bench.params] if found else None
+    return [found[name] for name in side.params] if found else None
 
 
 def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from unskew import tensors
+from unskew.core import tensors
+from unskew.core.errors import ClientFailure, UserError
+from unskew.core.key import Key
+from unskew.core.types import Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
-from unskew.errors import ClientFailure, UserError
-from unskew.key import Key
 from unskew.round import statistics
 from unskew.round.client import CHUNK
 from unskew.round.server import moved
-from unskew.types import Engine, Failure, Moment, Outcome, ServerState, Tensors, Visit
 
 if TYPE_CHECKING:
-    from unskew.algorithm import Algorithm
+    from unskew.round.algorithm import Algorithm
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def run_round(
     outcome = engine.map_sum("train", statistics.shared(state), visits, here)
     _judge(outcome, number, "train", key, skip_failures)
     sums = outcome.sums
-    moment = Moment(number, max(rounds, number), engine.population, _turnout(engine, outcome))
+    moment = RoundInfo(number, max(rounds, number), engine.population, _turnout(engine, outcome))
     gradient = algorithm.aggregate(sums)
     params, memory = algorithm.server.update(
         tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, moment

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch.nn.functional as F
 
-from unskew.types import Loss, Step, Term
+from unskew.core.types import Loss, Step, Term
 
 
 def objective(terms: Sequence[Term], step: Step) -> Loss:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Visit
 from unskew.data.population import Population
-from unskew.errors import UserError
-from unskew.key import Key
-from unskew.types import Visit
 
 
 def uniform(key: Key, population: Population, per_round: int) -> list[Visit]:

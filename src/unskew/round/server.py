@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unskew import tensors
-from unskew.types import Moment, ServerOptimizer, Tensors
+from unskew.core import tensors
+from unskew.core.types import RoundInfo, ServerOptimizer, Tensors
 
 
 def sgd(lr: float = 1.0) -> ServerOptimizer:
     """θ ← θ − γ·ḡ. With γ = 1 this is the clients' weighted mean."""
 
-    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: Moment) -> tuple[Tensors, Tensors]:
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
         return moved(params, gradient, lr), memory
 
     return ServerOptimizer(init=lambda params: {}, update=update)
@@ -25,7 +25,7 @@ def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOpt
     """v ← β·v + ḡ; θ ← θ − γ·v. ``damped`` weighs ḡ by 1 − β, as some public code does."""
     share = 1 - beta if damped else 1.0
 
-    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: Moment) -> tuple[Tensors, Tensors]:
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
         velocity = {name: beta * memory[f"velocity/{name}"] + share * g for name, g in gradient.items()}
         return moved(params, velocity, lr), tensors.prefixed(velocity, "velocity/")
 
@@ -35,7 +35,7 @@ def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOpt
 def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float, tau: float) -> ServerOptimizer:
     """m ← β₁·m + (1 − β₁)·ḡ; v ← second(v, ḡ²); θ ← θ − γ·m / (√v + τ), from v = τ²; no bias correction."""
 
-    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: Moment) -> tuple[Tensors, Tensors]:
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
         first = {name: beta1 * memory[f"first/{name}"] + (1 - beta1) * g for name, g in gradient.items()}
         squares = {name: second(memory[f"second/{name}"], g * g) for name, g in gradient.items()}
         step = {name: first[name] / (squares[name].sqrt() + tau) for name in gradient}

@@ -5,9 +5,9 @@ from contextlib import contextmanager
 
 import torch
 
-from unskew import tensors
-from unskew.errors import ClientFailure
-from unskew.types import EVERYONE, Moment, ServerState, Statistic, Sums, Tensors, Visit
+from unskew.core import tensors
+from unskew.core.errors import ClientFailure
+from unskew.core.types import EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
 def first_sent(statistics: Sequence[Statistic], model: Tensors) -> Tensors:
@@ -24,7 +24,7 @@ def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> 
     return sent
 
 
-def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, moment: Moment) -> Tensors:
+def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
     """What is sent in the next round, from what was sent in this one and what came back."""
     for s in statistics:
         if s.fold is not None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unskew import tensors
+from unskew.core import tensors
+from unskew.core.types import Sums, Tensors, Visit
 from unskew.models.layers import by_layer
-from unskew.types import Sums, Tensors, Visit
 
 if TYPE_CHECKING:
-    from unskew.round.client import Bench
+    from unskew.round.client import ClientSide
 
 
 @dataclass(frozen=True)
@@ -36,25 +36,25 @@ class Watch:
         return Watch(tuple(fields["what"]), tuple(fields["clients"]))
 
 
-def watched(bench: "Bench", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
+def watched(side: "ClientSide", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
     """What the client's training left, in its row; zeros in the rows of others, so that visits add up.
 
     "visits" [k] says who reported. Of a client that comes twice the first visit is seen.
     """
     found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
     if "norms" in watch.what:
-        found["norms"] = class_norms(bench)  # [C]
+        found["norms"] = class_norms(side)  # [C]
     if "drift" in watch.what:
-        found["drift"] = distances(bench.weights, shared)  # [L]
+        found["drift"] = distances(side.weights, shared)  # [L]
     if "model" in watch.what:
-        found |= {f"model/{name}": value.detach().double() for name, value in bench.weights.items()}
+        found |= {f"model/{name}": value.detach().double() for name, value in side.weights.items()}
     place = watch.clients.index(visit.client) if visit.client in watch.clients and visit.repeat == 0 else None
     return {name: _in_row(value, place, len(watch.clients)) for name, value in found.items()}
 
 
-def class_norms(bench: "Bench") -> Tensor:
+def class_norms(side: "ClientSide") -> Tensor:
     """[C], the length of each class's row in the classifier as the algorithm uses it."""
-    classifier, head = bench.network.classifier, bench.algorithm.head
+    classifier, head = side.network.classifier, side.algorithm.head
     weight = classifier.weight if head is None else head(classifier.weight, classifier.bias)[0]
     lengths: Tensor = weight.detach().double().norm(dim=1)
     return lengths

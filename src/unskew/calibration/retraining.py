@@ -1,0 +1,109 @@
+"""A classifier trained again on features of every class: virtual ones, or real ones where nobody minds.
+
+Shapes: n features of d dimensions, C classes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unskew.calibration.classifier import NEVER, blank, copy_of, last_linear
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.tensors import one_thread
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a head is trained: SGD with momentum; the CCVR paper's Table 8."""
+
+    epochs: int = 10
+    batch: int = 64
+    lr: float = 0.001
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+
+
+def retrained(
+    head: nn.Module, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
+) -> tuple[nn.Module, float, float]:
+    """A copy trained on these features with cross-entropy, and the mean loss before and after.
+
+    The last layer's rows of ``frozen`` classes stay as they are, to the last bit.
+    """
+    head = copy_of(head)
+    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
+    values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
+    features = features.to(values[0].dtype)
+    before = _loss(head, features, labels)
+    rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
+    kept = [value.detach()[list(frozen)].clone() for value in rows]
+    velocity = [torch.empty_like(value) for value in values]
+    first = True
+    with one_thread():  # steps of 64 features: a second thread would only wait
+        for epoch in range(descent.epochs):
+            order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
+            for some in torch.split(order, descent.batch):
+                loss = F.cross_entropy(head(features[some]), labels[some])
+                gradients = torch.autograd.grad(loss, values)
+                with torch.no_grad():
+                    torch._fused_sgd_(
+                        values, [gradient.contiguous() for gradient in gradients], velocity if descent.momentum else [],
+                        weight_decay=descent.weight_decay, momentum=descent.momentum, lr=descent.lr, dampening=0.0,
+                        nesterov=False, maximize=False, is_first_step=first,
+                    )  # fmt: skip
+                    if frozen:
+                        for value, old in zip(rows, kept, strict=True):
+                            value[list(frozen)] = old
+                first = False
+    after = _loss(head, features, labels)
+    if not math.isfinite(after):
+        raise UserError(f"re-training with lr={descent.lr:g} ended in NaN or infinity; give a smaller lr")
+    return head, before, after
+
+
+def discriminant(
+    head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
+) -> nn.Linear:
+    """The linear discriminant of Gaussians with one covariance, all classes equally likely.
+
+    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
+    the same width; where there is none they are never answered.
+    """
+    width = within.shape[0]
+    if not varied(means, within):
+        raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
+    regular = within + (ridge * within.diagonal().mean()) * torch.eye(width, dtype=torch.float64)
+    solved, failed = torch.linalg.solve_ex(regular, means.t())
+    weight = solved.t()  # [P, d]
+    if bool(failed) or not bool(weight.isfinite().all()):
+        raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
+    if isinstance(head, nn.Linear) and head.in_features == width:
+        linear = copy_of(head)
+    else:
+        linear = blank(width, classes, torch.float32 if head is None else last_linear(head).weight.dtype)
+        nn.init.zeros_(linear.weight)
+        nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
+    assert isinstance(linear, nn.Linear)
+    with torch.no_grad():
+        linear.weight[held] = weight.to(linear.weight.dtype)
+        linear.bias[held] = (-0.5 * (weight * means).sum(1)).to(linear.bias.dtype)
+    return linear
+
+
+def varied(means: Tensor, within: Tensor) -> bool:
+    """Whether features vary within their classes, beyond what rounding leaves of their squares."""
+    return bool(within.diagonal().mean() > 1e-14 * means.square().mean())
+
+
+def _loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(labels), 4096):
+            some = slice(start, start + 4096)
+            total += float(F.cross_entropy(head(features[some]), labels[some], reduction="sum"))
+    return total / max(len(labels), 1)

@@ -1,0 +1,211 @@
+"""Several runs side by side, as a table for people or for programs."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import isfinite
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from unskew.core.errors import UserError
+from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
+from unskew.runs.result import Result, to_json
+
+FORMATS = ("table", "markdown", "csv", "json")
+
+MINIMUM_WIDTH = 70  # columns of a terminal below which a row a run is no longer legible
+
+SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
+
+_WORDS = ("run", "method", "data", "partition")
+_PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run: its result, held against its baseline where one is known, and what it had reached by when."""
+
+    result: Result
+    round: int | None  # None: no run has metrics
+    accuracy_at_round: float | None
+    batch: int | None
+    accuracy_at_batch: float | None
+    rounds_to: Mapping[int, int | None]  # share in per cent → round, None for never; empty without baseline or metrics
+
+
+def side_by_side(
+    results: Sequence[Result], metrics: Sequence[Rows], *, baseline: Result | None = None, at_round: int | None = None,
+    at_batch: int | None = None,
+) -> list[Compared]:  # fmt: skip
+    """Runs, each with its rounds, at one round and one batch count: by default the last that all of them reached."""
+    held = [_held_against(baseline, result) for result in results]
+    runs = list(zip(held, metrics, strict=True))
+    if at_round is None:
+        at_round = min((rows[-1]["round"] for _, rows in runs if rows), default=None)
+    if at_batch is None:
+        at_batch = min((_batches(result, rows) for result, rows in runs if rows), default=None)
+    return [_compared(result, rows, at_round, at_batch) for result, rows in runs]
+
+
+def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]:
+    """One row a run: what it was, what came out; a column for whatever any run has. Accuracies are in per cent."""
+    names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
+    held = any(one.result.relative_accuracy is not None for one in compared)
+    table = []
+    for one in compared:
+        result = one.result
+        row = {"run": str(result.path)} | {key: str(getattr(result, key)) for key in _PLAIN}
+        row["emd"] = f"{result.emd:.2f}"
+        row["accuracy"] = _percent(result.accuracy)
+        for name in names:
+            found = result.calibrations.get(name)
+            row[f"after {name}"] = _percent(found.accuracy if found else None)
+        if one.round is not None:
+            row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
+        if one.batch is not None:
+            row[f"acc@batch {one.batch:,}"] = _percent(one.accuracy_at_batch)
+        if held:
+            row["relative"] = _percent(result.relative_accuracy)
+            for share in SHARES:
+                reached = one.rounds_to.get(share)
+                row[f"to {share} %"] = "" if not one.rounds_to else never if reached is None else str(reached)
+        row["loss"] = f"{result.loss:.4f}"
+        row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
+        for name in names:
+            found = result.calibrations.get(name)
+            row[f"MB up, {name}"] = f"{found.bytes_up / 1e6:.1f}" if found else ""
+        row["MB down"] = f"{result.bytes_down / 1e6:.1f}"
+        row["seconds"] = f"{result.seconds:.1f}"
+        table.append(row)
+    return table
+
+
+def as_table(compared: Sequence[Compared], width: int = 80) -> Group:
+    """For the terminal; what is the same in every run, or says the accuracy again, stands once, below.
+
+    Columns that do not fit side by side go into a further table; narrow terminals get a row a figure.
+    """
+    found = rows(compared)
+    upright = len(found) == 1 or width < MINIMUM_WIDTH
+    same = [] if upright else [key for key in (*_PLAIN, "emd") if len({row[key] for row in found}) == 1]
+    again = [key for key in found[0] if key.startswith("acc@") and all(row[key] == row["accuracy"] for row in found)]
+    shown = [key for key in found[0] if key not in same and key not in again]
+    tables = [_upright(found, shown)] if upright else _flat(found, shown, width)
+    notes = [f"{key} {found[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
+    return Group(*tables, *([Text("; ".join(notes))] if notes else []))
+
+
+def as_text(compared: Sequence[Compared], form: str) -> str:
+    """The same as Markdown, CSV or JSON; JSON holds the whole results."""
+    if form == "json":
+        return json.dumps([_values(one) for one in compared], indent=2)
+    found = rows(compared, never="" if form == "csv" else "-")
+    keys = list(found[0])
+    if form == "csv":
+        out = io.StringIO()
+        writer = csv.DictWriter(out, keys, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(found)
+        return out.getvalue().rstrip("\n")
+    lines = [keys, ["---"] * len(keys), *([row[key].replace("|", "\\|") for key in keys] for row in found)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _held_against(baseline: Result | None, result: Result) -> Result:
+    """The result with the baseline given, or else with its own, and its accuracy relative to it."""
+    if baseline is not None:
+        if baseline.data_sha256 != result.data_sha256:
+            raise UserError(
+                f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) have different "
+                "data; give with --baseline a run on the same data"
+            )
+        result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
+    whole = result.baseline_accuracy
+    if whole is None:
+        return result
+    if not isfinite(whole) or whole <= 0:
+        raise UserError(
+            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, nothing is relative to that; "
+            "give with --baseline a run that has learnt something"
+        )
+    return replace(result, relative_accuracy=result.accuracy / whole)
+
+
+@contextmanager
+def _metrics_of(result: Result) -> Iterator[None]:
+    """What is wrong with a run's rounds is said with the name of their file."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{result.path / 'metrics.jsonl'}: {error}") from error
+
+
+def _batches(result: Result, rows: Rows) -> int:
+    with _metrics_of(result):
+        return batches(rows)
+
+
+def _compared(result: Result, rows: Rows, at_round: int | None, at_batch: int | None) -> Compared:
+    whole = result.baseline_accuracy
+    with _metrics_of(result):
+        return Compared(
+            result=result,
+            round=at_round,
+            accuracy_at_round=None if at_round is None else accuracy_at_round(rows, at_round),
+            batch=at_batch,
+            accuracy_at_batch=None if at_batch is None else accuracy_at_batch(rows, at_batch),
+            rounds_to={share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {},
+        )
+
+
+def _percent(accuracy: float | None) -> str:
+    return "" if accuracy is None else f"{100 * accuracy:.2f}"
+
+
+def _values(one: Compared) -> dict[str, Any]:
+    values = {
+        "run": str(one.result.path),
+        **to_json(one.result),
+        "accuracy_at_round": {"round": one.round, "accuracy": one.accuracy_at_round},
+        "accuracy_at_batch": {"batch": one.batch, "accuracy": one.accuracy_at_batch},
+    }
+    return values | ({"rounds_to": {str(key): value for key, value in one.rounds_to.items()}} if one.rounds_to else {})
+
+
+def _upright(found: Sequence[Mapping[str, str]], shown: Sequence[str]) -> Table:
+    table = Table(show_header=False)
+    for key in shown:
+        table.add_row(Text(key), *(Text(row[key], overflow="fold") for row in found))
+    return table
+
+
+def _flat(found: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[Table]:
+    tables = []
+    for keys in _blocks(found, shown, width):
+        table = Table()
+        for key in keys:
+            words = key in _WORDS
+            table.add_column(key, justify="left" if words else "right", max_width=width // 4 if words else None)
+        for row in found:
+            table.add_row(*(Text(row[key], overflow="fold") for key in keys))
+        tables.append(table)
+    return tables
+
+
+def _blocks(found: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[list[str]]:
+    """The columns of each table: as many as fit unbroken, after the run, which every table begins with."""
+    needs = {key: 3 + max(cell_len(text) for text in (key, *(row[key] for row in found))) for key in shown}
+    needs |= {key: min(needs[key], 3 + width // 4) for key in shown if key in _WORDS}
+    blocks = [["run"]]
+    for key in shown[1:]:
+        if len(blocks[-1]) > 1 and 1 + sum(needs[other] for other in (*blocks[-1], key)) > width:
+            blocks.append(["run"])
+        blocks[-1].append(key)
+    return blocks

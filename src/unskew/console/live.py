@@ -1,0 +1,183 @@
+"""A run as it goes, in a terminal: rounds and time left, a curve, who comes, rate, memory. A few times a second."""
+
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.control import Control
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import ControlType
+from rich.text import Text
+
+from unskew import methods
+from unskew.console.curve import Series, curve
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import EVERYONE
+from unskew.core.units import format_bytes
+from unskew.round.driver import Metrics
+from unskew.runs.metrics import read_metrics
+from unskew.runs.prepare import Overview
+
+SMALLEST = (60, 16)  # columns and lines; with fewer there is the bar alone
+ROOMY = 80  # columns; with fewer the bar leaves the rate to the lines below
+HEIGHT = 6  # lines of the curve
+PER_SECOND = 4  # how often it is drawn
+MEMORY_SECONDS = 1.0  # how long a look at the memory is good for
+FEW = 12  # clients that are shown by number
+
+
+class View:
+    """The live view of one run. Rounds only leave their figures here; a thread of rich's draws them now and then."""
+
+    def __init__(self, console: Console, seen: Overview) -> None:
+        self._console, self._seen = console, seen
+        self._sampler = methods.parse_method(seen.config.method, seen.config.local()).sampler
+        self._progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "rounds", total=seen.config.rounds, completed=seen.first_round - 1, figures=""
+        )
+        self._losses, self._accuracies = Series(), Series()
+        self._best: tuple[float, int] | None = None  # accuracy, round
+        self._evaluated: tuple[float, float, int] | None = None  # accuracy, loss, round
+        self._last: Metrics | None = None
+        self._figures = ""
+        self._examples, self._seconds, self._failures = 0, 0.0, 0
+        self._memory = (0.0, "")  # when it was looked at, and what was found
+        self._drawn: list[int] = []  # the widths of the lines on the screen
+        self._width = console.width
+        with suppress(UserError):  # a damaged file is not ours to complain about
+            for row in read_metrics(seen.path):
+                if row["round"] < seen.first_round:
+                    self._note(row["round"], row.get("train_loss"), row.get("accuracy"), row.get("loss"))
+                    self._failures += len(row.get("failures", ()))
+        self._live = Live(console=console, refresh_per_second=PER_SECOND, get_renderable=self._draw)
+        self._live.start(refresh=True)
+
+    def round(self, row: Metrics, figures: str) -> None:
+        """Take a round's figures; ``figures`` says them beside the bar."""
+        self._note(row.round, row.train_loss, row.accuracy, row.loss)
+        self._examples += row.examples
+        self._seconds += row.seconds
+        self._failures += len(row.failures)
+        self._last, self._figures = row, figures
+        self._progress.update(self._task, completed=row.round)
+
+    def close(self) -> None:
+        """Draw the last state and leave it there."""
+        self._live.stop()
+
+    def _note(self, number: int, train_loss: float | None, accuracy: float | None, loss: float | None) -> None:
+        if train_loss is not None:
+            self._losses.add(number, train_loss)
+        if accuracy is not None and loss is not None:
+            self._accuracies.add(number, accuracy)
+            self._evaluated = (accuracy, loss, number)
+            if self._best is None or accuracy > self._best[0]:
+                self._best = (accuracy, number)
+
+    def _draw(self) -> RenderableType:
+        width, height = self._console.size
+        self._wipe(width)
+        whole_view = width >= SMALLEST[0] and height >= SMALLEST[1]
+        crowded = whole_view and width < ROOMY  # the rate stands below as well
+        self._progress.update(self._task, figures=self._figures.rpartition("  ")[0] if crowded else self._figures)
+        parts: list[RenderableType] = [self._progress.get_renderable()]
+        if whole_view:
+            parts += [Text(line, no_wrap=True, overflow="crop") for line in [*self._curve(width - 1), *self._facts()]]
+        whole = Group(*parts)
+        lines = self._console.render_lines(whole, self._console.options, pad=False)
+        self._drawn, self._width = [sum(part.cell_length for part in line) for line in lines], width
+        return whole
+
+    def _wipe(self, width: int) -> None:
+        """A terminal that became narrower has broken our lines: take away those that rich does not know of."""
+        more = sum(-(-drawn // width) - 1 for drawn in self._drawn if drawn > width) if width < self._width else 0
+        if more:
+            up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up * more))
+
+    def _curve(self, width: int) -> list[str]:
+        """Accuracy; the loss of training until something is evaluated."""
+        evaluated = bool(self._accuracies.points)
+        points = list(self._accuracies.points or self._losses.points)  # the run goes on meanwhile
+        if not points:
+            return []
+        name = "accuracy on the test set" if evaluated else "loss of training"
+        spell = (lambda value: f"{value:.1%}") if evaluated else (lambda value: f"{value:.3f}")
+        return [name, *curve(points, width, HEIGHT, spell, self._console.options.ascii_only)]
+
+    def _facts(self) -> list[str]:
+        rows = [("clients", self._clients())]
+        if (row := self._last) is not None:
+            now, mean = row.examples / max(row.seconds, 1e-9), self._examples / max(self._seconds, 1e-9)
+            rows.append(("rate", f"{now:,.0f} examples/s, {mean:,.0f} on average"))
+        if time.monotonic() - self._memory[0] >= MEMORY_SECONDS:
+            self._memory = (time.monotonic(), _resident())
+        rows.append(("memory", self._memory[1]))
+        if self._evaluated is not None and self._best is not None:
+            accuracy, loss, number = self._evaluated
+            best = f"best {self._best[0]:.2%}, round {self._best[1]}"
+            rows.append(("test", f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}"))
+        return [f"{word:<8}{fact}" for word, fact in rows if fact]
+
+    def _clients(self) -> str:
+        """Who comes to the round under way, who came to the last."""
+        config, row = self._seen.config, self._last
+        under_way = self._seen.first_round if row is None else row.round + 1
+        said = []
+        if under_way <= config.rounds:
+            said.append(f"round {under_way}: {self._who(under_way)}")
+        if row is not None:
+            failed = f", {len(row.failures)} failed" if row.failures else ""
+            said.append(f"round {row.round}: {row.clients:,} came{failed}")
+        if self._failures:
+            said.append(f"{self._failures:,} failures so far")
+        return "; ".join(said)
+
+    def _who(self, number: int) -> str:
+        """By number where they are few: the sampler is a function of the round alone, and says it before they come."""
+        visits, config = self._seen.visits, self._seen.config
+        if visits[0].client == EVERYONE or len(visits) > FEW:
+            return "all examples in one place" if visits[0].client == EVERYONE else f"{len(visits):,} visits"
+        key = Key(config.seed).fold("round", number, "sample")
+        coming = self._sampler(key, self._seen.population, config.per_round or len(visits))
+        return ", ".join(str(visit.client) for visit in coming)
+
+
+def _resident() -> str:
+    """The memory of this process and of all below it, where the system tells it."""
+    with suppress(OSError, ValueError):
+        pages = {number: _pages(number) for number in _family(os.getpid())}
+        total = sum(pages.values()) * os.sysconf("SC_PAGE_SIZE")
+        return f"{format_bytes(total)} resident in {len(pages)} process{'es' if len(pages) > 1 else ''}"
+    return ""
+
+
+def _family(number: int) -> list[int]:
+    """The process and its descendants; one that ends meanwhile is left out."""
+    found = [number]
+    for process in found:
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return found
+
+
+def _pages(number: int) -> int:
+    try:
+        return int(Path(f"/proc/{number}/statm").read_text().split()[1])
+    except OSError:
+        if number == os.getpid():
+            raise
+        return 0

@@ -1,0 +1,195 @@
+"""What a run shows in the terminal: what it will be, how it goes, what came out. Plain lines where output is piped."""
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from unskew.console.live import View
+from unskew.core.types import EVERYONE, Visit
+from unskew.core.units import format_bytes as format_bytes
+from unskew.core.units import format_duration as format_duration
+from unskew.round.driver import Metrics
+from unskew.runs.finish import Event, Forecasted, Gathering
+from unskew.runs.prepare import Overview
+from unskew.runs.result import Result
+
+
+class Screen:
+    """An observer of a run that shows it on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._view: View | None = None
+        self._rounds = 0
+        self._began = 0.0
+        self._first = 0
+
+    def __call__(self, event: Overview | Metrics | Event) -> None:
+        """Show the event."""
+        if isinstance(event, Overview):
+            self._overview(event)
+        elif isinstance(event, Metrics):
+            self._round(event)
+        else:
+            self.close()
+            for line in calibration_lines(event):
+                self._console.print(line, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        if self._view is not None:
+            view, self._view = self._view, None
+            view.close()
+
+    def note(self, text: str) -> None:
+        """Say something beside the run."""
+        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+
+    def _overview(self, seen: Overview) -> None:
+        self._console.print(_facts(overview_rows(seen)))
+        config = seen.config
+        self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
+        if seen.first_round > 1:
+            self._console.print(f"resuming after round {seen.first_round - 1}")
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._view = View(self._console, seen)
+
+    def _round(self, row: Metrics) -> None:
+        for failure in row.failures:
+            self._console.print(
+                f"round {row.round}: went on without client {failure.client}: {failure.reason}",
+                markup=False,
+                soft_wrap=True,
+            )
+        figures = f"loss {row.train_loss:.3f}"
+        if row.accuracy is not None:
+            figures += f"  accuracy {row.accuracy:.2%}"
+        figures += f"  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+        if self._view is not None:
+            self._view.round(row, figures)
+        else:
+            done = row.round - self._first + 1
+            left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
+            self._console.print(
+                f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left", soft_wrap=True
+            )
+
+
+def overview_rows(seen: Overview) -> list[tuple[str, str]]:
+    """What a run will be, as words and facts."""
+    config, images, sizes = seen.config, seen.images, seen.population.sizes
+    channels, height, width = images.shape
+    kind = "grey" if channels == 1 else "colour"
+    where = f"{seen.workers} workers" if seen.workers else "this process"
+    return [
+        (
+            "data",
+            f"{images.name}: {len(images.train):,} train, {len(images.test):,} test, {len(images.classes)} classes, "
+            f"{width}x{height} {kind}",
+        ),
+        ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}"),
+        *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
+        (
+            "partition",
+            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} "
+            f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+        ),
+        ("model", f"{config.model}: {seen.parameters:,} parameters"),
+        (
+            "method",
+            f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
+            f"lr {seen.local.lr:g}, momentum {seen.local.momentum:g}, weight decay {seen.local.weight_decay:g}",
+        ),
+        *_baseline(seen),
+        ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
+        (
+            "needs",
+            f"{format_bytes(seen.memory_bytes)} of memory (data {format_bytes(seen.data_bytes)}) and "
+            f"{format_bytes(seen.disk_bytes)} on disk",
+        ),
+        ("run", str(seen.path)),
+    ]
+
+
+def calibration_lines(event: Event) -> list[str]:
+    """What there is to say of a calibration: before it is made, and after."""
+    if isinstance(event, Gathering):
+        who = "1 client sends" if event.clients == 1 else f"{event.clients:,} clients send"
+        return [f"{event.method}: {who} {format_bytes(event.bytes_up)}, {event.what}"]
+    if isinstance(event, Forecasted):
+        seen = event.forecast
+        words = f"{event.method}: class Gaussians lie {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
+        if seen.before is None or seen.after is None:
+            return [words]
+        gain = (
+            f"the classifier gets {seen.before:.1%} of features drawn from them right, a discriminant {seen.after:.1%}"
+        )
+        return [f"{words}; {gain}"]
+    row = event.result
+    return [
+        *(f"{row.name}: note: {note}" for note in event.notes),
+        f"{row.name}: accuracy {row.accuracy:.2%}, {format_duration(row.seconds)}",
+    ]
+
+
+def summary(result: Result) -> Table:
+    """The last table: what came out and where it lies."""
+    accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on the test set, loss {result.loss:.4f}")
+    rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
+    if result.relative_accuracy is not None:
+        rows.append(
+            ("relative", f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}")
+        )
+    for name, found in result.calibrations.items():
+        cost = f", loss {found.loss:.4f}; {format_bytes(found.bytes_up)} up, {format_duration(found.seconds)}"
+        rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), cost)))
+    rows += [
+        (
+            "trained",
+            f"{result.rounds} rounds, {result.examples:,} examples, {result.examples_per_second:,.0f} a second",
+        ),
+        ("time", format_duration(result.seconds)),
+        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
+    ]
+    if result.failures:
+        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+    rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
+    return _facts(rows)
+
+
+def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
+    """Words on the left, facts on the right; brackets in a path are brackets, not markup."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    for word, fact in rows:
+        table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)
+    return table
+
+
+def _who_comes(visits: Sequence[Visit]) -> str:
+    take = visits[0].take
+    if visits[0].client == EVERYONE:
+        return "all examples in one place" if take is None else f"{take:,} examples a round, all in one place"
+    if take is not None:
+        return f"{len(visits):,} visits a round of {take:,} examples each"
+    return f"{len(visits):,} client{'s' if len(visits) > 1 else ''} a round"
+
+
+def _baseline(seen: Overview) -> list[tuple[str, str]]:
+    if seen.baseline is None:
+        return []
+    others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
+    return [("baseline", f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}")]
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join(f"{value:.4f}" for value in values)
+
+
+def _augmented(on: bool | None) -> str:
+    return "crops and flips on" if on else "no augmentation"

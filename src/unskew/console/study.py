@@ -1,0 +1,84 @@
+"""The commands that look at finished runs: analyse and report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unskew import analysis
+from unskew.analysis import Found
+from unskew.console.plain import PlainConsole
+from unskew.console.stage_progress import StageProgress
+from unskew.report.write import write_report
+from unskew.runs.study import Missing
+
+out = PlainConsole()
+
+DataDir = Annotated[str | None, typer.Option(help="Where image sets lie now (default: where they lay for the run).")]
+Engine = Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")]
+Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
+
+
+def analyse(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")],
+    measures: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MEASURE...]", help=f'{" | ".join(analysis.MEASURES)}; "cka(clients=20)" (default: all)'
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+    engine: Engine = None,
+    workers: Workers = None,
+    form: Annotated[str, typer.Option("--format", help="Of the pictures: svg | png | pdf")] = "svg",
+) -> None:
+    """Take measures of a finished run: values and pictures go into its folder figures."""
+
+    def observe(source: str, found: Found | Missing, files: list[Path]) -> None:
+        if isinstance(found, Missing):
+            out.print(f"{source}: not shown: {found}", soft_wrap=True)
+            return
+        for sentence in found.findings:
+            out.print(f"{source}: {sentence}", soft_wrap=True)
+        for note in found.notes:
+            out.print(f"{source}: note: {note}", soft_wrap=True)
+        for file in files:
+            out.print(f"  {file}", soft_wrap=True)
+
+    with StageProgress(out) as busy:
+        analysis.analyse(
+            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, form=form, say=busy,
+            observe=observe,
+        )  # fmt: skip
+
+
+def report(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished runs; several make a comparison.")],
+    file: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="MEASURE", help="Show this measure alone; repeatable.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="MEASURE", help="Do not take this measure; repeatable.")
+    ] = None,
+    again: Annotated[bool, typer.Option(help="Take measures anew that were taken before.")] = False,
+    data_dir: DataDir = None,
+    engine: Engine = None,
+    workers: Workers = None,
+) -> None:
+    """Make one page that explains a run, or compares several: opens offline, pictures included."""
+    with StageProgress(out) as busy:
+        made = write_report(
+            *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,
+            workers=workers, say=busy,
+        )  # fmt: skip
+    for sentence in made.findings:
+        out.print(sentence, soft_wrap=True)
+    for section in made.sections:
+        for words in section.missing:
+            out.print(f"not shown: {section.title}: {words}", soft_wrap=True)
+        for words in section.notes:
+            out.print(f"note: {section.title}: {words}", soft_wrap=True)
+    out.print(f"written to {file or paths[0] / 'report.html'}", soft_wrap=True)

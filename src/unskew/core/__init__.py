@@ -1,0 +1,1 @@
+"""What everything else stands on; imports nothing else of ours."""

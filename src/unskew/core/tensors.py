@@ -1,0 +1,147 @@
+"""Arithmetic over flat dicts of tensors: the state of a network, its differences, its sums."""
+
+import hashlib
+import mmap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from unskew.core.types import Sums, Tensors
+
+ALIGN = 64  # bytes: a cache line
+
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset: where tensors lie in raw memory
+
+
+def of_module(module: nn.Module) -> Tensors:
+    """A network's own tensors under "params/…" and "buffers/…": not copies."""
+    params = {f"params/{name}": value.detach() for name, value in module.named_parameters()}
+    buffers = {f"buffers/{name}": value for name, value in module.named_buffers()}
+    return params | buffers
+
+
+def copy(tensors: Tensors) -> Tensors:
+    """The same values in memory of their own."""
+    return {name: value.detach().clone() for name, value in tensors.items()}
+
+
+def under(tensors: Tensors, prefix: str) -> Tensors:
+    """The part of a namespace, its names without the prefix."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def parameters(model: Tensors) -> Tensors:
+    """What is trained of a model, its names as they are; buffers are left out."""
+    return {name: value for name, value in model.items() if name.startswith("params/")}
+
+
+def prefixed(tensors: Tensors, prefix: str) -> Tensors:
+    """The same tensors one namespace deeper."""
+    return {prefix + name: value for name, value in tensors.items()}
+
+
+def flat(tensors: Tensors) -> Tensor:
+    """All values in one float64 vector, in the order of the names."""
+    pieces = [value.reshape(-1) for value in tensors.values()]
+    if len({piece.dtype for piece in pieces}) > 1:  # beside float32 a large whole number would be rounded
+        pieces = [piece.double() for piece in pieces]
+    return torch.cat(pieces).double()
+
+
+def shaped(vector: Tensor, like: Tensors, prefix: str) -> Tensors:
+    """The vector cut back into tensors of these names (one namespace deeper) and shapes: views, not copies."""
+    parts = torch.split_with_sizes(vector, [value.numel() for value in like.values()])
+    return {prefix + name: part.view(like[name].shape) for name, part in zip(like, parts, strict=True)}
+
+
+def add(left: Sums | None, right: Sums) -> Sums:
+    """``left + right``, name by name; None is the empty sum."""
+    if left is None:
+        return right
+    names = list(left)
+    if names != list(right):
+        odd = sorted(set(left) ^ set(right))
+        raise ValueError(f"sums with other entries cannot be added: {', '.join(odd) or 'their order differs'}")
+    total = torch._foreach_add(list(left.values()), [right[name] for name in names])
+    return dict(zip(names, total, strict=True))
+
+
+def finite(tensors: Tensors) -> bool:
+    """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at."""
+    sums = torch.stack([value.sum(dtype=torch.float64) for value in tensors.values()] or [torch.zeros(())])
+    return bool(sums.isfinite().all()) or all(bool(value.isfinite().all()) for value in tensors.values())
+
+
+def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
+    """A place for each tensor, and where the last one ends."""
+    layout: Layout = []
+    end = 0
+    for name, value in tensors.items():
+        layout.append((name, str(value.dtype).removeprefix("torch."), list(value.shape), end))
+        end += -(-value.numel() * value.element_size() // ALIGN) * ALIGN
+    return layout, max(end, ALIGN)
+
+
+def views(memory: mmap.mmap | bytearray, layout: Layout) -> Tensors:
+    """Tensors over the memory, by name."""
+    found = {}
+    for name, dtype, shape, offset in layout:
+        kind = getattr(torch, dtype)
+        count = int(torch.Size(shape).numel())
+        if count:
+            found[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
+        else:
+            found[name] = torch.empty(shape, dtype=kind)
+    return found
+
+
+def count_bytes(tensors: Tensors) -> int:
+    """What the tensors weigh on a wire."""
+    return sum(value.numel() * value.element_size() for value in tensors.values())
+
+
+def sha256(tensors: Tensors) -> str:
+    """Over the tensors in the order of their names, name and raw bytes each; namespaces are left off."""
+    plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in tensors.items()}
+    digest = hashlib.sha256()
+    for name in sorted(plain):
+        digest.update(name.encode())
+        digest.update(plain[name].detach().contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _HalfSquaredDistance(torch.autograd.Function):
+    """½·Σ‖x − r‖² over many tensors in a handful of calls; its gradient is x − r."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, reference: list[Tensor], *values: Tensor) -> Tensor:
+        difference = torch._foreach_sub([v.detach() for v in values], reference)
+        ctx.difference = difference  # type: ignore[attr-defined]
+        norms = torch._foreach_norm(difference)
+        return torch.stack(norms).square_().sum().mul_(0.5)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = torch._foreach_mul(ctx.difference, gradients[0])  # type: ignore[attr-defined]
+        return None, *scaled
+
+
+def half_squared_distance(values: Sequence[Tensor], reference: Sequence[Tensor]) -> Tensor:
+    """½·Σ‖values − reference‖², differentiable in ``values``."""
+    result: Tensor = _HalfSquaredDistance.apply(list(reference), *values)  # type: ignore[no-untyped-call]
+    return result
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread inside, as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,178 @@
+"""The little language of methods and partitions: ``name(value, knob=value) + name``.
+
+Only literals are read and nothing is evaluated. Every complaint carries a caret under the place it speaks of.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unskew.core.errors import UserError, nearest
+
+Value = int | float | bool | str
+
+EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
+            "recording": "norms", "measure": "cka"}  # fmt: skip
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
+    r"|(?P<string>'[^']*'|\"[^\"]*\")|(?P<mark>[(),=+]))"
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """``name(*values, **knobs)`` as it stood in the text, from column ``start``."""
+
+    name: str
+    values: tuple[Value, ...]
+    knobs: Mapping[str, Value]
+    start: int
+    source: str
+
+    def __str__(self) -> str:
+        """The call in its plainest spelling; parsing it gives the call again."""
+        inside = [*map(spell, self.values), *(f"{k}={spell(v)}" for k, v in self.knobs.items())]
+        return f"{self.name}({', '.join(inside)})" if inside else self.name
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+
+
+def spell(value: Value) -> str:
+    """A value as the language writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        plain = re.fullmatch(r"[A-Za-z_][\w.:-]*", value) and value.lower() not in ("true", "false")
+        quote = "'" if '"' in value else '"'
+        return value if plain else f"{quote}{value}{quote}"
+    return repr(value)
+
+
+def complain(source: str, start: int, message: str) -> UserError:
+    """An error that shows the text and points at the column."""
+    shown = re.sub(r"\s", " ", source)
+    return UserError(f"{message}\n  {shown}\n  {' ' * start}^")
+
+
+def parse_calls(source: str, what: str) -> list[Call]:
+    """``"a(1) + b(x=2)"`` as a list of calls; ``what`` names the text in errors."""
+    tokens = _tokens(source)
+    if tokens[0].kind == "end":
+        raise UserError(f"{what} is empty; give a name such as {EXAMPLES[what]}")
+    calls, at = [], 0
+    while True:
+        call, at = _call(source, tokens, at, what)
+        calls.append(call)
+        if tokens[at].kind == "end":
+            return calls
+        if tokens[at].text != "+":
+            raise complain(source, tokens[at].start, f"{what}: expected + or the end, found {tokens[at].text!r}")
+        at += 1
+
+
+def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
+    """Call ``function`` with the call's values; a wrong knob or type is a UserError that points at the call.
+
+    A ``ValueError`` from the function itself is its own complaint about a value and becomes a UserError too.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise complain(call.source, call.start, f"{call.name} does not say what it takes; it is no {what}") from error
+    knobs = list(signature.parameters)
+    for knob in call.knobs:
+        if knob not in signature.parameters:
+            hint = nearest(knob, knobs) if knobs else "it takes none"
+            raise complain(call.source, call.start, f"{what} {call.name} has no knob {knob!r}; {hint}")
+    if len(call.values) > len(knobs):
+        wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
+        raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, {len(call.values)} given")
+    given = dict(zip(knobs, call.values, strict=False))
+    for knob, value in call.knobs.items():
+        if knob in given:
+            raise complain(call.source, call.start, f"{what} {call.name}: {knob} is given twice")
+        given[knob] = value
+    for knob, value in given.items():
+        given[knob] = _fit(call, what, knob, value, signature.parameters[knob].annotation)
+    for knob, parameter in signature.parameters.items():
+        if knob not in given and parameter.default is inspect.Parameter.empty:
+            raise complain(call.source, call.start, f"{what} {call.name} needs {knob}: {call.name}({knob}=…)")
+    try:
+        return function(**given)
+    except ValueError as error:
+        raise complain(call.source, call.start, str(error)) from error
+
+
+def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
+    """The value in the knob's type: whole numbers pass for floats, nothing else is converted."""
+    wanted = {"int": int, "float": float, "bool": bool, "str": str}.get(annotation, annotation)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
+    if wanted in words and type(value) is not wanted:
+        message = f"{what} {call.name}: {knob} must be {words[wanted]}, {spell(value)} given"
+        raise complain(call.source, call.start, message)
+    return value
+
+
+def _tokens(source: str) -> list[_Token]:
+    tokens, at = [], 0
+    while source[at:].strip():
+        match = _TOKEN.match(source, at)
+        if match is None:
+            start = at + len(source[at:]) - len(source[at:].lstrip())
+            raise complain(source, start, f"cannot read {source[start]!r} here")
+        kind = str(match.lastgroup)
+        tokens.append(_Token(kind, match.group(kind), match.start(kind)))
+        at = match.end()
+    return [*tokens, _Token("end", "the end", len(source.rstrip()))]
+
+
+def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, int]:
+    name = tokens[at]
+    if name.kind != "name":
+        raise complain(source, name.start, f"{what}: expected a name, found {name.text!r}")
+    values: list[Value] = []
+    knobs: dict[str, Value] = {}
+    at += 1
+    if tokens[at].text == "(":
+        at += 1
+        while tokens[at].text != ")":
+            if tokens[at].kind == "name" and tokens[at + 1].text == "=":
+                if tokens[at].text in knobs:
+                    raise complain(source, tokens[at].start, f"{what} {name.text}: {tokens[at].text} is given twice")
+                knobs[tokens[at].text] = _value(source, tokens[at + 2], what)
+                at += 3
+            else:
+                if knobs:
+                    raise complain(source, tokens[at].start, f"{what}: a bare value cannot follow knob=value")
+                values.append(_value(source, tokens[at], what))
+                at += 1
+            if tokens[at].text == ",":
+                at += 1
+            elif tokens[at].text != ")":
+                message = f"{what}: expected , or ) after a value, found {tokens[at].text!r}"
+                raise complain(source, tokens[at].start, message)
+        at += 1
+    return Call(name.text, tuple(values), knobs, name.start, source), at
+
+
+def _value(source: str, token: _Token, what: str) -> Value:
+    if token.kind == "number":
+        if not math.isfinite(float(token.text)):
+            raise complain(source, token.start, f"{what}: this number is too large")
+        return int(token.text) if re.fullmatch(r"[-+]?\d+", token.text) else float(token.text)
+    if token.kind == "name":
+        return {"true": True, "false": False}.get(token.text.lower(), token.text)
+    if token.kind == "string":
+        return token.text[1:-1]
+    raise complain(source, token.start, f"{what}: expected a value, found {token.text!r}")

@@ -1,0 +1,253 @@
+"""The records and protocols that cross a module border.
+
+Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, H, W] one image.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from unskew.core.key import Key
+    from unskew.data.population import Population
+    from unskew.round.client_memory import Memories
+
+Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
+Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
+
+EVERYONE = -1  # in the place of a client: all that anybody holds, as if it lay in one place
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and their labels, as they lie in the files: bytes, not yet normalised."""
+
+    images: npt.NDArray[np.uint8]  # [N, ch, H, W]
+    labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set in memory: what is train, what is test, how its pixels are normalised.
+
+    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
+    leave a picture's class alone (a mirrored digit is no digit). ``users`` names the owner of each training example.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+    users: npt.NDArray[np.str_] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[ch, H, W] of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client's turn in a round.
+
+    ``weight`` is its share in the sum (FedAvg: its number of examples), ``take`` how many examples it draws from
+    its own (None: all of them, once an epoch), ``repeat`` tells two visits to one client in one round apart.
+    ``recall`` and ``keep`` are the places in the client memory that it reads and writes; the driver assigns them. Of
+    two visits to one client both read what the round before left, and the last one keeps.
+    """
+
+    client: int
+    weight: float
+    take: int | None = None
+    repeat: int = 0
+    recall: tuple[int, int] | None = None  # a slot and the checksum of what lies there; None: nothing is remembered yet
+    keep: int | None = None  # a slot; None: this visit leaves nothing behind
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a client does with its objective: SGD, its momentum starting from zero at every visit."""
+
+    epochs: int = 5
+    batch: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    augment: bool = False
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mini-batch's loss in parts, so that a term can change one of them: value = Σ w·e / Σ w + penalty."""
+
+    example: Tensor  # [B]
+    weight: Tensor | None = None  # [B]; None: all one
+    penalty: Tensor | None = None  # []; None: zero
+
+    def value(self) -> Tensor:
+        """The number that is minimised."""
+        weight = self.weight
+        mean = self.example.mean() if weight is None else (weight * self.example).sum() / weight.sum()
+        return mean if self.penalty is None else mean + self.penalty
+
+    def plus(self, penalty: Tensor) -> "Loss":
+        """This loss with one more penalty."""
+        total = penalty if self.penalty is None else self.penalty + penalty
+        return Loss(self.example, self.weight, total)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a term may look at in one step of a client's training."""
+
+    features: Tensor  # [B, d], what enters the classifier
+    logits: Tensor  # [B, C]
+    labels: Tensor  # [B]
+    params: Tensors  # the client's own, with gradient; names as in ``shared``: "params/…"
+    shared: Tensors  # what the server sent this round: "params/…", "buffers/…", "sent/<name>/…"
+    memory: Tensors  # what this client kept at its last visit: "<name>/…"; empty at its first
+    counts: Tensor  # [C], how many examples of each class the client holds
+    encode: Callable[[str], Tensor]  # "shared" or a memory's name -> [B, d], features of that model: eval, no gradient
+
+
+@dataclass(frozen=True)
+class Visited:
+    """What a client knows when its training has ended: what statistics measure and what memories keep."""
+
+    visit: Visit
+    shared: Tensors  # as in Step
+    memory: Tensors  # as in Step
+    model: Tensors  # the client's own after training: "params/…", "buffers/…"; overwritten by the next visit
+    counts: Tensor  # [C]
+    steps: int
+    local: Local
+    features: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # ([B, d], [B]) over the visit's examples, each once
+
+
+@dataclass(frozen=True)
+class PrivacyBudget:
+    """Differential privacy of what is released: (ε, δ) for features of length ``clip`` at most."""
+
+    epsilon: float
+    delta: float
+    clip: float
+
+    def __str__(self) -> str:
+        """As the text of a method has it."""
+        return f"private(epsilon={self.epsilon:g}, delta={self.delta:g}, clip={self.clip:g})"
+
+
+@dataclass(frozen=True)
+class RoundInfo:
+    """Where a run stands when the server moves."""
+
+    round: int  # the one that has just ended; the first is 1
+    rounds: int
+    population: "Population"
+    turnout: float  # Σ weights of the reporting visits / examples of the population; 1: everybody came
+
+
+Term = Callable[[Loss, Step], Loss]
+Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
+Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
+Sampler = Callable[["Key", "Population", int], list[Visit]]
+Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
+Aggregate = Callable[[Sums], Tensors]
+Progress = Callable[[int, int], None]  # how much is done, of how much
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a client keeps from its visit for its next one.
+
+    ``blank`` takes the model and gives tensors of the names, shapes and types that are kept, ``keep`` their values.
+    """
+
+    name: str
+    blank: Callable[[Tensors], Tensors]
+    keep: Callable[[Visited], Tensors]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A second thing that travels: clients measure it after their training, it is added up, the server folds it.
+
+    ``fold(last sent, sums, moment)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
+    "sent/<name>/…", in the model's own type. ``survey`` is measured once, on every client, before the first round.
+    """
+
+    name: str
+    init: Callable[[Tensors], Tensors] = lambda model: {}
+    measure: Callable[[Visited], Sums] | None = None
+    fold: Callable[[Tensors, Sums, RoundInfo], Tensors] | None = None
+    survey: Callable[[Visited], Sums] | None = None
+    surveyed: Callable[[Sums], Tensors] | None = None
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """A pair of pure functions: ``init(params) -> memory``, ``update(params, ḡ, memory, moment) -> (params, memory)``.
+
+    ḡ is the pseudo-gradient old − new, in float64; memory is float64 too. Parameters only: buffers such as
+    BatchNorm's running variance are averaged plainly, since momentum could push a variance below zero.
+    """
+
+    init: Callable[[Tensors], Tensors]
+    update: Callable[[Tensors, Tensors, Tensors, RoundInfo], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the next round needs: its number, the model, the optimiser's memory, what else is sent to clients.
+
+    ``clients`` says where each client's memory lies and the checksum of it.
+    """
+
+    round: int
+    tensors: Tensors
+    memory: Tensors
+    sent: Tensors = field(default_factory=dict)  # "<name>/…", float64
+    clients: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Where the work happens. Results are added in the order of the visits, whatever the order of arrival."""
+
+    population: "Population"
+    memories: "Memories | None"  # what clients remember; None where no method wants them to
+    progress: Progress | None  # told of each visit that is done; None: nobody is
+
+    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key") -> "Outcome":
+        """Do the job for each visit and add up what comes out."""
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One visit that came to nothing, and why."""
+
+    client: int
+    reason: str
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The sums over the visits that succeeded, and those that did not."""
+
+    sums: Sums
+    failures: tuple[Failure, ...] = ()

@@ -1,0 +1,19 @@
+"""Bytes and seconds as people say them."""
+
+
+def format_bytes(count: float) -> str:
+    """Bytes in a unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < (999.5 if unit == "B" else 999.95):
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def format_duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"

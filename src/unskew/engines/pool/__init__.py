@@ -1,0 +1,1 @@
+"""Worker processes, one a core, with data and weights in shared memory."""

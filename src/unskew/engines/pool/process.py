@@ -1,0 +1,98 @@
+"""One worker process as its parent sees it: started, spoken to, found dead, ended."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unskew.core.tensors import Layout
+from unskew.core.types import Sums
+from unskew.engines.pool.shared import SLOTS, Line, SharedFile
+from unskew.round.client_memory import Memories
+
+
+class Worker:
+    """A process, the line to it, and the memory it writes its results to."""
+
+    def __init__(self, shared: Sequence[SharedFile], memories: Memories | None, hello: dict[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        life, self._life = os.pipe()
+        self._results = [SharedFile() for _ in range(SLOTS)]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
+        files = [each.descriptor for each in [*shared, *self._results]]
+        inherited = [theirs.fileno(), life, *files, *([memories.descriptor] if memories else [])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "unskew.engines.pool.worker", *map(str, inherited)],
+            pass_fds=inherited,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+        )
+        theirs.close()
+        os.close(life)
+        self.line = Line(ours)
+        self.ready = False
+        self.tasks: dict[int, int] = {}  # slot -> place of the visit in the round
+        self._views: list[tuple[Layout, Tensor] | None] = [None] * SLOTS
+        self.send(hello)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send, or leave it: a worker that died is found when its line closes."""
+        try:
+            self.line.send(message)
+        except OSError:
+            return
+
+    def free_slot(self) -> int | None:
+        """A slot that holds no task, if any."""
+        return next((slot for slot in range(SLOTS) if slot not in self.tasks), None)
+
+    def result(self, slot: int, layout: Layout | None) -> tuple[Layout, Tensor]:
+        """The result in a slot: its layout, and all of it as one vector, since every sum is float64."""
+        if layout is not None:
+            sums = self._results[slot].read(layout)
+            if any(value.dtype != torch.float64 for value in sums.values()):
+                raise TypeError(f"sums must be float64: {', '.join(sums)}")
+            end = layout[-1][3] + max(8, 8 * sums[layout[-1][0]].numel())
+            vector = torch.frombuffer(self._results[slot].mapped(end), dtype=torch.float64, count=end // 8)
+            self._views[slot] = (layout, vector)
+        found = self._views[slot]
+        assert found is not None
+        return found
+
+    def exit_reason(self) -> str:
+        """How it died, with the last line it wrote to its standard error."""
+        code = self.process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{how}{': ' + last if last else ''}"
+
+    def close(self) -> None:
+        """End the process and give everything back."""
+        self.line.connection.close()
+        os.close(self._life)
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._errors.close()
+        for each in self._results:
+            each.close()
+
+
+def unpack(layout: Layout, vector: Tensor) -> Sums:
+    """The sums by name, as views of the one vector."""
+    return {
+        name: vector[offset // 8 : offset // 8 + torch.Size(shape).numel()].view(shape)
+        for name, _, shape, offset in layout
+    }

@@ -1,0 +1,75 @@
+"""A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they lie.
+
+Started as ``python -m unskew.engines.pool.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS [MEMORIES]`` with inherited
+descriptors.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from unskew.core.errors import LostMemory, StorageFailure
+from unskew.core.key import Key
+from unskew.core.tensors import Layout
+from unskew.core.types import Failure, Visit
+from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.malloc import keep_freed_memory
+from unskew.engines.pool.shared import SLOTS, Line, SharedFile
+from unskew.round.client import attempt, job
+
+
+def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
+    """Serve until the line closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    parent = Line(socket.socket(fileno=line))
+    if (hello := parent.receive()) is None:
+        return
+    sys.path[:] = hello["path"]
+    memories = others[SLOTS] if len(others) > SLOTS else None
+    side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
+    inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
+    told: list[Layout | None] = [None for _ in slots]
+    parent.send({"ready": True})
+    while (message := parent.receive()) is not None:
+        if "begin" in message:
+            work, key = job(side, message["begin"]), Key(message["seed"], tuple(message["key"]))
+            shared = inbox.read(message["weights"])
+            continue
+        slot = message["slot"]
+        answer = {"place": message["place"], "slot": slot}
+        try:
+            result = attempt(work, shared, _visit(message["visit"]), key)
+        except StorageFailure as error:
+            parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
+            continue
+        if isinstance(result, Failure):
+            parent.send(answer | {"failure": result.reason})
+            continue
+        layout = slots[slot].write(result)
+        # a layout is long and nearly always the last one again
+        parent.send(answer if layout == told[slot] else answer | {"layout": layout})
+        told[slot] = layout
+
+
+def _visit(fields: dict[str, Any]) -> Visit:
+    """JSON knows lists and no tuples."""
+    recall = fields["recall"]
+    return Visit(**fields | {"recall": None if recall is None else tuple(recall)})
+
+
+def _end_with_parent(life: int) -> None:
+    """The parent holds the other end of this pipe: it closes when the parent dies, however it dies."""
+    os.read(life, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

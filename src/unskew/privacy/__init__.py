@@ -1,0 +1,1 @@
+"""What keeps statistics private: clipping, noise, masking."""

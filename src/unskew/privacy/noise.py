@@ -1,0 +1,195 @@
+"""Differential privacy for class statistics: what is released would look much the same without any one example.
+
+For any two data sets that differ by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever
+holds the sum adds the noise, once. One example with ‖z‖ ≤ R changes, in one class alone, the count by 1, Σz by R at
+most and the second moment by R² at most (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is √3 at most
+together (L2), so one Gaussian mechanism releases all three.
+
+The noise is drawn in float64, whose lowest bits are not quite Gaussian: the promise is that of the real numbers.
+
+Reference: Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, appendix A. The standard deviation
+is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, as dp_accounting has it.
+
+Shapes: C classes, K of them released, d features.
+"""
+
+import os
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unskew.calibration.classifier import shortened
+from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.plugins import require_extra
+from unskew.core.types import Tensors
+
+SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
+SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What one release promises to every example: (ε, δ), for features of length ``radius`` at most.
+
+    ``sigma`` is the standard deviation of the noise on a count; on Σz it is sigma·R, on the second moment sigma·R²
+    (off the diagonal of Σzzᵀ, where two equal entries stand for one, sigma·R²/√2).
+    """
+
+    epsilon: float
+    delta: float
+    radius: float
+    sigma: float
+
+    @staticmethod
+    def of(radius: float, epsilon: float, delta: float) -> "Guarantee":
+        """The promise and the noise that it takes. A second release of the same examples is a second promise."""
+        _check_radius(radius)
+        if not 0 < epsilon < float("inf"):
+            raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
+        if not 0 < delta < 1:
+            raise UserError(f"delta={delta}: give a number between 0 and 1, well below 1 / the number of examples")
+        least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
+        return Guarantee(epsilon, delta, radius, SENSITIVITY * least * (1 + 1e-9))  # the search's tolerance is 1e-12
+
+
+def clipped(features: Tensor, radius: float) -> Tensor:
+    """[n, d], features longer than the radius (L2) drawn back to it, a rounding error below; shorter ones unchanged."""
+    _check_radius(radius)
+    if features.dim() != 2 or not features.is_floating_point():
+        raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
+    if not bool(features.isfinite().all()):
+        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+    return shortened(features, radius)
+
+
+def noisy(
+    statistics: ClassStatistics, radius: float, epsilon: float, delta: float, key: Key | None = None, *,
+    threshold: float | None = None,
+) -> ClassStatistics:  # fmt: skip
+    """The statistics of clipped features, fit to be released with ``Guarantee.of(radius, epsilon, delta)``.
+
+    Every class gets noise, also one that nobody holds: its absence is somebody's secret. Then, from the noisy numbers
+    alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class that nobody
+    holds passes with a chance of 3e-5; never below 1), counts are rounded, and negative variance is set to zero. Where
+    the form is ``shared``, the pooled second moment keeps the part of the dropped classes.
+
+    ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
+    system: whoever knows a seed can take the noise off.
+    """
+    guarantee = Guarantee.of(radius, epsilon, delta)
+    statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
+    _check_clipped(statistics, radius)
+    classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
+    threshold = max(1.0, 4 * sigma if threshold is None else threshold)
+    counts = statistics.counts + sigma * _normal((classes,), key, "count")  # [C]
+    released = (counts >= threshold).nonzero()[:, 0]  # [K]
+    if len(released) < classes:
+        words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
+        warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
+    number = counts[released].round().long()
+    noise = sigma * radius * _normal((classes, width), key, "sums")
+    sums = _rows(statistics, "sums", released) + noise[released]  # [K, d]
+    second = _noisy_second(statistics, released, number, sums, sigma * radius**2, key)
+    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second})
+
+
+def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
+    """The statistics of the classes with at least so many examples, and the classes that stay at home.
+
+    For a client, before anything is sent. A rule of thumb, no promise in numbers: it keeps single images' features from
+    travelling as if they were means.
+    """
+    if least < 1:
+        raise UserError(f"min_count(least={least}): least counts examples, give at least 1")
+    kept = statistics.number >= least
+    home = tuple(statistics.held[~kept].tolist())
+    if not home:
+        return statistics, home
+    if not bool(kept.any()):
+        return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), home
+    if statistics.form.name == "shared":
+        raise UserError(
+            f"min_count(least={least}): the form shared has one second moment for all classes, and class {home[0]} "
+            "cannot be taken out of it; leave its examples out before measuring, or take another form"
+        )
+    sums = {name: value[kept] for name, value in statistics.sums.items()}
+    held, number = statistics.held[kept], statistics.number[kept]
+    return ClassStatistics(statistics.classes, statistics.form, held, number, sums), home
+
+
+def _noisy_second(
+    statistics: ClassStatistics, released: Tensor, number: Tensor, sums: Tensor, scale: float, key: Key | None
+) -> Tensors:
+    """Second moments with noise, and with no negative variance around the noisy means."""
+    form, width = statistics.form.name, statistics.width
+    if form == "diagonal":
+        noise = scale * _normal((statistics.classes, width), key, "second")
+        around = sums.square() / number[:, None]
+        own = _rows(statistics, "squares", released) + noise[released] - around
+        return {"squares": around + own.clamp(min=0)}
+    if form == "shared":
+        around = (sums / number[:, None]).t() @ sums
+        own = statistics.sums["second"] + scale * _symmetric(width, key, "second") - around
+        return {"second": around + _without_negative(own)}
+    second = _rows(statistics, "second", released)  # [K, d, d]
+    for place, label in enumerate(released.tolist()):  # what is dropped needs no draw: nobody would see it
+        around = torch.outer(sums[place], sums[place]) / number[place]
+        own = second[place] + scale * _symmetric(width, key, "second", label) - around
+        second[place] = around + _without_negative(own)
+    return {"second": second}
+
+
+def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
+    """[K, …], a sum's rows for these classes, zero for those that nobody holds."""
+    value = statistics.sums[name]
+    rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
+    held = torch.isin(labels, statistics.held)
+    rows[held] = value[torch.searchsorted(statistics.held, labels[held])]
+    return rows
+
+
+def _without_negative(matrix: Tensor) -> Tensor:
+    """The nearest matrix without negative eigenvalues."""
+    values, vectors = torch.linalg.eigh(matrix)
+    factor = vectors * values.clamp(min=0).sqrt()
+    found: Tensor = factor @ factor.t()
+    return found
+
+
+def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
+    """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
+    noise = _normal((width, width), key, *path)
+    return (noise + noise.t()) / 2
+
+
+def _normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
+    """Standard Gaussian noise from 64 random bits a value: a sign, and the quantile of 63 bits, out to 9.1."""
+    size = 8 * torch.Size(shape).numel()
+    drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
+    words = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
+    share = ((words & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
+    found: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
+    return found
+
+
+def _check_radius(radius: float) -> None:
+    if not 0 < radius < float("inf"):
+        raise UserError(f"radius={radius}: give a finite length above 0")
+
+
+def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
+    """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
+    name, sums = statistics.form.name, statistics.sums
+    if name == "low-rank":
+        raise UserError("noise is known for the forms full, diagonal and shared; these statistics are low-rank")
+    lengths = sums["squares"].sum(-1) if name == "diagonal" else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    number = statistics.number.sum() if name == "shared" else statistics.number
+    if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
+        (lengths > number * radius**2 * (1 + SLACK)).any()
+    ):
+        raise UserError(f"these are not the sums of features of length {radius} at most: clipped(features, {radius})")

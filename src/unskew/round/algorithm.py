@@ -1,0 +1,98 @@
+"""The Algorithm record: one slot for each thing a paper may change, and how papers are put together.
+
+``Algorithm()`` with its defaults is FedAvg (McMahan et al., AISTATS 2017): K clients drawn uniformly, cross-entropy,
+local SGD, updates weighted n_k/n, the server takes their mean.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from unskew.core.errors import UserError
+from unskew.core.types import (
+    Aggregate,
+    Correction,
+    Head,
+    Local,
+    Memory,
+    PrivacyBudget,
+    Sampler,
+    Scale,
+    ServerOptimizer,
+    Statistic,
+    Term,
+)
+from unskew.round.aggregation import weighted_mean
+from unskew.round.sampling import uniform
+from unskew.round.server import sgd
+
+SHARED_SLOTS = ("terms", "statistics", "remember", "finish")  # that many methods may use: each appends its own
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What a federation does in a round, slot by slot."""
+
+    sampler: Sampler = uniform  # who comes
+    terms: tuple[Term, ...] = ()  # what they minimise beside cross-entropy
+    head: Head | None = None  # how the classifier's weights are used; None: as they are
+    correction: Correction | None = None  # what is added to every gradient
+    local: Local = field(default_factory=Local)  # how they descend
+    scale: Scale | None = None  # what a client multiplies its update by; None: 1
+    aggregate: Aggregate = weighted_mean  # how updates become one
+    server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
+    statistics: tuple[Statistic, ...] = ()  # what else travels
+    remember: tuple[Memory, ...] = ()  # what clients keep between visits
+    finish: tuple[str, ...] = ()  # calibrations after the last round, by their text
+    withhold: int = 0  # of a class's statistics: kept at home where a client has fewer examples
+    secure: bool = False  # statistics are masked, and only their sum is seen
+    private: PrivacyBudget | None = None  # noise on the statistics' sum
+
+
+Method = Callable[[Algorithm], Algorithm]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A method and the text that stands for it."""
+
+    name: str
+    method: Method
+
+
+def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
+    """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
+
+    ``terms``, ``statistics``, ``remember`` and ``finish`` are shared: each method appends its own, in the text's order.
+    """
+    algorithm, owner = base, dict[str, str]()
+    for named in methods:
+        changed = named.method(algorithm) if callable(named.method) else None
+        if not isinstance(changed, Algorithm):
+            raise UserError(f"{named.name} is no method: it must give a function from Algorithm to Algorithm")
+        for slot in fields(Algorithm):
+            before, after = getattr(algorithm, slot.name), getattr(changed, slot.name)
+            if slot.name in SHARED_SLOTS:
+                if after[: len(before)] != before:
+                    others = ", ".join(other.name for other in methods[: methods.index(named)])
+                    raise UserError(f"{named.name} drops {slot.name} of {others}; a method may only append its own")
+                _claim_names(slot.name, after[len(before) :], named.name, owner)
+                continue
+            if after is before:
+                continue
+            if slot.name in owner:
+                raise UserError(
+                    f"{owner[slot.name]} and {named.name} both want the {slot.name} slot; leave one of them out"
+                )
+            owner[slot.name] = named.name
+        algorithm = changed
+    return algorithm
+
+
+def _claim_names(slot: str, added: tuple[Any, ...], method: str, owner: dict[str, str]) -> None:
+    """Statistics and memories are told apart by name: a second one of the same name would overwrite the first."""
+    for each in added:
+        if (name := getattr(each, "name", None)) is None:
+            continue
+        if (other := owner.setdefault(f"{slot}/{name}", method)) != method:
+            raise UserError(f"{other} and {method} both call what they give the {slot} slot {name!r}; rename one")

@@ -1,0 +1,178 @@
+"""What can be done with a finished run: calibrate its classifier, load its model."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+
+from torch import nn
+
+from unskew.core.machine import cores
+from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
+from unskew.runs import config as configs
+from unskew import engines, methods, models
+from unskew.core import tensors
+from unskew.round.algorithm import Algorithm
+from unskew.calibration.classifier import load_calibrated
+from unskew.runs.config import Config
+from unskew.data.batches import steps_for
+from unskew.engines.blueprint import build, dataset
+from unskew.core.errors import UserError
+from unskew.runs.finish import Calibrated, Event, Known, check, finish, named
+from unskew.models.cut import cut
+from unskew.runs.prepare import Prepared, prepare
+from unskew.runs.result import Result, read_result, to_json
+from unskew.round.client import ClientSide
+from unskew.core.types import Tensors
+
+AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no training
+
+
+def calibrate_run(
+    path: str | Path, *sources: str, engine: str | None = None, workers: int | None = None,
+    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None,
+) -> Result:  # fmt: skip
+    """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
+
+    Each is added as soon as it is there, so that an interrupt loses at most the one under way.
+    """
+    path = Path(path)
+    result = read_result(path)
+    if odd := [source for source in sources if not isinstance(source, str) or not source.strip()]:
+        raise UserError(f"a calibration is named by a text such as ccvr or lda(layers=2), this is {odd[0]!r}")
+    if not sources:
+        raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
+    asked = [_algorithm(source) for source in sources]
+    prepared = prepared_of(path, result, engine, workers, data_dir)
+    data = dataset(prepared.images, prepared.population)
+    side = build(prepared.blueprint, data)
+    for algorithm in asked:
+        for source in algorithm.finish:
+            check(source, algorithm, side)
+    model = weights_of(path, result, side.network)
+    chosen, count = engine_for(prepared, side)
+    with locked_folder(path):
+        working = engines.open_engine(chosen, prepared.blueprint, data, count)
+
+        def keep(event: Event) -> None:
+            nonlocal result
+            if isinstance(event, Calibrated):
+                result = _added(path, event)
+            if observe is not None:
+                observe(event)
+
+        known: Known = {}
+        try:
+            for algorithm in asked:
+                finish(prepared, side, working, model, algorithm, keep, known)
+        finally:
+            working.close()
+    return result
+
+
+def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None) -> nn.Module:
+    """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
+
+    ``data_dir`` says where the data set lies now, if not where it lay when the run was made. Images are normalised as
+    the run's overview says: (x/255 − mean) / std.
+    """
+    path = Path(path)
+    result = read_result(path)
+    if calibration is not None and calibration not in result.calibrations:
+        with suppress(UserError):
+            calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
+    if calibration is not None and calibration not in result.calibrations:
+        there = ", ".join(result.calibrations) or "none"
+        raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
+    prepared = prepared_of(path, result, None, None, data_dir)
+    network = models.build(prepared.blueprint.model, prepared.blueprint.shape, prepared.blueprint.classes)
+    network.load_state_dict(
+        {name.partition("/")[2]: value for name, value in weights_of(path, result, network).items()}
+    )
+    network.eval()
+    if calibration is None:
+        return network
+    encoder, classifier = load_calibrated(read_calibration(path, calibration), lambda layers: cut(network, layers))
+    return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
+
+
+def _algorithm(source: str) -> Algorithm:
+    """The calibrations of a text, which may name nothing that would have to be trained."""
+    base = Algorithm()
+    algorithm = methods.parse_method(source, base=base)
+    for slot in fields(Algorithm):
+        if slot.name not in AFTERWARDS and getattr(algorithm, slot.name) is not getattr(base, slot.name):
+            raise UserError(f"{source!r} changes the training ({slot.name}), which is over; name calibrations alone")
+    if not algorithm.finish:
+        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda or oracle (unskew methods)")
+    return algorithm
+
+
+def plain_name(source: str) -> str:
+    """A calibration's name in its plainest spelling, as results have it."""
+    algorithm = _algorithm(source)
+    return named(algorithm.finish[0], algorithm)
+
+
+def prepared_of(
+    path: Path, result: Result, engine: str | None = None, workers: int | None = None,
+    data_dir: str | Path | None = None,
+) -> Prepared:  # fmt: skip
+    """A finished run's federation as it was, its data set found again where it lay or in ``data_dir``."""
+    config = configs.read(path / "config.toml")
+    config = replace(
+        config,
+        data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
+        data_dir=config.data_dir if data_dir is None else str(data_dir),
+        engine=config.engine if engine is None else engine,
+        workers=config.workers if workers is None else workers,
+    )
+    config = configs.checked(config)
+    kept = (path / "partition.npz").absolute()
+    if not kept.is_file():
+        raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
+    prepared = prepare(replace(config, baseline=None), f"file:{kept}")
+    if prepared.data_sha256 != result.data_sha256:
+        raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
+    if prepared.partition.hash != result.partition_hash:
+        raise UserError(f"{kept} is not the partition that {path} was trained with")
+    return prepared
+
+
+def _moved(data: str, folder: Path) -> str:
+    """A user's own ``arrays:`` or ``folder:`` is looked for by its last name in the folder."""
+    kind, colon, place = data.partition(":")
+    return f"{kind}:{folder / Path(place).name}" if colon else data
+
+
+def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
+    """The run's final weights, if they are those that its result speaks of."""
+    names, file = tensors.of_module(network), path / "model.safetensors"
+    weights = read_model(file)
+    model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
+    if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
+        raise UserError(f"{file} does not hold the weights that result.json speaks of")
+    return model
+
+
+def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> tuple[str, int]:
+    """The run's engine; ``auto`` weighs the start of a pool against passes over all images.
+
+    A pass without gradient counts as a third of one with it.
+    """
+    config: Config = prepared.config
+    sizes: Sequence[int] = prepared.population.sizes.tolist()
+    count = min(config.workers or cores(), len(sizes))
+    step = engines.seconds_per_step(side, config.batch) if config.engine == "auto" else 0.0
+    work = step * passes * steps_for(sum(sizes), replace(config.local(), epochs=1))
+    return engines.choose(config.engine, count, work, len(sizes)), count
+
+
+def _added(path: Path, event: Calibrated) -> Result:
+    """The run's result with one calibration more; one of the same name is replaced."""
+    result = read_result(path)
+    write_calibration(path, event.result.name, event.classifier)
+    result = replace(result, calibrations={**result.calibrations, event.result.name: event.result})
+    write_json(path / "result.json", to_json(result))
+    return result

@@ -1,0 +1,228 @@
+"""A finished run as the measures see it: its folder, models, images; each made when first asked for and kept."""
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unskew.runs.checkpoint import MEMORIES, open_memories
+from unskew.runs.folder import read_calibration, read_model
+from unskew.runs.metrics import read_metrics
+from unskew.runs import config as configs
+from unskew.runs import recorded
+from unskew import engines
+from unskew.core import tensors
+from unskew.runs.finished import engine_for, prepared_of, weights_of
+from unskew.round.algorithm import Algorithm
+from unskew.runs import replay
+from unskew.calibration.classifier import load_calibrated
+from unskew.data.partition_files import Holdings, read_holdings
+from unskew.engines.blueprint import build, dataset
+from unskew.engines.loop import Loop
+from unskew.engines.pool.engine import Pool
+from unskew.core.errors import Missing as Missing
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.models.cut import cut
+from unskew.runs.prepare import Prepared
+from unskew.runs.result import Result, read_result
+from unskew.round.client import CHUNK, ClientSide
+from unskew.core.types import ImageSet, ServerState, Tensors
+
+Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """What the model makes of the test images: features [n, d], true classes [n], predictions [n] by classifier."""
+
+    features: Tensor
+    labels: Tensor
+    predicted: Mapping[str, Tensor]  # "" is the run's own classifier, the others are its calibrations
+
+
+class FinishedRun:
+    """One run under study. ``close`` ends the worker processes that it may have started."""
+
+    def __init__(
+        self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
+        workers: int | None = None, say: Say | None = None,
+    ) -> None:  # fmt: skip
+        self.path = Path(path)
+        self.result: Result = read_result(self.path)
+        self.config = configs.read(self.path / "config.toml")
+        self.rows = read_metrics(self.path)
+        self.during = recorded.read(self.path)
+        self.say: Say = say or _silent
+        self._asked = {"engine": engine, "workers": workers, "data_dir": data_dir}
+        self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
+        self._states: dict[int, ServerState] = {}
+        self._lacking: Missing | None = None
+        self._engine: Loop | Pool | None = None
+        self.notes: list[str] = []  # what a reader of the figures must know
+
+    def __enter__(self) -> "FinishedRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes, if there are any."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    @property
+    def key(self) -> Key:
+        """The run's own key: what a measure draws is the same every time."""
+        return Key(self.config.seed)
+
+    @cached_property
+    def holdings(self) -> Holdings:
+        """Who holds what; no data set is needed."""
+        return read_holdings(self.path / "partition.npz")
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The federation as it was, or Missing where its data set is not at hand."""
+        if self._lacking is not None:
+            raise self._lacking
+        try:
+            self.say("reading the data set", 0, 0)
+            return prepared_of(self.path, self.result, **self._asked)  # type: ignore[arg-type]
+        except UserError as error:
+            self._lacking = Missing(str(error))
+            raise self._lacking from error
+
+    @property
+    def without_data(self) -> bool:
+        """Whether the data set was wanted and is not at hand."""
+        return self._lacking is not None
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the data set is at hand."""
+        with suppress(Missing):
+            return self.prepared is not None
+        return False
+
+    @property
+    def images(self) -> ImageSet:
+        """The data set."""
+        return self.prepared.images
+
+    @cached_property
+    def _data(self) -> Tensors:
+        return dataset(self.prepared.images, self.prepared.population)
+
+    @cached_property
+    def side(self) -> ClientSide:
+        """A network to work with, and all images; its weights are scratch."""
+        return build(self.prepared.blueprint, self._data)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the run trained with."""
+        return self.prepared.algorithm
+
+    @cached_property
+    def weights(self) -> Tensors:
+        """The run's final weights by the network's own names, without a data set; as anybody may use them."""
+        file = self.path / "model.safetensors"
+        found = read_model(file)
+        if tensors.sha256(found) != self.result.weights_sha256:
+            raise UserError(f"{file} does not hold the weights that result.json speaks of")
+        return found
+
+    @cached_property
+    def model(self) -> Tensors:
+        """The final weights as the side takes them."""
+        return weights_of(self.path, self.result, self.side.network)
+
+    @cached_property
+    def calibrated(self) -> dict[str, Tensors]:
+        """The calibrated classifiers' tensors by name; one that cannot be read is left out, with a note."""
+        found = {}
+        for name in self.result.calibrations:
+            try:
+                found[name] = read_calibration(self.path, name)
+            except UserError as error:
+                self.notes.append(f"the calibration {name} is left out: {error}")
+        return found
+
+    @property
+    def classes(self) -> list[str]:
+        """The classes' names; their numbers where the data set is not at hand."""
+        try:
+            return list(self.images.classes)
+        except Missing:
+            return [str(label) for label in range(len(self.weights["classifier.weight"]))]
+
+    @property
+    def engine(self) -> Loop | Pool:
+        """Where local models are made replay."""
+        if self._engine is None:
+            self._engine = self.opened(open_memories(self.path) if self.remembered else None)
+        return self._engine
+
+    @property
+    def remembered(self) -> bool:
+        """Whether what clients remember is at hand."""
+        return bool(self.algorithm.remember) and (self.path / MEMORIES).exists()
+
+    def opened(self, memories: int | None) -> Loop | Pool:
+        """An engine; without a file for what clients remember, it has one that goes with it."""
+        chosen, workers = engine_for(self.prepared, self.side, passes=self.config.epochs)
+        return engines.open_engine(chosen, self.prepared.blueprint, self._data, workers, memories)
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Features and predictions on all test images, by the run's own classifier and each calibrated one."""
+        side, found, features = self.side, dict[str, list[Tensor]](), []
+        side.load(self.model, training=False)
+        pairs = {"": (side.network.encoder, side.network.classifier)}
+        for name, values in self.calibrated.items():
+            encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
+            pairs[name] = (encoder, classifier)  # type: ignore[assignment]
+        count = len(side.test.labels)
+        with torch.no_grad():
+            for some in torch.split(torch.arange(count), CHUNK):
+                self.say("classifying the test images", int(some[0]), count)
+                images, _ = side.test.batch(some)
+                known = {id(side.network.encoder): side.network.encoder(images)}
+                features.append(known[id(side.network.encoder)])
+                for name, (encoder, classifier) in pairs.items():
+                    inside = known.get(id(encoder))
+                    logits = classifier(encoder(images) if inside is None else inside)
+                    found.setdefault(name, []).append(logits.argmax(1))
+        joined = {name: torch.cat(parts) for name, parts in found.items()}
+        return Outputs(torch.cat(features), side.test.labels, joined)
+
+    def state(self, number: int | None = None) -> ServerState:
+        """The server's state after that round (None: the last): as it was kept, or made again by training up to it."""
+        number = self.config.rounds if number is None else number
+        if number not in self._states:
+            self._states[number] = replay.state_after(self, number)
+        return self._states[number]
+
+    def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
+        """By client, what it makes of the server's model in the round after that one; at most so many clients."""
+        number = self.config.rounds if number is None else number
+        if most < 1:
+            raise UserError(f"clients={most}: give at least one")
+        if (number, most) not in self._local:
+            self._local[number, most] = replay.local_models(self, number, most)
+        return self._local[number, most]
+
+    def number(self, round: int) -> int:
+        """The round that a knob means: −1 is the last."""
+        return self.config.rounds if round == -1 else round
+
+
+def _silent(words: str, done: int, total: int) -> None:
+    return

@@ -1,0 +1,243 @@
+"""From a configuration to a result: prepare the federation, run its rounds, keep the run folder."""
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unskew.core.machine import cores
+from unskew.runs.checkpoint import Progress, drop_memories, kept_state, load_checkpoint, open_memories, save_checkpoint, save_state
+from unskew.runs.metrics import MetricsFile, read_metrics
+from unskew.core.files import write_whole
+from unskew.runs.folder import create_run_folder, locked_folder, unused_path, write_arrays, write_calibration, write_json, write_model
+from unskew.runs import config as configs
+from unskew.runs import recorded, recording
+from unskew import engines, models
+from unskew.core import tensors
+from unskew.runs.config import Config
+from unskew.data import partition_files
+from unskew.data.batches import steps_for
+from unskew.data.population import Partition
+from unskew.engines.blueprint import build, dataset
+from unskew.core.errors import UserError
+from unskew.runs.finish import Calibrated, Event, check, finish
+from unskew.core.key import Key
+from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
+from unskew.runs.result import Result, to_json
+from unskew.round import driver
+from unskew.round.client import ClientSide
+from unskew.round.driver import Metrics
+from unskew.core.types import ImageSet, ServerState, Tensors
+
+Observer = Callable[[Overview | Metrics | Event], None]
+
+
+def run(
+    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None, **options: Any
+) -> Result:
+    """Train, evaluate, write the run folder. The options are those of ``unskew run``, with underscores.
+
+    ``observe`` is called with an Overview before the first round and with the Metrics of each round.
+    """
+    base = configs.read(Path(recipe)) if recipe else Config()
+    config = configs.checked(configs.with_values(base, options, "run"))
+    prepared = prepare(config)
+    _check_calibrations(prepared)  # before a folder is made
+    path = Path(out) if out else unused_path(Path("runs"), _slug(config))
+    create_run_folder(path)
+    with locked_folder(path):
+        write_whole(path / "config.toml", configs.to_toml(prepared.config).encode())
+        _write_partition(path / "partition.npz", prepared.partition, prepared.images)
+        return _execute(prepared, path, observe or _ignore)
+
+
+def resume(path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None) -> Result:
+    """Go on where a run stopped; the result equals that of a run never stopped."""
+    path = Path(path)
+    if not (path / "config.toml").is_file():
+        raise UserError(f"{path} is no run folder: it has no config.toml")
+    with locked_folder(path):
+        if (path / "result.json").exists():
+            raise UserError(
+                f"{path} is finished: its result.json says so; start another with: unskew run {path / 'config.toml'}"
+            )
+        config = configs.read(path / "config.toml")
+        if on_failure:
+            config = replace(config, on_failure=on_failure)
+        config = configs.checked(config)
+        kept = (path / "partition.npz").absolute()
+        prepared = prepare(config, f"file:{kept}" if kept.exists() else None)
+        if not kept.exists():
+            _write_partition(kept, prepared.partition, prepared.images)
+        _check_calibrations(prepared)
+        return _execute(prepared, path, observe or _ignore)
+
+
+def _check_calibrations(prepared: Prepared) -> None:
+    """Refuse what could not be made after the last round."""
+    if prepared.algorithm.finish:
+        side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+        for source in side.algorithm.finish:
+            check(source, side.algorithm, side)
+
+
+def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
+    config, key = prepared.config, Key(prepared.config.seed)
+    data = dataset(prepared.images, prepared.population)
+    side = build(prepared.blueprint, data)
+    models.initialise(side.network, key.fold("model"))
+    first, progress = _beginning(prepared, side, path)
+    workers = min(config.workers or cores(), len(first_visits(prepared)))
+    chosen = _choose(prepared, side, workers, config.rounds - first.round)
+    observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
+    with ExitStack() as stack:
+        metrics = MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
+        stack.callback(metrics.close)
+        memories = open_memories(path) if side.algorithm.remember else None
+        recorder = recording.Recorder(
+            recording.parse_recording(config.during) if config.during else (), config.rounds, side, key
+        )
+        recorded.start(path, first.round)
+        engine = recording.RecordingEngine(
+            engines.open_engine(chosen, prepared.blueprint, data, workers, memories), recorder.watched
+        )
+        stack.callback(engine.close)
+        if engine.memories is not None and first.round < config.rounds:
+            engine.memories.require(first.clients)
+            engine.memories.pin(first.clients)
+        done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, changed as one
+        saved, began = time.monotonic(), time.monotonic() - progress.seconds
+
+        def save() -> None:
+            metrics.sync()
+            if engine.memories is not None:
+                engine.memories.sync()
+            so_far = replace(progress, metrics_bytes=done[1], seconds=time.monotonic() - began)
+            save_checkpoint(path, done[0], so_far)
+            if engine.memories is not None:
+                engine.memories.pin(done[0].clients)
+
+        try:
+            for state, row in driver.run(
+                side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
+                skip_failures=config.on_failure == "skip",
+            ):  # fmt: skip
+                last = state.round == config.rounds
+                if last or state.round % config.evaluate_every == 0:
+                    found = driver.evaluate(engine, state.tensors, len(prepared.images.test), key)
+                    row = replace(row, accuracy=found.accuracy, loss=found.loss)
+                if (line := recorder.line(state, engine)) is not None:
+                    recorded.write(path, line)
+                if "model" in recorder.due(state.round):
+                    save_state(kept_state(path, state.round), state, progress)
+                done = (state, metrics.append(row))
+                observe(row)
+                if last or time.monotonic() - saved >= config.checkpoint_seconds:
+                    save()
+                    saved = time.monotonic()
+            model, calibrated = driver.as_used(side.algorithm, done[0].tensors), list[Calibrated]()
+            trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
+
+            def keep(event: Event) -> None:
+                if isinstance(event, Calibrated):
+                    calibrated.append(event)
+                observe(event)
+
+            try:
+                finish(prepared, side, engine, model, side.algorithm, keep)
+            except UserError as error:  # it would come again: what was trained must not wait for it for ever
+                _finish(prepared, path, model, calibrated, chosen, trained)
+                again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
+                raise UserError(f"{error}; {again}") from error
+            return _finish(prepared, path, model, calibrated, chosen, trained)
+        except BaseException:
+            if done[0].round:
+                save()
+            raise
+
+
+def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[ServerState, Progress]:
+    """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
+    found = load_checkpoint(path)
+    if found is None:
+        start = driver.start(side.algorithm, tensors.of_module(side.network))
+        return start, Progress(0, 0.0, prepared.data_sha256, prepared.partition.hash, asked(prepared.config))
+    state, progress = found
+    if progress.data_sha256 != prepared.data_sha256:
+        raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
+    if progress.partition_hash != prepared.partition.hash:
+        raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
+    if progress.config_sha256 != asked(prepared.config):
+        raise UserError(f"{path / 'config.toml'} was changed since the run was started; start another with: unskew run")
+    return state, progress
+
+
+def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> str:
+    config = prepared.config
+    if config.engine != "auto":
+        return engines.choose(config.engine, workers, 0.0, 0)
+    visits = first_visits(prepared)
+    held = [visit.take or prepared.population.size(visit.client) for visit in visits]
+    steps = rounds * sum(steps_for(size, side.algorithm.local) for size in held)
+    work = steps * engines.seconds_per_step(side, min(config.batch, max(1, sum(held) // len(held))))
+    return engines.choose("auto", workers, work, len(visits))
+
+
+def _finish(
+    prepared: Prepared, path: Path, model: Tensors, calibrated: Sequence[Calibrated], engine: str, seconds: float
+) -> Result:
+    config, rows = prepared.config, read_metrics(path)
+    examples = sum(row["examples"] for row in rows)
+    working = sum(row["seconds"] for row in rows)
+    result = Result(
+        path=path,
+        method=config.method,
+        data=config.data,
+        partition=config.partition,
+        clients=prepared.partition.clients,
+        per_round=config.per_round or 0,
+        rounds=config.rounds,
+        seed=config.seed,
+        engine=engine,
+        accuracy=rows[-1]["accuracy"],
+        loss=rows[-1]["loss"],
+        emd=skew(prepared.partition, prepared.images),
+        examples=examples,
+        seconds=seconds,
+        examples_per_second=examples / max(working, 1e-9),
+        bytes_up=sum(row["bytes_up"] for row in rows),
+        bytes_down=sum(row["bytes_down"] for row in rows),
+        weights_sha256=tensors.sha256(model),
+        model=config.model or "",
+        partition_hash=prepared.partition.hash,
+        data_sha256=prepared.data_sha256,
+        failures=sum(len(row.get("failures", ())) for row in rows),
+        calibrations={each.result.name: each.result for each in calibrated},
+    )
+    if prepared.baseline is not None:
+        reference = prepared.baseline.accuracy
+        result = replace(
+            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
+        )
+    write_model(path / "model.safetensors", model)
+    for each in calibrated:
+        write_calibration(path, each.result.name, each.classifier)
+    drop_memories(path)  # before the result, which says that nothing is left to do
+    write_json(path / "result.json", to_json(result))
+    return result
+
+
+def _write_partition(path: Path, found: Partition, images: ImageSet) -> None:
+    write_arrays(path, partition_files.to_arrays(found, images.train.labels, len(images.classes)))
+
+
+def _slug(config: Config) -> str:
+    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(config.data).stem}-{config.method}-seed{config.seed}".lower())
+    return words.strip("-")[:80]
+
+
+def _ignore(_: Overview | Metrics | Event) -> None:
+    return

@@ -1,0 +1,277 @@
+"""What features pass before a calibrated classifier, and that a classifier on a disk is the one that was made."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import nn
+
+from unskew.calibration.classifier import (
+    CalibratedClassifier,
+    Lift,
+    Report,
+    Transformation,
+    blank,
+    copy_of,
+    last_linear,
+    load_calibrated,
+    shortened,
+)
+from unskew.calibration.gaussians import ClassReport
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.models import build, initialise
+from unskew.models.cut import cut
+from unskew.privacy.noise import clipped
+
+D, C = 5, 3
+REPORT = Report("ccvr", (), (), 1.0, 0.5, 0.1)
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=Key(seed).torch(), dtype=dtype)
+
+
+def linear(inputs=D, outputs=C, *, bias=True, dtype=torch.float32, seed=0):
+    made = nn.Linear(inputs, outputs, bias=bias, dtype=dtype)
+    with torch.no_grad():
+        for place, value in enumerate(made.parameters()):
+            value.copy_(normal(*value.shape, seed=seed + place, dtype=dtype))
+    return made
+
+
+def reported(*rows):
+    return Report("ccvr", rows, (), 1.0, 0.5, 0.1).notes()
+
+
+# what features pass
+
+
+@pytest.mark.parametrize("tukey", [1.0, 0.9, 0.5, 0.25])
+def test_relu_and_then_tukeys_power(tukey):
+    features = normal(20, D)
+    wanted = np.maximum(features.numpy(), 0) ** np.float32(tukey)
+    assert np.allclose(Transformation(True, tukey)(features), wanted, rtol=1e-6, atol=0)
+
+
+def test_a_power_of_zero_is_the_logarithm_and_zero_stays_finite():
+    features = torch.tensor([[1.0, math.e, 0.0, -3.0]])
+    found = Transformation(True, 0.0)(features)
+    assert found[0, :2].tolist() == pytest.approx([0.0, 1.0])
+    assert found[0, 2:].tolist() == pytest.approx([math.log(1e-12)] * 2)
+
+
+def test_without_either_features_are_as_they_are():
+    features = normal(20, D)
+    assert torch.equal(Transformation()(features), features)
+    assert torch.equal(Transformation(relu=True)(features), features.relu())
+
+
+@pytest.mark.parametrize("expand", [1, 7, 64])
+def test_a_lift_is_relu_of_random_sums_and_of_the_features(expand):
+    """Its definition, apart from the code; whoever knows d and m has the same."""
+    features = normal(11, D)
+    drawn = torch.randn(D, expand, generator=Key(0).fold("lift", D).torch()).numpy() / math.sqrt(D)
+    wanted = np.maximum(np.concatenate([features.numpy() @ drawn, features.numpy()], axis=1), 0)
+    found = Lift.of(D, expand)(features)
+    assert found.shape == (11, expand + D)
+    assert np.allclose(found, wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_everybody_has_the_same_lift_and_nobody_can_change_anothers():
+    mine, yours = Lift.of(D, 6), Lift.of(D, 6)
+    assert torch.equal(mine.weight, yours.weight)
+    with torch.no_grad():
+        mine.weight.zero_()
+    assert torch.equal(Lift.of(D, 6).weight, yours.weight)
+    assert yours.weight.abs().min() > 0
+
+
+def test_lifts_of_other_sizes_are_others():
+    assert not torch.equal(Lift.of(4, 6).weight[:, :3], Lift.of(5, 6).weight[:4, :3])
+    assert float(Lift.of(400, 50).weight.std()) == pytest.approx(1 / 20, rel=0.02)
+
+
+def test_a_lift_keeps_the_features_scale():
+    """ReLU is positively homogeneous, and doubling is exact: nothing has to be known of how large features are."""
+    features, lift = normal(11, D), Lift.of(D, 9)
+    for factor in (2.0, 2.0**-10, 2.0**20):
+        assert torch.equal(lift(factor * features), factor * lift(features))
+    assert torch.allclose(lift(3.7 * features), 3.7 * lift(features), rtol=1e-5)
+
+
+def test_a_lift_works_in_the_features_own_type():
+    lift = Lift.of(D, 4)
+    found = lift(normal(6, D, dtype=torch.float64))
+    assert found.dtype == torch.float64
+    assert lift.weight.dtype == torch.float32
+    assert torch.allclose(found.float(), lift(normal(6, D, dtype=torch.float64).float()), atol=1e-6)
+
+
+def test_nothing_here_draws_from_the_global_generator():
+    before = torch.random.get_rng_state()
+    Lift.of(31, 17)
+    blank(5, 4, torch.float32)
+    copy_of(linear_of_nobody())
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def linear_of_nobody():
+    return nn.Linear(D, C, device="meta").to_empty(device="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_features_are_cut_in_use_as_they_were_for_the_statistics(dtype):
+    features, radius = 3 * normal(50, D, dtype=dtype), 5.0
+    found = shortened(features, radius)
+    assert torch.equal(found, clipped(features, radius))
+    assert float(found.double().norm(dim=1).max()) <= radius
+    assert 0 < int((features.double().norm(dim=1) <= radius).sum()) < 50  # some are longer, some are not
+    assert torch.equal(shortened(features, 0.0), features)
+
+
+def test_features_are_cut_before_a_transformation_and_after_a_lift():
+    """Statistics are of cut features, which the transformation changes; but of cut random features."""
+    features, head = 3 * normal(50, D), linear()
+    found = CalibratedClassifier(Transformation(True, 0.5), head, REPORT, clip=2.0)(features)
+    assert torch.equal(found, head(clipped(features, 2.0).relu().sqrt()))
+    lift, wide = Lift.of(D, 7), linear(D + 7)
+    assert torch.equal(CalibratedClassifier(lift, wide, REPORT, clip=2.0)(features), wide(clipped(lift(features), 2.0)))
+
+
+# layers made anew
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_copy_of_a_linear_layer_is_the_same_function_with_a_bias_and_memory_of_its_own(bias, dtype):
+    given = linear(bias=bias, dtype=dtype).requires_grad_(False)
+    made = copy_of(given)
+    features = normal(8, D, dtype=dtype)
+    assert torch.equal(made(features), given(features))
+    assert made.bias is not None
+    assert made.weight.dtype == made.bias.dtype == dtype
+    assert all(value.requires_grad for value in made.parameters())
+    with torch.no_grad():
+        for value in made.parameters():
+            value.add_(1)
+    assert torch.equal(given.weight, linear(bias=bias, dtype=dtype).weight)
+
+
+def test_a_copy_of_several_layers_rests_and_can_be_trained_and_leaves_the_given_ones_alone():
+    given = nn.Sequential(linear(D, 4), nn.Dropout(), nn.ReLU(), linear(4, C)).requires_grad_(False)
+    made = copy_of(given)
+    assert given.training
+    assert not any(part.training for part in made.modules())
+    assert all(value.requires_grad for value in made.parameters())
+    assert not any(value.requires_grad for value in given.parameters())
+    assert not {value.data_ptr() for value in made.parameters()} & {value.data_ptr() for value in given.parameters()}
+    assert torch.equal(made(normal(8, D)), given.eval()(normal(8, D)))
+
+
+def test_the_layer_whose_rows_are_the_classes_is_the_last_linear_one():
+    last = linear(4, C)
+    assert last_linear(last) is last
+    assert last_linear(nn.Sequential(linear(D, 4), nn.Sequential(nn.ReLU(), last))) is last
+    with pytest.raises(UserError, match=r"a classifier must end in an nn.Linear; this is a ReLU without one"):
+        last_linear(nn.ReLU())
+
+
+# what is said of a calibration
+
+
+def test_nothing_is_said_where_covariances_were_used_as_they_are():
+    assert reported() == []
+    assert reported(ClassReport(0, 100), ClassReport(1, 90, clipped=1e-9)) == []
+
+
+def test_what_was_done_to_covariances_is_said_in_words():
+    few, fewer = ClassReport(0, 4, shrunk=0.25), ClassReport(1, 2, shrunk=0.75)
+    assert reported(few, fewer, ClassReport(2, 100)) == [
+        "2 of 3 classes with fewer examples than features: the covariance is mixed with the pooled one, "
+        "its weight up to 0.75"
+    ]
+    assert reported(ClassReport(0, 1, shrunk=1.0), ClassReport(1, 100)) == [
+        "1 of 2 classes with one example: the covariance is the pooled one"
+    ]
+    assert reported(ClassReport(0, 100, clipped=0.031)) == [
+        "negative eigenvalues were set to zero, at most 0.031 of a covariance"
+    ]
+    assert reported(ClassReport(0, 100, left_over=0.126)) == [
+        "low rank leaves at most 13% of a class's variance to the diagonal"
+    ]
+
+
+def test_one_real_example_of_a_class_has_nothing_to_do_with_covariances():
+    assert reported(ClassReport(0, 1), ClassReport(1, 1)) == []
+
+
+# on a wire and on a disk
+
+
+def network(dtype=torch.float32):
+    made = build("tiny-cnn", (1, 8, 8), C).to(dtype)
+    initialise(made, Key(3))
+    return made.eval()
+
+
+def calibrated(kind, made):
+    """A calibrated classifier of every kind that the methods make, for this network."""
+    dtype = made.classifier.weight.dtype
+    if kind == "linear":
+        return CalibratedClassifier(Transformation(), linear(64, dtype=dtype), REPORT)
+    if kind == "transformed":
+        return CalibratedClassifier(Transformation(True, 0.37), linear(64, dtype=dtype), REPORT)
+    if kind == "logarithm":
+        return CalibratedClassifier(Transformation(True, 0.0), linear(64, dtype=dtype), REPORT)
+    if kind == "two layers":
+        head = copy_of(cut(made, 2)[1])
+        with torch.no_grad():
+            for place, value in enumerate(head.parameters()):
+                value.add_(normal(*value.shape, seed=place, dtype=dtype))
+        return CalibratedClassifier(Transformation(), head, REPORT, layers=2)
+    if kind == "one for two layers":
+        return CalibratedClassifier(Transformation(), linear(128, dtype=dtype), REPORT, layers=2)
+    before = Lift.of(64, 10) if kind.startswith("lifted") else Transformation(True, 0.5)
+    width = 74 if kind.startswith("lifted") else 64
+    return CalibratedClassifier(before, linear(width, dtype=dtype), REPORT, clip=0.123 if "cut" in kind else 0.0)
+
+
+KINDS = [
+    "linear", "transformed", "logarithm", "two layers", "one for two layers", "lifted", "lifted and cut", "cut"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_classifier_is_back_from_its_tensors_bit_for_bit(kind, dtype):
+    made, images = network(dtype), normal(6, 1, 8, 8, dtype=dtype)
+    classifier = calibrated(kind, made)
+    values = load(save({name: value.contiguous() for name, value in classifier.tensors().items()}))
+    encoder, again = load_calibrated(values, lambda layers: cut(made, layers))
+    with torch.no_grad():
+        wanted = classifier(cut(made, classifier.layers)[0](images))
+        assert torch.equal(again(encoder(images)), wanted)
+    assert not again.training
+    assert wanted.dtype == dtype
+    for name, value in again.tensors().items():
+        assert torch.equal(value, values[name]), name
+        assert value.dtype == values[name].dtype
+    assert set(again.tensors()) == set(values)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_standing_in_leaves_the_network_as_it_was(kind):
+    made = network()
+    values = calibrated(kind, made).tensors()
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    load_calibrated(values, lambda layers: cut(made, layers))
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+
+
+def test_tensors_carry_no_gradient_and_tell_every_step_in_full():
+    values = calibrated("transformed", network()).tensors()
+    assert not any(value.requires_grad for value in values.values())
+    assert values["steps"].tolist() == [1.0, 1.0, 0.37, 0.0]  # layers, ReLU, Tukey's power in full, no clipping

@@ -1,0 +1,309 @@
+"""Several runs side by side: every format says the same."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from unskew.console.comparison import as_table, as_text, rows, side_by_side
+from unskew.console.main import main
+from unskew.core.errors import UserError
+from unskew.runs.folder import write_json
+from unskew.runs.result import Calibration, Result, read_result, to_json
+
+PLAIN = Result(
+    path=Path("runs/a"), method="fedavg", data="digits", partition="dirichlet(alpha=0.1)", clients=10, per_round=5,
+    rounds=20, seed=0, engine="loop", accuracy=0.91234, loss=0.30406, emd=1.2345, examples=1000, seconds=12.34,
+    examples_per_second=81.0, bytes_up=1_540_000, bytes_down=3_050_000, weights_sha256="a" * 64, model="tiny-cnn",
+    partition_hash="b" * 64, data_sha256="c" * 64,
+)  # fmt: skip
+CALIBRATED = replace(
+    PLAIN,
+    path=Path("runs/b"),
+    method='fedavgm(0.9) + odd("a, b")',
+    seed=1,
+    calibrations={"ccvr": Calibration("ccvr", 0.955, 0.2, 12, 0.5), "oracle": Calibration("oracle", 1.0, 0.0, 0, 1.5)},
+)
+OTHER = replace(PLAIN, path=Path("runs/c"), seed=2, calibrations={"uscc": Calibration("uscc", 0.0, 9.0, 1, 1.0)})
+
+COLUMNS = [
+    *("run", "method", "data", "partition", "clients", "per_round", "rounds", "seed", "emd", "accuracy"),
+    *("loss", "MB up", "MB down", "seconds"),
+]
+REACHED = ["relative", "to 10 %", "to 50 %", "to 90 %"]
+
+CENTRAL = replace(PLAIN, path=Path("runs/central"), partition="iid", clients=1, per_round=1, emd=0.0, accuracy=0.95)
+
+
+def rounds(*accuracies, steps=10):
+    """Lines of metrics.jsonl; a round without accuracy was not evaluated."""
+    return [
+        {"round": number, "examples": 1, "seconds": 0.1, "bytes_up": 1, "bytes_down": 1, "batches_max": steps}
+        | ({} if accuracy is None else {"accuracy": accuracy, "loss": 1.0})
+        for number, accuracy in enumerate(accuracies, 1)
+    ]
+
+
+def compared(*results, metrics=None, **knobs):
+    """Without metrics: runs whose metrics.jsonl is missing."""
+    return side_by_side(results, [[]] * len(results) if metrics is None else metrics, **knobs)
+
+
+def shown(*results, width=400, **knobs):
+    out = io.StringIO()
+    Console(file=out, width=width).print(as_table(compared(*results, **knobs), width))
+    return out.getvalue()
+
+
+def folder(path, result, metrics):
+    path.mkdir()
+    write_json(path / "result.json", to_json(result))
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    return str(path)
+
+
+def unskew(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+def test_a_row_holds_what_the_run_was_and_what_came_out():
+    (row,) = rows(compared(PLAIN))
+    assert list(row) == COLUMNS
+    assert list(row.values()) == [
+        *("runs/a", "fedavg", "digits", "dirichlet(alpha=0.1)", "10", "5", "20", "0", "1.23", "91.23"),
+        *("0.3041", "1.5", "3.0", "12.3"),
+    ]
+
+
+def test_every_calibration_that_any_run_has_is_a_column_and_those_without_are_blank():
+    found = rows(compared(PLAIN, CALIBRATED, OTHER))
+    after = ["after ccvr", "after oracle", "after uscc"]
+    sent = ["MB up, ccvr", "MB up, oracle", "MB up, uscc"]
+    place, later = COLUMNS.index("accuracy") + 1, COLUMNS.index("MB up") + 1
+    assert all(list(row) == [*COLUMNS[:place], *after, *COLUMNS[place:later], *sent, *COLUMNS[later:]] for row in found)
+    assert all(bool(row[f"after {name}"]) == bool(row[f"MB up, {name}"]) for row in found for name in ("ccvr", "uscc"))
+    assert [[row[key] for key in after] for row in found] == [["", "", ""], ["95.50", "100.00", ""], ["", "", "0.00"]]
+
+
+@pytest.mark.parametrize("results", [[PLAIN], [CALIBRATED], [PLAIN, CALIBRATED, OTHER]])
+def test_csv_parses_back_to_the_rows(results):
+    found = compared(*results, metrics=[rounds(None, 0.4)] * len(results), baseline=CENTRAL)
+    assert list(csv.DictReader(io.StringIO(as_text(found, "csv")))) == rows(found, never="")
+
+
+@pytest.mark.parametrize("results", [[PLAIN], [PLAIN, CALIBRATED, OTHER]])
+def test_markdown_has_a_head_a_rule_and_as_many_cells_in_every_line(results):
+    found = compared(*results, metrics=[rounds(None, 0.4)] * len(results), baseline=CENTRAL)
+    lines = [line.strip("|").split("|") for line in as_text(found, "markdown").split("\n")]
+    head, rule, *body = [[cell.strip() for cell in line] for line in lines]
+    assert head == list(rows(found)[0])
+    assert set(rule) == {"---"}
+    assert len(rule) == len(head)
+    assert body == [list(row.values()) for row in rows(found)]
+
+
+def test_a_bar_in_a_name_does_not_break_markdown():
+    text = as_text(compared(replace(PLAIN, path=Path("runs/a|b"))), "markdown")
+    assert "| runs/a\\|b | fedavg |" in text
+
+
+def test_json_holds_the_whole_results():
+    found = json.loads(as_text(compared(PLAIN, CALIBRATED), "json"))
+    assert [row.pop("run") for row in found] == ["runs/a", "runs/b"]
+    nothing = {
+        "accuracy_at_round": {"round": None, "accuracy": None},
+        "accuracy_at_batch": {"batch": None, "accuracy": None},
+    }
+    assert found == [to_json(PLAIN) | nothing, to_json(CALIBRATED) | nothing]
+    assert found[1]["calibrations"][0] == {
+        "name": "ccvr", "accuracy": 0.955, "loss": 0.2, "bytes_up": 12, "seconds": 0.5,
+    }  # fmt: skip
+    assert json.loads(as_text([], "json")) == []
+
+
+def test_a_result_comes_back_from_its_folder(tmp_path):
+    held = replace(PLAIN, baseline="/runs/central", baseline_accuracy=0.95, relative_accuracy=0.96)
+    for result in (PLAIN, CALIBRATED, held):
+        write_json(tmp_path / "result.json", to_json(result))
+        assert read_result(tmp_path) == replace(result, path=tmp_path)
+
+
+def test_the_table_shows_once_in_the_caption_what_all_runs_share():
+    text = shown(PLAIN, CALIBRATED)
+    assert text.count("digits") == 1
+    assert "data digits; partition dirichlet(alpha=0.1); clients 10; per_round 5; rounds 20" in text
+    head = next(line for line in text.split("\n") if "accuracy" in line)
+    assert "method" in head
+    assert "clients" not in head
+
+
+def test_a_table_of_one_run_stands_upright_and_has_every_figure():
+    text = shown(PLAIN)
+    assert all(any(line.split()[1:2] == column.split()[:1] for line in text.split("\n")) for column in COLUMNS)
+
+
+def test_a_table_of_equal_runs_still_tells_them_apart():
+    text = shown(PLAIN, replace(PLAIN, path=Path("runs/z")))
+    assert "runs/a" in text
+    assert "runs/z" in text
+
+
+@pytest.mark.parametrize("name", ["runs/[old]", "runs/[/x]", "runs/[bold]b"])
+def test_brackets_in_a_name_are_shown_as_they_are(name):
+    assert name in shown(replace(PLAIN, path=Path(name)))
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_table_drops_nothing_of_a_cell_whatever_the_width(width):
+    long = replace(OTHER, path=Path("runs/a-long-name-that-somebody-chose"), rounds=30)
+    metrics = [rounds(0.01, 0.2), rounds(0.5, None, 0.9, steps=2000)]
+    text = shown(PLAIN, long, width=width, metrics=metrics, baseline=CENTRAL)
+    assert "…" not in text
+    assert max(len(line) for line in text.split("\n")) <= width
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_figures_and_their_heads_stay_in_one_piece_and_every_table_names_the_runs(width):
+    metrics = [rounds(0.01, 0.2), rounds(0.5, None, 0.9, steps=2000)]
+    text = shown(PLAIN, CALIBRATED, width=width, metrics=metrics, baseline=CENTRAL)
+    for head in ("accuracy", "after oracle", "acc@round 2", "acc@batch 20", *REACHED, "MB down", "seconds"):
+        assert f" {head} " in text
+    tables = text.count("┏")
+    assert tables == text.count(" runs/a ") == text.count(" runs/b ") > 1
+
+
+def test_runs_of_different_length_are_compared_at_the_last_round_and_batch_that_all_reached():
+    metrics = [rounds(0.1, 0.2, 0.3, steps=10), rounds(0.5, 0.6, steps=14)]
+    found = rows(compared(PLAIN, OTHER, metrics=metrics))
+    assert [row["acc@round 2"] for row in found] == ["20.00", "60.00"]
+    assert [row["acc@batch 28"] for row in found] == ["20.00", "60.00"]
+
+
+def test_the_round_and_the_batch_count_can_be_chosen_and_what_is_before_the_first_evaluation_is_empty():
+    metrics = [rounds(0.1, 0.2, 0.3), rounds(None, 0.6)]
+    found = rows(compared(PLAIN, OTHER, metrics=metrics, at_round=1, at_batch=5860))
+    assert [row["acc@round 1"] for row in found] == ["10.00", ""]
+    assert [row["acc@batch 5,860"] for row in found] == ["30.00", "60.00"]
+
+
+def test_a_table_says_below_that_a_figure_is_the_accuracy_again_and_other_formats_keep_it():
+    results = [replace(PLAIN, accuracy=0.2), replace(OTHER, accuracy=0.6)]
+    metrics = [rounds(0.1, 0.2), rounds(0.5, 0.6)]
+    text = shown(*results, metrics=metrics)
+    assert "acc@round 2 = acc@batch 20 = accuracy" in text
+    assert text.count("acc@") == 2  # no column
+    assert "acc@round 2 = accuracy" in shown(*results, metrics=metrics, at_batch=10)
+    assert "acc@round 2 = acc@batch 20 = accuracy" in shown(results[0], metrics=metrics[:1])
+    text = as_text(compared(*results, metrics=metrics), "csv")
+    assert "acc@round 2,acc@batch 20" in text
+
+
+def test_without_a_baseline_nothing_is_relative():
+    found = compared(PLAIN, metrics=[rounds(0.1)])
+    assert not set(REACHED) & set(rows(found)[0])
+    assert not {"relative_accuracy", "rounds_to"} & set(json.loads(as_text(found, "json"))[0])
+
+
+def test_a_baseline_gives_relative_accuracy_and_the_rounds_to_shares_of_it():
+    found = compared(PLAIN, metrics=[rounds(0.05, 0.1, None, 0.5)], baseline=CENTRAL)
+    assert [rows(found)[0][key] for key in REACHED] == ["96.04", "2", "4", "-"]  # 0.91234 / 0.95; 0.095, 0.475, 0.855
+    assert [rows(found, never="")[0][key] for key in REACHED][-1] == ""
+    assert "| 96.04 | 2 | 4 | - |" in as_text(found, "markdown")
+    assert ",96.04,2,4,,0.3041," in as_text(found, "csv")
+    (whole,) = json.loads(as_text(found, "json"))
+    assert whole["accuracy_at_round"] == {"round": 4, "accuracy": 0.5}
+    assert whole["accuracy_at_batch"] == {"batch": 40, "accuracy": 0.5}
+    assert whole["relative_accuracy"] == 0.91234 / 0.95
+    assert whole["rounds_to"] == {"10": 2, "50": 4, "90": None}
+    assert (whole["baseline"], whole["baseline_accuracy"]) == (str(Path("runs/central").absolute()), 0.95)
+
+
+def test_a_baseline_given_goes_over_the_one_stored_with_the_run():
+    stored = replace(PLAIN, baseline="/old", baseline_accuracy=0.5, relative_accuracy=2.0)
+    for knobs, relative in (({}, "182.47"), ({"baseline": CENTRAL}, "96.04")):
+        (row,) = rows(compared(stored, metrics=[rounds(0.1)], **knobs))
+        assert row["relative"] == relative
+
+
+def test_runs_without_a_baseline_beside_one_that_has_its_own_are_blank():
+    stored = replace(PLAIN, baseline="/old", baseline_accuracy=0.95)
+    found = rows(compared(stored, OTHER, metrics=[rounds(0.2), rounds(0.2)]))
+    assert [[row[key] for key in REACHED] for row in found] == [["96.04", "1", "-", "-"], ["", "", "", ""]]
+
+
+def test_a_run_without_metrics_is_blank_and_holds_up_no_other():
+    found = compared(PLAIN, OTHER, metrics=[[], rounds(0.2, 0.4)], baseline=CENTRAL)
+    blank = ["acc@round 2", "acc@batch 20", *REACHED[1:]]
+    assert [rows(found)[0][key] for key in blank] == [""] * 5
+    assert [rows(found)[1][key] for key in blank] == ["40.00", "40.00", "1", "-", "-"]
+    assert json.loads(as_text(found, "json"))[0]["accuracy_at_round"] == {"round": 2, "accuracy": None}
+
+
+def test_a_baseline_on_other_data_is_refused_and_both_runs_are_named():
+    with pytest.raises(
+        UserError, match=r"runs/c \(digits\) and its baseline runs/central \(mnist\) have different data"
+    ):
+        compared(OTHER, baseline=replace(CENTRAL, data="mnist", data_sha256="d" * 64))
+
+
+@pytest.mark.parametrize("accuracy", [0.0, float("nan"), float("inf"), -1.0])
+def test_a_baseline_that_nothing_can_be_relative_to_is_refused(accuracy):
+    with pytest.raises(
+        UserError, match=r"the baseline .*runs/central of runs/a has the accuracy .*; give with --baseline"
+    ):
+        compared(PLAIN, baseline=replace(CENTRAL, accuracy=accuracy))
+    with pytest.raises(UserError, match=r"the baseline /old of runs/a has the accuracy .*; give with --baseline"):
+        compared(replace(PLAIN, baseline="/old", baseline_accuracy=accuracy))
+
+
+@pytest.mark.parametrize("damage", [{"batches_max": None}, {"accuracy": "high"}])
+def test_damaged_metrics_are_named(damage):
+    with pytest.raises(UserError, match=r"runs/c/metrics.jsonl: round 1 has"):
+        compared(PLAIN, OTHER, metrics=[rounds(0.1), [rounds(0.1)[0] | damage]])
+
+
+def test_a_result_written_before_there_were_baselines_is_read_and_none_writes_no_key(tmp_path):
+    assert not {"baseline", "baseline_accuracy", "relative_accuracy"} & set(to_json(PLAIN))
+    write_json(tmp_path / "result.json", to_json(PLAIN) | {"baseline": None, "baseline_accuracy": None})
+    assert read_result(tmp_path) == replace(PLAIN, path=tmp_path)
+    write_json(tmp_path / "result.json", to_json(PLAIN) | {"baseline_accuracy": "high"})
+    with pytest.raises(UserError, match="is not a result of this version"):
+        read_result(tmp_path)
+
+
+def test_the_command_compares_folders_with_a_baseline(capsys, tmp_path):
+    a = folder(tmp_path / "a", PLAIN, rounds(0.1, 0.5, 0.91234))
+    b = folder(tmp_path / "b", OTHER, rounds(None, 0.2))
+    central = folder(tmp_path / "central", CENTRAL, rounds(0.95))
+    code, text, _ = unskew(capsys, "compare", a, b, "--baseline", central, "--format", "csv")
+    assert code == 0
+    found = list(csv.DictReader(io.StringIO(text)))
+    assert [[row[key] for key in ("acc@round 2", "acc@batch 20", *REACHED)] for row in found] == [
+        ["50.00", "50.00", "96.04", "1", "2", "3"],
+        ["20.00", "20.00", "96.04", "2", "", ""],
+    ]
+    Path(b, "metrics.jsonl").unlink()
+    code, text, _ = unskew(capsys, "compare", a, b, "--at-round", "1", "--format", "csv")
+    assert [row["acc@round 1"] for row in csv.DictReader(io.StringIO(text))] == ["10.00", ""]
+    assert unskew(capsys, "compare", a, b)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--at-round", "0"], "--at-round 0: give a whole number from 1 on"),
+        (["--at-round", "-3"], "--at-round -3: give a whole number from 1 on"),
+        (["--at-batch", "0"], "--at-batch 0: give a whole number from 1 on"),
+        (["--baseline", "nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_a_mistake_of_the_user_is_one_message(capsys, tmp_path, words, message):
+    code, _, error = unskew(capsys, "compare", folder(tmp_path / "a", PLAIN, rounds(0.1)), *words)
+    assert (code, error) == (2, f"unskew: {message}\n")

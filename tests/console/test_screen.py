@@ -1,0 +1,231 @@
+"""What a run shows: plain lines when piped, a bar on a terminal, and nothing that a name or an error can break."""
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from federation import image_set
+from unskew.console.screen import Screen, summary
+from unskew.core.types import EVERYONE, Failure, Visit
+from unskew.core.units import format_bytes, format_duration
+from unskew.data.population import Partition, Population
+from unskew.round.driver import Metrics
+from unskew.runs.config import Config
+from unskew.runs.prepare import Overview
+from unskew.runs.result import Calibration, Result
+
+ROW = Metrics(
+    round=1, clients=3, examples=600, train_loss=1.23456, batches_max=4, bytes_up=10, bytes_down=20, seconds=0.5
+)
+RESULT = Result(
+    path=Path("runs/a"), method="fedavg", data="digits", partition="iid", clients=2, per_round=2, rounds=3, seed=0,
+    engine="loop", accuracy=0.5, loss=1.25, emd=0.0, examples=1234, seconds=75.0, examples_per_second=16.0,
+    bytes_up=1_500, bytes_down=2_500_000, weights_sha256="0123456789abcdef" * 4, model="tiny-cnn",
+    partition_hash="", data_sha256="",
+)  # fmt: skip
+
+
+def overview(**changes):
+    images = image_set(12)
+    partition = Partition(np.array([0] * 9 + [1] * 3, np.int32), 2, "by hand", 0, notes=("a note",))
+    config = replace(Config(), rounds=3, per_round=2, model="tiny-cnn", augment=False)
+    seen = Overview(
+        path=Path("runs/a"), config=config, images=images, partition=partition,
+        population=Population.from_partition(partition), emd=0.5, engine="loop", workers=0, parameters=13_706,
+        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)),
+        data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
+    )  # fmt: skip
+    return replace(seen, **changes)
+
+
+def shown(*events, terminal=False, **options):
+    """What the console got; on a terminal with all its control characters."""
+    out = io.StringIO()
+    screen = Screen(Console(file=out, force_terminal=terminal, highlight=False, **options))
+    for event in events:
+        screen(event)
+    screen.close()
+    return out.getvalue()
+
+
+def test_piped_output_is_plain_lines_a_line_a_round():
+    text = shown(overview(), ROW, replace(ROW, round=2, accuracy=0.875, loss=0.4), replace(ROW, round=3))
+    assert "\x1b" not in text
+    assert "\r" not in text
+    rounds = [line for line in text.split("\n") if line.startswith("round ")]
+    assert re.fullmatch(r"round 1/3  loss 1\.235  1,200 examples/s  \d+\.\d s left", rounds[0])
+    assert re.fullmatch(r"round 2/3  loss 1\.235  accuracy 87\.50%  1,200 examples/s  \d+\.\d s left", rounds[1])
+    assert rounds[2].endswith("0.0 s left")
+    assert len(rounds) == 3
+
+
+@pytest.mark.parametrize(
+    ("visits", "words"),
+    [
+        ((Visit(1, 3.0),), "1 client a round"),
+        ((Visit(0, 1.0, take=256), Visit(0, 1.0, take=256, repeat=1)), "2 visits a round of 256 examples each"),
+        ((Visit(EVERYONE, 12.0),), "all examples in one place"),
+        ((Visit(EVERYONE, 12.0, take=6),), "6 examples a round, all in one place"),
+    ],
+)
+def test_the_overview_says_who_comes(visits, words):
+    assert f"fedavg; {words}, epochs 5" in " ".join(shown(overview(visits=visits), width=300).split())
+
+
+def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
+    text = " ".join(shown(overview(baseline=RESULT, unlike_baseline=("lr 0.1 there",)), width=300).split())
+    assert "baseline runs/a: 50.00%; other settings: lr 0.1 there" in text
+
+
+def test_the_overview_says_what_the_run_will_be():
+    text = " ".join(shown(overview(), width=300).split())
+    for words in (
+        "data random: 12 train, 4 test, 4 classes, 8x8 grey",
+        "mean 0.4000, std 0.2000; no augmentation",
+        "note: a note",
+        "by hand: 2 clients of 3 to 9 examples (median 6), EMD 0.50, hash",
+        "tiny-cnn: 13,706 parameters",
+        "fedavg; 2 clients a round, epochs 5, batch 64, lr 0.01, momentum 0.9, weight decay 1e-05",
+        "loop (this process), seed 0",
+        "3.0 MB of memory (data 2.0 kB)",
+        "999 B on disk",
+        "run runs/a",
+    ):
+        assert words in text
+    assert "resuming" not in text
+    assert "pool (4 workers)" in shown(overview(engine="pool", workers=4), width=300)
+
+
+def test_a_resumed_run_says_so_and_counts_its_time_from_there():
+    text = shown(overview(first_round=3), replace(ROW, round=3))
+    assert "resuming after round 2" in text
+    assert "round 3/3" in text
+
+
+def test_a_line_of_many_digits_is_still_one_line():
+    """A pipe has no width: whoever reads it line by line must get a round a line."""
+    config = replace(overview().config, rounds=1_000_000)
+    row = replace(ROW, round=123_456, examples=10**12, train_loss=12_345.678, accuracy=1.0)
+    lines = shown(overview(config=config), row).split("\n")
+    assert lines[-2].startswith("round 123456/1000000  loss 12345.678  accuracy 100.00%")
+    assert lines[-2].endswith(" left")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_metrics_without_accuracy_or_time_or_examples_are_shown(terminal):
+    empty = replace(ROW, examples=0, seconds=0.0, train_loss=0.0)
+    assert "loss 0.000  0 examples/s" in shown(overview(), empty, terminal=terminal, width=200)
+
+
+def test_metrics_that_come_before_any_overview_are_shown():
+    assert "loss 1.235" in shown(ROW)
+
+
+def test_a_terminal_gets_a_bar_and_is_left_as_it_was():
+    text = shown(overview(), ROW, replace(ROW, round=3, accuracy=0.5), terminal=True, width=200)
+    assert "3/3" in text
+    assert "accuracy 50.00%" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")  # the cursor comes back
+
+
+def test_closing_twice_or_without_a_run_is_harmless():
+    screen = Screen(Console(file=io.StringIO(), force_terminal=True))
+    screen.close()
+    screen(overview())
+    screen.close()
+    screen.close()
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("reason", ["KeyError: [a]", "ValueError: [/x] is not here", "IndexError: [0, 1]"])
+def test_a_clients_error_is_shown_as_it_is(reason, terminal):
+    """Its text is not ours: brackets in it are no markup and must not end the run."""
+    text = shown(overview(), replace(ROW, failures=(Failure(7, reason),)), terminal=terminal, width=200)
+    assert f"round 1: went on without client 7: {reason}" in text
+
+
+@pytest.mark.parametrize("name", ["runs/[old]/a", "runs/[/x]"])
+def test_brackets_in_names_are_shown_as_they_are(name):
+    assert name in shown(overview(path=Path(name)))
+    out = io.StringIO()
+    Console(file=out).print(summary(replace(RESULT, path=Path(name))))
+    assert name in out.getvalue()
+
+
+def test_a_long_path_is_shown_whole():
+    """It is there to be copied; folding it over lines keeps every character, an ellipsis does not."""
+    path = Path("runs/" + "long-" * 30 + "end")
+    out = io.StringIO()
+    Console(file=out).print(summary(replace(RESULT, path=path)))
+    for text in (shown(overview(path=path)), out.getvalue()):
+        assert "…" not in text
+        assert str(path) in re.sub(r"\s", "", text)
+
+
+def test_the_summary_says_what_came_out():
+    out = io.StringIO()
+    result = replace(RESULT, failures=2, calibrations={"ccvr": Calibration("ccvr", 0.75, 0.5, 10, 1.0)})
+    Console(file=out, width=200).print(summary(result))
+    text = " ".join(out.getvalue().split())
+    for words in (
+        "accuracy 50.00% on the test set, loss 1.2500",
+        "after ccvr 75.00%, loss 0.5000",
+        "3 rounds, 1,234 examples, 16 a second",
+        "time 1 min 15 s",
+        "sent 1.5 kB up, 2.5 MB down",
+        "failed 2 visits",
+        f"sha256 {RESULT.weights_sha256}",
+        "run runs/a",
+    ):
+        assert words in text
+    out = io.StringIO()
+    Console(file=out).print(summary(RESULT))
+    assert "failed" not in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "wanted"),
+    [
+        *[(0, "0 B"), (1, "1 B"), (999, "999 B"), (1000, "1.0 kB"), (1500, "1.5 kB"), (999_900, "999.9 kB")],
+        *[(10**6, "1.0 MB"), (2.5e9, "2.5 GB"), (10**12, "1.0 TB"), (5 * 10**15, "5000.0 TB")],
+    ],
+)
+def test_bytes_are_shown_in_a_unit_that_suits_them(count, wanted):
+    assert format_bytes(count) == wanted
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**14 - 1))
+def test_a_size_never_shows_a_thousand_of_a_unit_and_is_right_within_its_digits(count):
+    number, unit = format_bytes(count).split(" ")
+    scale = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[unit]
+    assert abs(float(number) * scale - count) <= 0.0501 * scale
+    assert float(number) < 1000
+
+
+@pytest.mark.parametrize("count", [999_950, 999_999, 999_999_999])
+def test_a_size_just_below_the_next_unit_is_shown_in_it(count):
+    assert float(format_bytes(count).split(" ")[0]) < 1000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wanted"),
+    [
+        *[(0, "0.0 s"), (0.04, "0.0 s"), (59.9, "59.9 s"), (60, "1 min 00 s"), (61.4, "1 min 01 s")],
+        *[(119.6, "2 min 00 s"), (3599, "59 min 59 s"), (3599.7, "1 h 00 min"), (3600, "1 h 00 min")],
+        *[(3661, "1 h 01 min"), (360_000, "100 h 00 min")],
+    ],
+)
+def test_times_are_shown_as_people_say_them(seconds, wanted):
+    assert format_duration(seconds) == wanted
+
+
+def test_a_time_just_below_a_minute_is_shown_as_one():
+    assert format_duration(59.97) == "1 min 00 s"

@@ -1,0 +1,222 @@
+"""Arithmetic over dicts of tensors: each fast form against the plain one that defines it."""
+
+import hashlib
+import math
+
+import pytest
+import safetensors
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.runs.folder import write_model
+
+shapes = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), min_size=1, max_size=4)
+
+
+def random_tensors(shapes, seed=0, dtype=torch.float64):
+    draw = Key(seed).torch()
+    return {f"params/{place}": torch.randn(shape, generator=draw, dtype=dtype) for place, shape in enumerate(shapes)}
+
+
+def batch_norm():
+    module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))
+    with torch.no_grad():
+        for place, value in enumerate(module.state_dict().values()):
+            value.fill_(place + 1)
+    return module
+
+
+@settings(deadline=None)
+@given(shapes, st.sampled_from([torch.float32, torch.float64]))
+def test_shaped_undoes_flat(shapes, dtype):
+    values = random_tensors(shapes, dtype=dtype)
+    vector = tensors.flat(values)
+    back = tensors.shaped(vector, values, "delta/")
+    assert vector.dtype == torch.float64
+    assert len(vector) == sum(value.numel() for value in values.values())
+    assert list(back) == [f"delta/{name}" for name in values]
+    assert all(torch.equal(back[f"delta/{name}"], value.double()) for name, value in values.items())
+
+
+def test_flat_follows_the_order_of_the_dict_and_rows_come_first():
+    values = {"b": torch.tensor([[1.0, 2.0], [3.0, 4.0]]).t(), "a": torch.tensor(5.0)}
+    assert tensors.flat(values).tolist() == [1.0, 3.0, 2.0, 4.0, 5.0]
+
+
+def test_flat_keeps_whole_numbers_beside_float32_exactly():
+    """float32 ends at 2^24; a count of batches may go beyond it."""
+    assert tensors.flat({"weight": torch.ones(1), "batches": torch.tensor(2**24 + 1)}).tolist() == [1.0, 2**24 + 1]
+
+
+def test_shaped_gives_views_and_refuses_a_vector_of_another_length():
+    vector = torch.zeros(4, dtype=torch.float64)
+    tensors.shaped(vector, {"a": torch.zeros(2, 2)}, "")["a"][1, 1] = 7
+    assert vector.tolist() == [0, 0, 0, 7]
+    with pytest.raises(RuntimeError):
+        tensors.shaped(vector, {"a": torch.zeros(5)}, "")
+
+
+@settings(deadline=None)
+@given(shapes)
+def test_add_is_addition_name_by_name_and_leaves_its_arguments_alone(shapes):
+    left, right = random_tensors(shapes, 1), random_tensors(shapes, 2)
+    before = tensors.copy(left), tensors.copy(right)
+    total = tensors.add(left, right)
+    assert list(total) == list(left)
+    assert all(torch.equal(total[name], left[name] + right[name]) for name in left)
+    assert all(torch.equal(left[name], before[0][name]) and torch.equal(right[name], before[1][name]) for name in left)
+
+
+def test_nothing_is_the_empty_sum():
+    right = random_tensors([(2,)])
+    assert tensors.add(None, right) is right
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "odd"),
+    [(("a", "b"), ("a",), "b"), (("a",), ("c", "d"), "a, c, d"), ((), ("a",), "a"), (("a", "b"), ("b", "a"), "order")],
+)
+def test_sums_with_other_entries_are_not_added(left, right, odd):
+    one = torch.zeros(())
+    with pytest.raises(ValueError, match=odd):
+        tensors.add(dict.fromkeys(left, one), dict.fromkeys(right, one))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("where", [0, 999])
+def test_one_value_that_is_not_finite_is_found(bad, dtype, where):
+    values = {"a": torch.zeros(3, dtype=dtype), "b": torch.ones(1000, dtype=dtype)}
+    assert tensors.finite(values)
+    values["b"][where] = bad
+    assert not tensors.finite(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"a": torch.zeros(0)},
+        {"a": torch.full((4,), 1e308, dtype=torch.float64)},
+        {"a": torch.tensor([1e308, 1e308, -1e308], dtype=torch.float64), "b": torch.ones(2)},
+        {"a": torch.full((5,), 3e38, dtype=torch.float32)},
+        {"a": torch.tensor(3), "b": torch.tensor(2.0)},
+        {"a": torch.tensor([True, False])},
+    ],
+)
+def test_finite_values_are_finite_even_if_their_sum_is_not(values):
+    assert tensors.finite(values)
+
+
+def test_infinities_that_cancel_are_still_infinities():
+    assert not tensors.finite({"a": torch.tensor([math.inf, -math.inf])})
+    assert not tensors.finite({"a": torch.tensor([math.inf]), "b": torch.tensor([-math.inf])})
+    assert not tensors.finite({"a": torch.full((4,), 1e308, dtype=torch.float64), "b": torch.tensor(math.nan)})
+
+
+def test_the_hash_is_over_names_and_raw_bytes_in_the_order_of_the_names(tmp_path):
+    """As the interface says it, recomputed from what another program finds in the model file."""
+    state = tensors.of_module(batch_norm())
+    write_model(tmp_path / "model.safetensors", state)
+    digest = hashlib.sha256()
+    with safetensors.safe_open(tmp_path / "model.safetensors", framework="numpy") as file:
+        for name in sorted(file.keys()):
+            digest.update(name.encode() + file.get_tensor(name).tobytes())
+    assert tensors.sha256(state) == digest.hexdigest()
+
+
+def test_the_hash_does_not_depend_on_the_dicts_order_or_the_memorys_layout():
+    values = {"params/b": torch.arange(6.0).view(2, 3), "params/a": torch.ones(2), "buffers/c": torch.tensor(3)}
+    turned = {name: values[name] for name in reversed(values)}
+    turned["params/b"] = values["params/b"].t().contiguous().t()
+    assert tensors.sha256(turned) == tensors.sha256(values)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"params/a": torch.tensor([1.0, 2.0 + 1e-6])},
+        {"params/b": torch.tensor([1.0, 2.0])},
+        {"params/a": torch.tensor([1.0, 2.0], dtype=torch.float64)},
+        {"params/a": torch.tensor([2.0, 1.0])},
+        {},
+    ],
+)
+def test_the_hash_sees_every_bit_and_every_name(other):
+    assert tensors.sha256({"params/a": torch.tensor([1.0, 2.0])}) != tensors.sha256(other)
+
+
+def test_the_hash_tells_zero_from_minus_zero():
+    assert tensors.sha256({"a": torch.tensor(0.0)}) != tensors.sha256({"a": torch.tensor(-0.0)})
+
+
+def plain_half_squared_distance(values, reference):
+    return 0.5 * sum(((value - fixed) ** 2).sum() for value, fixed in zip(values, reference, strict=True))
+
+
+@settings(deadline=None, max_examples=50)
+@given(shapes, st.sampled_from([torch.float32, torch.float64]))
+def test_half_squared_distance_is_the_plain_formula_in_value_and_gradient(shapes, dtype):
+    values = [value.requires_grad_() for value in random_tensors(shapes, 1, dtype).values()]
+    reference = list(random_tensors(shapes, 2, dtype).values())
+    fast, plain = (f(values, reference) for f in (tensors.half_squared_distance, plain_half_squared_distance))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(fast, plain, rtol=tolerance, atol=tolerance)
+    pairs = zip(torch.autograd.grad(3 * fast, values), torch.autograd.grad(3 * plain, values), strict=True)
+    for got, want in pairs:
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+def test_half_squared_distance_passes_gradcheck():
+    values = [value.requires_grad_() for value in random_tensors([(2, 3), (4,), ()], 1).values()]
+    reference = list(random_tensors([(2, 3), (4,), ()], 2).values())
+    assert torch.autograd.gradcheck(lambda *x: tensors.half_squared_distance(x, reference), values)
+
+
+def test_half_squared_distance_to_oneself_is_zero_with_zero_gradient():
+    value = torch.ones(3, requires_grad=True)
+    distance = tensors.half_squared_distance([value], [value.detach()])
+    (gradient,) = torch.autograd.grad(distance, [value])
+    assert distance.item() == 0.0
+    assert gradient.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_bytes_are_counted_by_type():
+    values = {
+        "a": torch.zeros(2, 3, dtype=torch.float32),
+        "b": torch.zeros((), dtype=torch.int64),
+        "c": torch.zeros(5, dtype=torch.uint8),
+        "d": torch.zeros(0, 7, dtype=torch.float64),
+        "e": torch.zeros(1, dtype=torch.float64).expand(4),
+    }
+    assert tensors.count_bytes(values) == 6 * 4 + 8 + 5 + 0 + 4 * 8
+    assert tensors.count_bytes({}) == 0
+
+
+def test_a_modules_tensors_are_its_own_under_two_namespaces():
+    module = batch_norm()
+    found = tensors.of_module(module)
+    names = ["params/0.weight", "params/0.bias", "params/1.weight", "params/1.bias"]
+    assert list(found) == [*names, *(f"buffers/1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked"))]
+    found["params/0.bias"].fill_(9)
+    found["buffers/1.running_var"].fill_(8)
+    assert module[0].bias.tolist() == [9, 9]
+    assert module[1].running_var.tolist() == [8, 8]
+    assert not any(value.requires_grad for value in found.values())
+
+
+def test_a_copy_has_memory_of_its_own():
+    values = {"a": torch.ones(2, requires_grad=True)}
+    copied = tensors.copy(values)
+    copied["a"].fill_(3)
+    assert values["a"].tolist() == [1, 1]
+    assert not copied["a"].requires_grad
+
+
+def test_under_undoes_prefixed():
+    values = {"a": torch.ones(1), "b/c": torch.zeros(1)}
+    assert tensors.under(tensors.prefixed(values, "delta/") | {"weight": torch.ones(())}, "delta/") == values

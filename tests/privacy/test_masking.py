@@ -1,0 +1,352 @@
+"""Masks cancel exactly, one client's vector is noise, and what cannot be added up is refused in its client's name."""
+
+import hashlib
+import hmac
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.privacy import masking
+from unskew.privacy.masking import Layout, Masking, secure_sum, unmasked_sum
+
+pytest.importorskip("cryptography")
+
+C, D = 5, 3
+FORMS = ("full", "diagonal", "shared", "low-rank(2)")
+SESSION = bytes(range(32))
+
+
+def statistics_of(client, form="full", count=20, classes=C):
+    """A client with its own few classes: the last class is nobody's, and client 3 holds nothing."""
+    generator = Key(client).fold("client").torch()
+    count = 0 if client == 3 else count
+    features = torch.randn(count, D, generator=generator) * 3
+    labels = torch.randint(0, max(1, min(client + 1, classes - 1)), (count,), generator=generator)
+    return ClassStatistics.of_features(features, labels, classes, form)
+
+
+def callables(held):
+    return {client: lambda value=value: value for client, value in held.items()}
+
+
+def exchanged(held, layout, session=SESSION, least=2):
+    """The clients' maskings and their vectors of one session."""
+    maskings = {client: Masking.new(client) for client in held}
+    peers = {client: masking.public for client, masking in maskings.items()}
+    vectors = {c: maskings[c].masked(held[c], layout, peers, session, least=least) for c in held}
+    return maskings, vectors
+
+
+def same(left, right):
+    assert left.about() == right.about()
+    for name, value in left.tensors().items():
+        assert torch.equal(value, right.tensors()[name]), name
+
+
+@settings(max_examples=25)
+@given(form=st.sampled_from(FORMS), clients=st.integers(2, 6), data=st.data())
+def test_masks_cancel_exactly_whoever_drops_out(form, clients, data):
+    """The sum over those who stayed is that of their rounded vectors, integer for integer."""
+    staying = data.draw(st.sets(st.integers(0, clients - 1), min_size=2))
+    layout = Layout.of(C, D, form)
+    held = {client: statistics_of(client, form) for client in range(clients)}
+    found = secure_sum(callables(held), layout, dropped=held.keys() - staying, least=2)
+    plain = sum(layout.quantised(held[client], len(staying), "test") for client in staying)
+    assert torch.equal(layout.quantised(found, 1, "test"), plain)
+    same(found, layout.statistics(plain, "test"))
+
+
+@settings(max_examples=15)
+@given(form=st.sampled_from(FORMS), clients=st.integers(2, 6), bits=st.integers(4, 40))
+def test_the_sum_is_the_plain_sum_but_for_half_a_step_a_client(form, clients, bits):
+    held = {client: statistics_of(client, form) for client in range(clients)}
+    found = secure_sum(callables(held), Layout.of(C, D, form, bits=bits), least=2)
+    plain = held[0]
+    for client in range(1, clients):
+        plain = plain + held[client]
+    assert torch.equal(found.held, plain.held)
+    assert torch.equal(found.number, plain.number)
+    for name, value in plain.sums.items():
+        assert float((found.sums[name] - value).abs().max()) <= clients * 2.0**-bits / 2 + 1e-11
+
+
+@settings(max_examples=15)
+@given(values=st.lists(st.floats(-1e6, 1e6), min_size=D, max_size=D), bits=st.integers(0, 30))
+def test_rounding_is_to_the_nearest_step(values, bits):
+    found = Layout.of(1, D, "diagonal", bits=bits).quantised(one_class(values), 3, "test")
+    assert found[1 : 1 + D].tolist() == [round(value * 2**bits) for value in values]
+
+
+def test_a_rounding_error_off_the_diagonal_does_not_grow_to_a_step():
+    """Two entries that should be equal, 1e-12 apart on both sides of half a step: they are rounded alike."""
+    good = statistics_of(0)
+    second = torch.eye(D, dtype=torch.float64).repeat(len(good.held), 1, 1)
+    second[:, 0, 1], second[:, 1, 0] = 0.5 * 2**-24 - 5e-13, 0.5 * 2**-24 + 5e-13
+    held = {client: replace(good, sums={**good.sums, "second": second}) for client in range(3)}
+    found = secure_sum(callables(held), Layout.of(C, D)).sums["second"]
+    assert torch.equal(found, found.mT)
+
+
+def test_the_sum_does_not_depend_on_the_random_keys():
+    held = {client: statistics_of(client) for client in range(4)}
+    same(*(secure_sum(callables(held), Layout.of(C, D)) for _ in range(2)))
+
+
+def test_a_single_masked_vector_looks_uniform():
+    """A vector of zeros: its bytes are spread as if by chance (mean ± 7 standard errors), and so is what one peer's
+    mask leaves; nothing of the counts shows."""
+    layout = Layout.of(100, 10)
+    held = {client: ClassStatistics.empty(100, 10) for client in range(3)}
+    for vector in exchanged(held, layout)[1].values():
+        content = np.frombuffer(vector.numpy().tobytes(), dtype=np.uint8).astype(float)
+        assert len(content) == layout.bytes
+        error = (256**2 - 1) ** 0.5 / 12**0.5 / len(content) ** 0.5
+        assert abs(content.mean() - 127.5) < 7 * error
+        assert abs(content.var() / ((256**2 - 1) / 12) - 1) < 7 * (0.8 / len(content)) ** 0.5
+        counts = np.bincount(content.astype(int), minlength=256)
+        assert abs(((counts - counts.mean()) ** 2 / counts.mean()).sum() - 255) < 8 * (2 * 255) ** 0.5
+
+
+def test_two_clients_with_the_same_statistics_send_different_vectors_and_so_does_one_in_two_sessions():
+    layout = Layout.of(C, D)
+    maskings, vectors = exchanged({client: statistics_of(1) for client in range(3)}, layout)
+    peers = {client: masking.public for client, masking in maskings.items()}
+    again = maskings[0].masked(statistics_of(1), layout, peers, b"another session!")
+    assert not bool((vectors[0] == vectors[1]).any())
+    assert not bool((vectors[0] == again).any())
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_the_sum_stays_masked_while_one_vector_is_missing(missing):
+    """Also after all others have opened: what is left carries the masks that they share with the missing one."""
+    layout = Layout.of(C, D)
+    maskings, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
+    del vectors[missing]
+    opened = {client: maskings[client].opened(SESSION) for client in vectors}
+    with pytest.raises(UserError, match="do not cancel"):
+        unmasked_sum(vectors, opened, layout)
+
+
+def test_an_attempt_that_was_repeated_can_never_be_opened():
+    """A vector that arrives late completes the first attempt; without the seeds, which nobody gives, it says nothing,
+    and the difference of the two sums, which is the late client's statistics, is never seen."""
+    layout = Layout.of(C, D)
+    held = {client: statistics_of(client) for client in range(4)}
+    maskings, first = exchanged(held, layout)
+    peers = {client: maskings[client].public for client in (0, 1, 2)}
+    second = {client: maskings[client].masked(held[client], layout, peers, b"the second session") for client in peers}
+    for client in peers:
+        with pytest.raises(UserError, match=f"client {client} refuses to open"):
+            maskings[client].opened(SESSION)
+    opened = {client: maskings[client].opened(b"the second session") for client in peers}
+    unmasked_sum(second, opened, layout)
+    with pytest.raises(UserError, match="do not cancel"):
+        unmasked_sum(first, {**opened, 3: maskings[3].opened(SESSION)}, layout)
+
+
+def test_a_session_is_answered_once_and_none_after_one_was_opened():
+    layout = Layout.of(C, D)
+    maskings, _ = exchanged({client: statistics_of(client) for client in range(3)}, layout)
+    peers = {client: masking.public for client, masking in maskings.items()}
+    with pytest.raises(UserError, match="client 1 refuses to answer: a session is answered once"):
+        maskings[1].masked(statistics_of(1), layout, peers, SESSION)
+    maskings[1].opened(SESSION)
+    with pytest.raises(UserError, match="none after one was opened"):
+        maskings[1].masked(statistics_of(1), layout, peers, b"another session!")
+
+
+def test_a_client_that_leaves_before_it_opens_costs_the_sum():
+    layout = Layout.of(C, D)
+    maskings, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
+    with pytest.raises(UserError, match="client 2 has not both answered and opened"):
+        unmasked_sum(vectors, {client: maskings[client].opened(SESSION) for client in (0, 1, 3)}, layout)
+
+
+def test_clients_of_different_layouts_or_peers_do_not_add_up_to_anything():
+    layout, other = Layout.of(C, D), Layout.of(C, D, bits=20)
+    maskings = {client: Masking.new(client) for client in range(4)}
+    peers = {client: masking.public for client, masking in maskings.items() if client < 3}
+    for odd, odd_layout in ((peers, other), ({**peers, 3: maskings[3].public}, layout)):
+        session = odd_layout.about().encode() + bytes([len(odd)])
+        vectors = {
+            client: maskings[client].masked(
+                statistics_of(client), odd_layout if client == 2 else layout, odd if client == 2 else peers, session
+            )
+            for client in range(3)
+        }
+        opened = {client: maskings[client]._seed[1] for client in range(3)}
+        with pytest.raises(UserError, match="do not cancel"):
+            unmasked_sum(vectors, opened, layout)
+
+
+def test_the_mask_of_a_pair_is_chacha20_under_hkdf_of_the_shared_secret():
+    """RFC 7748, section 6.1: the two keys and their secret. RFC 5869 written out with hmac. The self-mask and x are
+    taken off, so that what is left of the client with the smaller number is m_01."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    def stream(key, words):
+        drawn = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(8 * words))
+        return np.frombuffer(drawn, "<u8")
+
+    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
+    bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
+    secret = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
+    maskings = [Masking(place, X25519PrivateKey.from_private_bytes(key)) for place, key in enumerate((alice, bob))]
+    layout = Layout.of(C, D, "diagonal")
+    peers = {masking.client: masking.public for masking in maskings}
+    vector = maskings[0].masked(statistics_of(1, "diagonal"), layout, peers, SESSION, least=2).numpy().view(np.uint64)
+    plain = layout.quantised(statistics_of(1, "diagonal"), 2, "test").numpy().view(np.uint64)
+    pair = b"".join(place.to_bytes(8, "big") + public for place, public in peers.items())
+    info = b"unskew secure sum 1 diagonal over 5 classes of 3 features in steps of 2^-24" + pair
+    extracted = hmac.digest(SESSION, secret, "sha256")
+    key = hmac.digest(extracted, info + hashlib.sha256(pair).digest() + b"\x01", "sha256")
+    mask = vector - plain - stream(maskings[0].opened(SESSION), len(vector))
+    assert np.array_equal(mask, stream(key, len(vector)))
+
+
+def test_a_mask_starts_as_the_standard_has_it():
+    """RFC 8439, appendix A.1, test vector 1: key, nonce and counter zero."""
+    assert masked_zeros(3).tobytes().hex() == "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1a"
+
+
+def test_a_mask_made_in_chunks_is_the_same_stream(monkeypatch):
+    whole = masked_zeros(100)
+    monkeypatch.setattr(masking, "CHUNK", 7)
+    assert np.array_equal(masked_zeros(100), whole)
+
+
+def test_an_empty_client_and_absent_classes_leave_the_sum_as_it_is():
+    held = {0: statistics_of(0), 1: statistics_of(1), 3: statistics_of(3)}
+    found = secure_sum(callables(held), Layout.of(C, D))
+    assert found.held.tolist() == [0, 1]
+    assert torch.equal(found.counts, held[0].counts + held[1].counts)
+
+
+def test_the_sum_over_clients_that_hold_nothing_holds_nothing():
+    for form in FORMS:
+        found = secure_sum(callables({c: ClassStatistics.empty(C, D, form) for c in range(3)}), Layout.of(C, D, form))
+        assert len(found.held) == 0
+
+
+def test_a_vector_weighs_what_was_said_before_whatever_its_client_holds():
+    for form in FORMS:
+        layout = Layout.of(C, D, form)
+        for client in (1, 3):
+            assert 8 * len(layout.quantised(statistics_of(client, form), 3, "test")) == layout.bytes
+    assert Layout.of(1203, 1280).bytes == 8 * (1203 + 1203 * 1280 + 1203 * 1280**2)
+
+
+def test_each_client_is_measured_once_and_one_that_dropped_out_never():
+    calls = []
+    clients = {c: lambda c=c: calls.append(c) or statistics_of(c) for c in range(5)}
+    secure_sum(clients, Layout.of(C, D), dropped=[2])
+    assert sorted(calls) == [0, 1, 3, 4]
+
+
+def test_the_largest_sum_that_fits_is_exact_and_one_step_more_is_refused():
+    """Three clients, no binary places: each may send (2⁶³ − 1) // 3, and its float64 neighbours lie 512 apart."""
+    layout, limit = Layout.of(1, D, "diagonal", bits=0), (2**63 - 1) // 3
+    most = float(limit - limit % 512)
+    assert int(most) <= limit < int(most + 512)
+    held = {client: one_class([most, -most, 0.0]) for client in range(3)}
+    assert secure_sum(callables(held), layout).sums["sums"].tolist() == [[float(3 * int(most)), -3 * most, 0.0]]
+    for value in (most + 512, -most - 512, 1e300):
+        with pytest.raises(UserError, match=r"statistics of client 1 are refused: sums reach .* take fewer bits"):
+            secure_sum(callables({**held, 1: one_class([0.0, value, 0.0])}), layout)
+
+
+def test_counts_without_bounds_are_refused():
+    many = replace(one_class([0.0] * D), number=torch.tensor([2**40]))
+    with pytest.raises(UserError, match="client 0 are refused: a class has more than"):
+        secure_sum(callables(dict.fromkeys(range(3), many)), Layout.of(1, D, "diagonal"))
+
+
+def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
+    good = statistics_of(2)
+    broken = {
+        "holds NaN": replace(good, sums={**good.sums, "sums": good.sums["sums"] * float("nan")}),
+        "count of -1": replace(good, number=-torch.ones_like(good.number)),
+        "the shape": replace(good, sums={**good.sums, "second": good.sums["second"][:1]}),
+        "wanted is full": statistics_of(2, "diagonal"),
+        "over 6 classes": statistics_of(2, classes=6),
+    }
+    for words, value in broken.items():
+        clients = callables({0: statistics_of(0), 1: statistics_of(1), 7: value})
+        with pytest.raises(UserError, match=f"client 7 are refused: .*{words}"):
+            secure_sum(clients, Layout.of(C, D))
+
+
+def test_a_vector_or_a_seed_of_the_wrong_kind_is_refused_in_its_clients_name():
+    layout = Layout.of(C, D)
+    maskings, vectors = exchanged({client: statistics_of(client) for client in range(3)}, layout)
+    opened = {client: masking.opened(SESSION) for client, masking in maskings.items()}
+    for broken in (vectors[1][:-1], vectors[1].double()):
+        with pytest.raises(UserError, match="vector of client 1 is refused"):
+            unmasked_sum({**vectors, 1: broken}, opened, layout)
+    with pytest.raises(UserError, match="seed of client 2 is refused"):
+        unmasked_sum(vectors, {**opened, 2: b"short"}, layout)
+
+
+def test_too_few_clients_are_refused_by_server_and_clients():
+    layout = Layout.of(C, D)
+    clients = callables({client: statistics_of(client) for client in range(3)})
+    with pytest.raises(UserError, match="a sum over 2 clients would say too much"):
+        secure_sum(clients, layout, dropped=[1])
+    with pytest.raises(UserError, match="a sum over 2 clients would say too much"):
+        Masking.new(0).masked(statistics_of(0), layout, {1: Masking.new(1).public}, SESSION)
+    with pytest.raises(UserError, match="least=1"):
+        secure_sum(clients, layout, least=1)
+    with pytest.raises(UserError, match="dropped names client 9"):
+        secure_sum(clients, layout, dropped=[9])
+
+
+def test_keys_that_are_not_what_they_seem_are_refused():
+    layout, own, other = Layout.of(C, D), Masking.new(0), Masking.new(1)
+    for peers in ({0: other.public, 1: other.public}, {1: own.public}, {1: other.public, 2: other.public}):
+        with pytest.raises(UserError, match="a public key is not its owner's"):
+            own.masked(statistics_of(0), layout, peers, SESSION, least=2)
+    for public in (bytes(32), b"short"):
+        with pytest.raises(UserError, match="client 0 refuses the public key of client 1"):
+            own.masked(statistics_of(0), layout, {1: public}, hashlib.sha256(public).digest(), least=2)
+    with pytest.raises(UserError, match="at least 16 random bytes, not 1"):
+        own.masked(statistics_of(0), layout, {1: other.public}, b"1", least=2)
+    with pytest.raises(UserError, match="client -1"):
+        Masking.new(-1)
+
+
+def test_a_layout_says_what_it_cannot_be():
+    for arguments, knobs in (((0, 3), {}), ((3, 0), {}), ((3, 3), {"bits": 53}), ((3, 3, "round"), {})):
+        with pytest.raises(UserError):
+            Layout.of(*arguments, **knobs)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    for name in [name for name in sys.modules if name.split(".")[0] == "cryptography"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    with pytest.raises(UserError, match=r'pip install "unskew\[privacy\]"'):
+        Masking.new(0)
+
+
+def one_class(sums):
+    """Statistics of one class, diagonal, with these sums."""
+    sums = torch.tensor([sums], dtype=torch.float64)
+    none = ClassStatistics.empty(1, D, "diagonal")
+    one = torch.ones(1, dtype=torch.int64)
+    return replace(none, held=one * 0, number=one, sums={"sums": sums, "squares": torch.zeros_like(sums)})
+
+
+def masked_zeros(words):
+    """A vector of zeros and the stream of a key of zeros."""
+    vector = np.zeros(words, dtype=np.uint64)
+    masking._add_stream(vector, bytes(32), 1)
+    return vector

@@ -1,0 +1,197 @@
+"""Several runs as one page: grouped over seeds, and honest about what is not known of some."""
+
+from contextlib import suppress
+from statistics import mean, stdev
+
+import pytest
+
+from analysis.finished import SMALL, copied, finished, result, run, runs_of
+from unskew.charts import Band, Line
+from unskew.core.errors import UserError
+from unskew.report.comparison_page import MOST, comparison
+from unskew.report.elements import Table
+from unskew.report.html import page
+from unskew.runs import train
+from unskew.runs.study import FinishedRun
+
+__all__ = ["finished", "run", "runs_of"]
+
+
+def compared(*paths, only=(), again=False):
+    subjects = [FinishedRun(path) for path in paths]
+    try:
+        return comparison(subjects, only, again)
+    finally:
+        for subject in subjects:
+            subject.close()
+
+
+def section(made, name):
+    return next(each for each in made.sections if each.name == name)
+
+
+@pytest.fixture
+def pair(runs_of, tmp_path):
+    """fedavg and moon, nothing measured yet."""
+    return copied(runs_of(), tmp_path, "fedavg"), copied(runs_of(method="moon"), tmp_path, "moon")
+
+
+@pytest.fixture
+def seeds(runs_of, tmp_path):
+    return [copied(runs_of(seed=seed), tmp_path, f"seed{seed}") for seed in (0, 1, 2)]
+
+
+def tables(made):
+    return {part.title: part for part in section(made, "runs").parts if isinstance(part, Table)}
+
+
+def test_results_stand_side_by_side(pair):
+    made = compared(*pair)
+    table = tables(made)["Results"]
+    assert [row[0] for row in table.rows] == ["fedavg", "moon"]
+    place = [column.name for column in table.columns].index("accuracy")
+    assert [row[place] for row in table.rows] == [result(path)["accuracy"] for path in pair]
+    assert "Over seeds" not in tables(made)
+    assert page(made)
+
+
+def test_seeds_are_grouped_with_mean_and_deviation(seeds, pair):
+    made = compared(*seeds, pair[1])
+    table = tables(made)["Over seeds"]
+    accuracies = [result(path)["accuracy"] for path in seeds]
+    first, second = table.rows
+    assert first[1:4] == [3, pytest.approx(mean(accuracies)), pytest.approx(stdev(accuracies))]
+    assert second[1] == 1
+    assert second[3] is None
+    lines = [mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Line)]
+    assert len(lines) == 2
+    assert len([mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Band)]) == 1
+    assert page(made)
+
+
+def test_the_best_calibration_over_seeds_has_a_mean_and_a_deviation_of_its_own(runs_of, tmp_path):
+    paths = [copied(runs_of(seed=seed, calibrations=("lda",)), tmp_path, f"seed{seed}") for seed in (0, 2)]
+    before = [result(path)["accuracy"] for path in paths]
+    after = [result(path)["calibrations"][0]["accuracy"] for path in paths]
+    assert stdev(before) != pytest.approx(stdev(after))
+    (row,) = tables(compared(*paths))["Over seeds"].rows
+    assert row[1:] == [2, *(pytest.approx(each(part)) for part in (before, after) for each in (mean, stdev))]
+
+
+def test_runs_that_differ_in_more_than_the_seed_are_not_seeds_of_one_another(runs_of, tmp_path):
+    one, other = (copied(runs_of(lr=lr), tmp_path, f"lr{lr}") for lr in (0.05, 0.01))
+    made = compared(one, other)
+    assert "Over seeds" not in tables(made)
+    assert not [mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Band)]
+
+
+def test_a_run_named_twice_is_refused(pair, tmp_path):
+    for twice in ((pair[0], pair[0]), (pair[0], tmp_path / "moon" / ".." / "fedavg")):
+        with pytest.raises(UserError, match="a run is named twice"):
+            compared(*twice)
+
+
+def test_more_runs_than_a_page_can_tell_apart_are_refused(pair):
+    subject = FinishedRun(pair[0])
+    with pytest.raises(UserError, match=f"{MOST + 1} runs are more"):
+        comparison([subject] * (MOST + 1))
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(runs_of, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    paths = [copied(runs_of(seed=seed), tmp_path / name) for seed, name in enumerate("ab")]
+    assert [row[0] for row in tables(compared(*paths))["Results"].rows] == ["a/run", "b/run"]
+
+
+def test_what_was_not_measured_is_said_and_what_was_is_shown(pair):
+    made = compared(*pair)
+    (said,) = section(made, "cka").missing
+    assert "fedavg" in said
+    assert "moon" in said
+    assert "--only cka" in said
+    assert section(made, "cka").parts == []
+    assert section(made, "skew").parts
+    assert not (pair[0] / "figures" / "cka.json").exists()
+    made = compared(*pair, only=("cka",))
+    assert not section(made, "cka").missing
+    (chart,) = section(made, "cka").parts
+    assert [line.name for line in chart.marks] == ["fedavg", "moon"]
+    assert section(compared(*pair), "cka").parts, "what was stored is shown without being asked for"
+    assert page(made)
+
+
+def test_only_one_of_two_was_measured(pair):
+    compared(*pair, only=("confusion",))
+    (pair[1] / "figures" / "confusion.json").unlink()
+    (said,) = section(compared(*pair), "confusion").missing
+    assert "moon" in said
+    assert "fedavg" not in said.partition(":")[0]
+
+
+@pytest.mark.parametrize("name", ["cka", "norms", "separability", "confusion"])
+def test_again_takes_anew_what_was_taken_before(pair, name):
+    """--again must not make vanish what is stored."""
+    compared(*pair, only=(name,))
+    made = compared(*pair, again=True)
+    assert section(made, name).parts
+    assert not section(made, name).missing
+
+
+def test_why_a_measure_that_was_asked_for_cannot_be_taken_is_said(pair, tmp_path):
+    (tmp_path / "digits.npz").unlink()
+    made = compared(*pair, only=("confusion",))
+    said = " ".join(section(made, "confusion").missing)
+    assert "digits.npz is not there" in said
+    assert "add --only confusion" not in said
+
+
+def test_a_measure_with_knobs_is_taken_or_refused_but_not_passed_over(pair):
+    with suppress(UserError):
+        assert section(compared(*pair, only=("cka(clients=2)",)), "cka").parts
+
+
+def test_runs_on_other_data_stand_on_one_page(runs_of, tmp_path):
+    """Digits in full beside some of them as arrays, and four classes beside ten."""
+    one = copied(runs_of(), tmp_path, "arrays")
+    other = tmp_path / "digits"
+    train.run(out=other, **{**SMALL, "data": "digits", "rounds": 1, "batch": 64})
+    made = compared(one, other, only=("confusion", "cka", "norms"))
+    assert len(dict(made.facts)["data"].split(", ")) == 2
+    assert section(made, "confusion").parts
+    assert page(made)
+
+
+def test_classes_of_runs_that_are_left_out_are_said_to_be(runs_of, tmp_path):
+    """Accuracies of other classes cannot stand in one picture: a run that is not in it must not just be missing."""
+    one = copied(runs_of(), tmp_path, "arrays")
+    other = tmp_path / "digits"
+    train.run(out=other, **{**SMALL, "data": "digits", "rounds": 1, "batch": 64})
+    made = compared(one, other, only=("confusion",))
+    shown = {mark.name for part in section(made, "confusion").parts for mark in part.marks}
+    said = " ".join(section(made, "confusion").missing)
+    assert all(name in shown or name in said for name in ("arrays", "digits"))
+
+
+def test_the_best_and_the_worst_are_named(pair):
+    made = compared(*pair)
+    accuracies = sorted(result(path)["accuracy"] for path in pair)
+    assert f"{accuracies[-1]:.2%}" in made.findings[0]
+    assert f"{accuracies[0]:.2%}" in made.findings[0]
+    assert made.facts[0] == ("runs", "2")
+
+
+def test_calibrations_of_some_runs_are_columns_that_others_leave_empty(finished, runs_of, tmp_path):
+    one, other = copied(finished, tmp_path, "one"), copied(runs_of(), tmp_path, "other")
+    table = tables(compared(one, other))["Results"]
+    names = [column.name for column in table.columns]
+    place = names.index("after lda")
+    assert table.rows[0][place] == next(
+        row["accuracy"] for row in result(finished)["calibrations"] if row["name"] == "lda"
+    )
+    assert table.rows[1][place] is None
+
+
+def test_runs_without_metrics_are_compared_by_their_results(pair):
+    (pair[0] / "metrics.jsonl").unlink()
+    assert page(compared(*pair))

@@ -1,0 +1,317 @@
+"""The report page as text: what is in it, that nothing from outside gets out of its place, that it needs nothing."""
+
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+
+from unskew.charts import Axis, Chart, Line
+from unskew.charts.svg import STYLE
+from unskew.report.elements import Choice, Column, Page, Section, Table
+from unskew.report.html import MANY, formatted, page
+
+VOID = {"meta", "link", "br", "input", "img"}
+NASTY = "</script></style></svg></select></table>\"'<img src=x onerror=alert(1)>&lt;<!-- שלום 🦊 \u202e"
+LONG = 200 * "x"
+
+
+class Reader(HTMLParser):
+    """The elements of a page with their attributes and texts; every one has to be closed in its turn."""
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.elements, self._open = [], []
+        self.feed(text)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append([tag, dict(attributes), ""])
+        if tag not in VOID:
+            self._open.append(self.elements[-1])
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append([tag, dict(attributes), ""])
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data):
+        for element in self._open:
+            element[2] += data
+
+    def all(self, tag, **wanted):
+        return [e for e in self.elements if e[0] == tag and all(e[1].get(k) == v for k, v in wanted.items())]
+
+    def looks(self, name):
+        return [look for e in self.elements if name in (look := e[1].get("class", "")).split()]
+
+    def texts(self, tag):
+        return [text for _, _, text in self.all(tag)]
+
+
+def chart(name="curve", title="A curve", alt="It rises", width=440):
+    return Chart(name, title, alt, [Line([0, 1], [0, 1], name="line", points=True, tips=["low", "high"])], width=width)
+
+
+def table(rows, *kinds, title="A table"):
+    return Table(title, [Column(f"column {place}", kind) for place, kind in enumerate(kinds)], rows)
+
+
+def one(*parts, **about):
+    return Page("A title", "A subtitle", [], [], [Section("part", "A part", parts=parts, **about)])
+
+
+CLIENTS = Choice("client", {"0": chart("c", "Zero"), "1": chart("c", "One", "1")}, start="1")
+
+FULL = Page(
+    title="A title",
+    subtitle="A subtitle",
+    findings=["It learns.", "It forgets."],
+    facts=[("Method", "fedavg"), ("Rounds", "40")],
+    sections=[
+        Section("first", "The first", "Read it so.\n\nOr so.", [chart(), chart("wide", "Wide", "Far", 900)],
+                says=["It is so."], missing=["a: b"]),
+        Section("second", "The second", parts=[CLIENTS]),
+        Section("third", "The third", parts=[table([["a", 0.6279]], "text", "percent")]),
+    ],
+    footer="The end",
+)  # fmt: skip
+
+
+def test_a_page_is_well_formed_and_has_its_landmarks():
+    read = Reader(page(FULL))
+    assert page(FULL).startswith("<!doctype html>\n")
+    assert read.all("html")[0][1] == {"lang": "en"}
+    assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [1, 1, 1, 1, 1]
+    assert read.texts("title")[0] == read.texts("h1")[0] == "A title"
+    assert read.texts("h2") == ["What this run shows", "The first", "The second", "The third"]
+    assert read.texts("h3") == ["A curve", "Wide", "Zero", "One", "A table"]
+    assert read.texts("p")[:3] == ["A subtitle", "Read it so.", "Or so."]
+
+
+def test_findings_facts_and_what_is_missing_are_said():
+    read = Reader(page(FULL))
+    assert [e[2].strip().split("\n") for e in read.all("ul", **{"class": "findings"})] == [list(FULL.findings)]
+    assert list(zip(read.texts("dt"), read.texts("dd"), strict=True)) == list(FULL.facts)
+    assert read.texts("li")[-2:] == ["It is so.", "Not shown: a: b"]
+    assert read.all("footer")[0][2] == "The end"
+
+
+def test_every_link_ends_at_a_place_of_the_page_and_no_place_is_there_twice():
+    sections = [Section(name, name) for name in ("a b", "a-b", "findings", "content", "", "ü", '"><b>', "a-b-title")]
+    read = Reader(page(replace(FULL, sections=[*FULL.sections, *sections])))
+    places = Counter(e[1]["id"] for e in read.elements if "id" in e[1])
+    assert set(places.values()) == {1}
+    links = [e[1]["href"] for e in read.all("a")]
+    assert len(links) == 1 + 1 + 3 + 8, "the skip link, the findings, the sections"
+    assert {link[1:] for link in links} <= set(places)
+    described = {e[1]["aria-labelledby"] for e in read.elements if "aria-labelledby" in e[1]}
+    assert described <= set(places)
+
+
+def test_charts_of_one_name_do_not_share_an_id():
+    cut = replace(chart(), y=Axis(high=0.5))
+    read = Reader(page(one(*(Choice("client", {"0": cut, "1": cut}) for _ in range(2)), cut)))
+    clips = [e[1]["id"] for e in read.elements if e[0] == "clippath"]
+    assert len(clips) == len(set(clips)) == 5
+
+
+def test_nothing_is_asked_of_the_outside():
+    text = page(FULL)
+    read = Reader(text)
+    addresses = [e[1][key] for e in read.elements for key in ("src", "href", "srcset", "action", "data") if key in e[1]]
+    assert addresses
+    assert all(address.startswith(("#", "data:")) for address in addresses)
+    assert all(inside.startswith("#") for inside in re.findall(r"url\(\s*['\"]?([^)]*)", text))
+    assert "@import" not in text
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|importScripts)\b", text)
+    # the one address left is the name of SVG, in the icon
+    assert set(re.findall(r"https?://[^'\" ]+", text)) == {"http://www.w3.org/2000/svg"}
+    (policy,) = read.all("meta", **{"http-equiv": "Content-Security-Policy"})
+    assert policy[1]["content"] == (
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    )
+
+
+def test_scripts_and_styles_stand_whole_in_the_page():
+    read = Reader(page(FULL))
+    assert read.texts("script") == [files("unskew.report").joinpath("page.js").read_text("utf-8")]
+    assert read.texts("style") == [STYLE, files("unskew.report").joinpath("page.css").read_text("utf-8")]
+
+
+def test_every_chart_has_its_alternative_text_and_title():
+    read = Reader(page(FULL))
+    drawn = read.all("svg")
+    assert [(e[1]["role"], e[1]["aria-label"]) for e in drawn] == [
+        ("img", alt) for alt in ("It rises", "Far", "It rises", "1")
+    ]
+    assert len(read.all("figure")) == len(read.all("figcaption")) == 4
+    assert [e[1]["data-name"] for e in read.all("figure")] == ["curve", "wide", "c", "c"]
+
+
+def test_only_a_wide_chart_has_a_row_to_itself():
+    choice = Choice("layer", {"a": chart(), "b": chart(width=561)})
+    read = Reader(page(one(chart(width=560), chart(width=561), choice)))
+    assert [e[1]["class"] for e in read.all("figure")] == ["figure", "figure wide", "figure", "figure"]
+    assert read.looks("choice") == ["choice wide"]
+
+
+def test_a_choice_begins_where_it_says():
+    read = Reader(page(FULL))
+    assert [(text, "selected" in about) for _, about, text in read.all("option")] == [("0", False), ("1", True)]
+    assert read.looks("option") == ["option", "option shown"]
+    first = Reader(page(one(Choice("client", {"0": chart(), "1": chart()}))))
+    assert ["selected" in e[1] for e in first.all("option")] == [True, False]
+
+
+def test_a_choice_of_what_is_not_there_is_refused():
+    with pytest.raises(ValueError, match=r"Choice\(start='9'\): there is no such client, there are \['0'\]"):
+        page(one(Choice("client", {"0": chart()}, "9")))
+
+
+def everywhere(words):
+    """A page with these words in every place that takes some."""
+    choice = Choice(words, {words: chart(words, words, words)})
+    full = Table(words, [Column(words), Column(words, "number")], [[words, words]], words)
+    section = Section(words, words, words, [choice, full], [words], [words])
+    return Page(words, words, [words], [(words, words)], [section], words)
+
+
+@pytest.mark.parametrize("words", [NASTY, LONG], ids=["nasty", "long"])
+def test_text_from_outside_stays_text_wherever_it_stands(words):
+    text = page(everywhere(words))
+    read, plain = Reader(text), Reader(page(everywhere("a")))
+    assert [e[0] for e in read.elements] == [e[0] for e in plain.elements], "no element more, none less"
+    assert [set(e[1]) - {"class"} for e in read.elements] == [set(e[1]) - {"class"} for e in plain.elements]
+    for tag in ("title", "h1", "h2", "h3", "dt", "dd", "option", "td"):
+        assert words in read.texts(tag)
+    assert read.all("svg")[0][1]["aria-label"] == words
+    assert read.all("div", **{"data-label": words})
+    assert text.count("</script>") == 1
+
+
+def test_what_cannot_be_shown_is_replaced_and_the_page_can_be_written():
+    read = Reader(page(replace(FULL, title="a\x00b\x1b[31mc\udcff", sections=[])))
+    assert read.texts("h1") == ["a\ufffdb\ufffd[31mc?"]
+
+
+def test_a_page_without_anything_is_a_page():
+    read = Reader(page(Page("", "", [], [], [])))
+    assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "section", "h1")] == [1, 0, 1, 0, 0, 1]
+
+
+def test_a_section_without_anything_has_its_title_alone():
+    read = Reader(page(one()))
+    assert read.texts("h2") == ["A part"]
+    assert len(read.all("nav")) == 1
+    assert [len(read.all(tag)) for tag in ("figure", "table", "ul")] == [0, 0, 1]
+
+
+def test_a_table_says_numbers_for_people_and_holds_them_for_sorting():
+    rows = [["a", 0.6279, 1_540_000, 90, 12345, 0.30406], ["b", None, None, None, None, None], ["", "n/a", 0, 0, 0, 0]]
+    read = Reader(page(one(table(rows, "text", "percent", "bytes", "seconds", "count", "number"))))
+    assert read.texts("td") == [
+        *("62.79 %", "1.5 MB", "1 min 30 s", "12,345", "0.3041"),
+        *("", "", "", "", ""),
+        *("n/a", "0 B", "0.0 s", "0", "0"),
+    ]
+    assert [e[1].get("data-value") for e in read.all("td")] == [
+        *("0.6279", "1540000", "90", "12345", "0.30406"),
+        *(None, None, None, None, None),
+        *(None, "0", "0", "0", "0"),
+    ]
+    assert [e[2] for e in read.all("th", scope="row")] == ["a", "b", ""]
+    assert len(read.all("th", scope="col")) == 6
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "said"),
+    [
+        (0, "percent", "0.00 %"),
+        (1, "percent", "100.00 %"),
+        (0.12345, "percent", "12.35 %"),
+        (999, "bytes", "999 B"),
+        (1000, "bytes", "1.0 kB"),
+        (999_900, "bytes", "999.9 kB"),
+        (15.4e6, "bytes", "15.4 MB"),
+        (2.5e9, "bytes", "2.5 GB"),
+        (3.2e12, "bytes", "3.2 TB"),
+        (0.0123, "seconds", "12 ms"),
+        (59, "seconds", "59.0 s"),
+        (12.345, "seconds", "12.3 s"),
+        (90, "seconds", "1 min 30 s"),
+        (3600, "seconds", "1 h 00 min"),
+        (36e4, "seconds", "100 h 00 min"),
+        (3, "number", "3"),
+        (1234567, "number", "1,234,567"),
+        (23456.7, "number", "23,457"),
+        (0.99, "number", "0.9900"),
+        (1e-7, "number", "1e-07"),
+        (1.5, "text", "1.5"),
+        (-2.0, "count", "-2"),
+        (math.nan, "percent", "NaN"),
+        (math.inf, "bytes", "∞"),
+        (-math.inf, "number", "-∞"),
+    ],
+)
+def test_numbers_read_as_their_kind(value, kind, said):
+    assert formatted(value, kind) == said
+
+
+def test_numbers_without_end_are_sorted_as_such():
+    read = Reader(page(one(table([["a", math.inf], ["b", -math.inf], ["c", math.nan]], "text", "number"))))
+    assert [e[1]["data-value"] for e in read.all("td")] == ["Infinity", "-Infinity", "NaN"]
+
+
+def test_a_kind_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"Column\(kind='per cent'\): the kinds are text, number, count, percent"):
+        page(one(table([[1]], "per cent")))
+
+
+def test_a_row_of_another_length_is_refused():
+    with pytest.raises(ValueError, match="shorter"):
+        page(one(table([["a"]], "text", "number")))
+
+
+@pytest.mark.parametrize(("rows", "folded"), [(0, False), (MANY, False), (MANY + 1, True), (5000, True)])
+def test_all_rows_are_in_the_file_and_only_long_tables_are_folded(rows, folded):
+    read = Reader(page(one(table([[f"row {at}", at] for at in range(rows)], "text", "count"))))
+    assert len(read.all("tr")) == 1 + rows
+    assert ("folded" in read.all("table")[0][1].get("class", "")) is folded
+
+
+def luminance(colour):
+    """Of sRGB, as WCAG 2 defines it."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_contrast_is_what_the_textbook_says():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize("night", [0, 1], ids=["by day", "by night"])
+def test_every_text_has_the_contrast_that_wcag_asks_for(night):
+    style = files("unskew.report").joinpath("page.css").read_text("utf-8")
+    pairs = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\);", style)
+    colours = {name: both[night] for name, *both in pairs}
+    assert len(colours) == style.count("light-dark(#")
+    for ground in ("paper", "card", "wash", "stripe"):
+        for text in ("ink", "quiet", "accent"):
+            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    for ground in ("paper", "card"):
+        assert contrast(colours["edge"], colours[ground]) >= 3, "the edge of a control"
+    beyond = style.replace("--paper: #fff;", "").split("--strip:", 1)[1]
+    assert not re.search(r"#[0-9a-fA-F]{3,8}\b|rgb|hsl", beyond), "every colour stands in the list"

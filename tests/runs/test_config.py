@@ -1,0 +1,264 @@
+"""A configuration: what it reads, what it refuses and under which name, and that its recipe repeats it."""
+
+import math
+import tomllib
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unskew.core.errors import UserError
+from unskew.core.types import Local
+from unskew.runs.config import Config, checked, read, to_toml, with_values
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+counts = st.integers(1, 10**9)
+shares = st.floats(0, 1, exclude_max=True)
+amounts = st.floats(0, 1e300, exclude_min=True)
+METHODS = ["fedavg", "fedavgm(0.9) + fedprox(mu=0.01)", 'outside:method("two words", a=true)']
+
+configs = st.builds(
+    Config,
+    data=texts,
+    data_dir=st.none() | texts.filter(bool).map(lambda text: f"/data/{text}"),
+    partition=texts,
+    clients=st.none() | counts,
+    per_round=st.none() | counts,
+    method=st.sampled_from(METHODS),
+    model=st.none() | texts.filter(bool),
+    rounds=counts,
+    epochs=counts,
+    batch=counts,
+    lr=amounts,
+    momentum=shares,
+    weight_decay=amounts,
+    augment=st.none() | st.booleans(),
+    engine=st.sampled_from(["auto", "loop", "pool"]),
+    workers=st.none() | counts,
+    seed=st.integers(0, 2**63 - 1),
+    evaluate_every=counts,
+    on_failure=st.sampled_from(["stop", "skip"]),
+    checkpoint_seconds=amounts,
+)
+
+
+def write(folder, content):
+    file = folder / "recipe.toml"
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return file
+
+
+@settings(deadline=None)
+@given(configs)
+def test_a_recipe_repeats_its_configuration(config):
+    table = tomllib.loads(to_toml(config))
+    again = with_values(Config(), table, "recipe")
+    assert again == config
+    assert [type(value) for value in asdict(again).values()] == [type(value) for value in asdict(config).values()]
+
+
+@settings(deadline=None)
+@given(configs)
+def test_a_checked_configuration_checks_again_to_itself(config):
+    once = checked(config)
+    assert checked(once) == once
+    spelled = {name: getattr(config, name) for name in ("method", "data_dir", "data", "partition")}
+    assert replace(once, **spelled) == config  # a value is refused or kept, never changed
+
+
+def test_the_defaults_are_possible():
+    assert checked(Config()) == Config()
+
+
+def test_a_recipe_file_is_read_with_its_defaults(tmp_path):
+    file = write(tmp_path, 'data = "cifar10"\nrounds = 3\nper-round = 2\nweight-decay = 0\naugment = true\n')
+    wanted = replace(Config(), data="cifar10", rounds=3, per_round=2, weight_decay=0.0, augment=True)
+    assert read(file) == wanted
+    assert type(read(file).weight_decay) is float
+
+
+def test_an_empty_recipe_is_the_defaults(tmp_path):
+    assert read(write(tmp_path, "")) == Config()
+
+
+def test_the_file_that_a_run_writes_is_a_recipe(tmp_path):
+    config = checked(replace(Config(), method="fedavgm( 0.5 )+fedprox", data_dir="it's \\ here", seed=2**63 - 1))
+    assert read(write(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    "text", ['a"b', "a\\b", "tab\there", "line\nline", "\x00\x7f", "né", "a\u2028b", "\U000e0001x"]
+)
+def test_any_text_survives_a_recipe(text):
+    assert tomllib.loads(to_toml(replace(Config(), model=text)))["model"] == text
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "there are: data")],
+)
+def test_an_unknown_key_is_told_the_nearest(key, hint):
+    with pytest.raises(UserError) as caught:
+        with_values(Config(), {key: 1}, "recipe.toml")
+    assert str(caught.value).startswith(f"recipe.toml: no option is called {key!r}; ")
+    assert hint in str(caught.value)
+
+
+def test_a_table_in_a_recipe_is_no_option(tmp_path):
+    with pytest.raises(UserError, match="no option is called 'local'"):
+        read(write(tmp_path, "[local]\nepochs = 3\n"))
+
+
+@pytest.mark.parametrize("key", ["evaluate-every", "evaluate_every"])
+def test_keys_may_be_written_with_dashes(key):
+    assert with_values(Config(), {key: 7}, "here").evaluate_every == 7
+
+
+def test_with_values_changes_what_is_given_and_nothing_else():
+    base = replace(Config(), rounds=9, model="tiny-cnn")
+    assert with_values(base, {"model": None, "lr": 1}, "here") == replace(base, model=None, lr=1.0)
+    assert with_values(base, {}, "here") == base
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("rounds", True, "a whole number"),
+        ("rounds", "3", "a whole number"),
+        ("rounds", 3.0, "a whole number"),
+        ("rounds", None, "a whole number"),
+        ("rounds", [3], "a whole number"),
+        ("clients", "all", "a whole number"),
+        ("clients", False, "a whole number"),
+        ("lr", "0.1", "a number"),
+        ("lr", True, "a number"),
+        ("lr", None, "a number"),
+        ("augment", 1, "true or false"),
+        ("augment", "yes", "true or false"),
+        ("data", 3, "a text"),
+        ("data", None, "a text"),
+        ("data_dir", 3, "a text"),
+        ("model", b"bytes", "a text"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
+    with pytest.raises(UserError) as caught:
+        with_values(Config(), {key: value}, "recipe.toml")
+    assert str(caught.value) == f"recipe.toml: {key} must be {wanted}, {value!r} given"
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        *((key, (0, -1)) for key in ("clients", "per_round", "rounds", "epochs", "batch", "workers", "evaluate_every")),
+        ("lr", (0.0, -0.1, math.inf, -math.inf, math.nan)),
+        ("momentum", (-0.1, 1.0, 2.0, math.inf, math.nan)),
+        ("weight_decay", (-1e-9, math.inf, math.nan)),
+        ("checkpoint_seconds", (-1.0, math.inf, math.nan)),
+        ("seed", (-1, 2**63)),
+        ("on_failure", ("", "go on")),
+    ],
+)
+def test_an_impossible_value_is_refused_under_its_flag(key, values):
+    for value in values:
+        with pytest.raises(UserError) as caught:
+            checked(replace(Config(), **{key: value}))
+        assert str(caught.value).startswith(f"--{key.replace('_', '-')} {value}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rounds", 1), ("momentum", 0.0), ("momentum", 0.999), ("weight_decay", 0.0), ("checkpoint_seconds", 0.0),
+     ("seed", 0), ("seed", 2**63 - 1), ("lr", 1e-300), ("clients", None), ("batch", 10**9)],
+)  # fmt: skip
+def test_the_edge_of_what_is_possible_is_possible(key, value):
+    assert getattr(checked(replace(Config(), **{key: value})), key) == value
+
+
+def test_a_misspelt_policy_or_engine_is_told_the_nearest():
+    with pytest.raises(UserError, match="--on-failure stopp: did you mean 'stop'"):
+        checked(replace(Config(), on_failure="stopp"))
+    with pytest.raises(UserError, match="no engine is called 'pol'; did you mean 'pool'"):
+        checked(replace(Config(), engine="pol"))
+
+
+def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
+    with pytest.raises(UserError, match="lr"):
+        read(write(tmp_path, f"lr = 1{'0' * 400}\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"rounds = ", "is not TOML"),
+        (b"rounds = 1\nrounds = 2\n", "is not TOML"),
+        (b"just words", "is not TOML"),
+        (b"\x89PNG\r\n\x1a\n\xff\xfe", "cannot be read"),
+        (b"seed = " + b"1" * 5000, ""),
+    ],
+)
+def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path, content, message):
+    file = write(tmp_path, content)
+    with pytest.raises(UserError) as caught:
+        read(file)
+    assert str(file) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path):
+    with pytest.raises(UserError, match=r"there is no recipe .*nowhere\.toml"):
+        read(tmp_path / "nowhere.toml")
+    with pytest.raises(UserError, match="cannot be read"):
+        read(tmp_path)
+
+
+def test_the_variable_stands_in_for_the_data_folder_and_both_become_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert checked(Config()).data_dir is None
+    monkeypatch.setenv("UNSKEW_DATA", "from-variable")
+    assert checked(Config()).data_dir == str(tmp_path / "from-variable")
+    assert checked(replace(Config(), data_dir="given")).data_dir == str(tmp_path / "given")
+    monkeypatch.setenv("UNSKEW_DATA", "")
+    assert checked(Config()).data_dir is None
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "wanted"),
+    [
+        ("data", "folder:pictures", "folder:{here}/pictures"),
+        ("data", "arrays:/a/b.npz", "arrays:/a/b.npz"),
+        ("data", "folder:~/pictures", "folder:{here}/home/pictures"),
+        ("data", "digits", "digits"),
+        ("partition", "file:split.csv", "file:{here}/split.csv"),
+        ("partition", "dirichlet(alpha=0.1)", "dirichlet(alpha=0.1)"),
+    ],
+)
+def test_paths_become_absolute_so_that_a_run_can_be_resumed_from_anywhere(monkeypatch, tmp_path, key, given, wanted):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert getattr(checked(replace(Config(), **{key: given})), key) == wanted.format(here=tmp_path)
+
+
+def test_a_home_that_nobody_has_is_the_users_mistake():
+    with pytest.raises(UserError, match="nobody-of-that-name"):
+        checked(replace(Config(), data="folder:~nobody-of-that-name/pictures"))
+
+
+def test_a_method_is_kept_in_its_plainest_spelling_and_garbage_is_refused():
+    found = checked(replace(Config(), method=" fedavgm( beta = .5 ,) +fedprox() "))
+    assert found.method == "fedavgm(beta=0.5) + fedprox"
+    with pytest.raises(UserError, match="expected a value"):
+        checked(replace(Config(), method="fedavg("))
+
+
+def test_the_clients_are_told_the_local_settings():
+    config = Config(epochs=3, batch=7, lr=0.5, momentum=0.25, weight_decay=0.125, augment=True)
+    assert config.local() == Local(epochs=3, batch=7, lr=0.5, momentum=0.25, weight_decay=0.125, augment=True)
+    assert Config().local().augment is False
+
+
+@pytest.mark.parametrize("key", ["model", "baseline"])
+def test_an_empty_name_is_not_taken_for_none(key):
+    with pytest.raises(UserError, match=f"--{key} is empty; leave it out"):
+        checked(replace(Config(), **{key: ""}))

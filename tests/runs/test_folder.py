@@ -1,0 +1,343 @@
+"""The run folder: a crash at any moment leaves whole files, and what is read back is what was written."""
+
+import errno
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from federation import same
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.key import Key
+from unskew.core.types import Failure, ServerState
+from unskew.round.driver import Metrics
+from unskew.runs.checkpoint import CHECKPOINT, Progress, load_checkpoint, save_checkpoint
+from unskew.runs.folder import (
+    create_run_folder,
+    locked_folder,
+    read_json,
+    unused_path,
+    write_arrays,
+    write_json,
+    write_model,
+)
+from unskew.runs.metrics import MetricsFile, read_metrics
+
+PROGRESS = Progress(
+    metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
+)
+
+
+def metrics(number=1, **changes):
+    return Metrics(**{
+        "round": number, "clients": 2, "examples": 30, "train_loss": 1.5, "batches_max": 4, "bytes_up": 10,
+        "bytes_down": 20, "seconds": 0.25, **changes,
+    })  # fmt: skip
+
+
+def state():
+    draw = Key(0).torch()
+    model = {
+        "params/weight": torch.randn(3, 4, generator=draw),
+        "params/wide": torch.randn(2, 2, generator=draw, dtype=torch.float64).t(),
+        "buffers/count": torch.tensor(2**40 + 1),
+        "buffers/empty": torch.zeros(0, 3),
+        "params/odd": torch.tensor([float("nan"), -0.0, 1e-45]),
+    }
+    memory = {"velocity/params/weight": torch.randn(3, 4, generator=draw, dtype=torch.float64)}
+    return ServerState(17, model, memory)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash(*_, **__):
+    raise Crash
+
+
+# Replacing a file
+
+
+@pytest.mark.parametrize("moment", ["fsync", "replace"])
+def test_a_crash_while_writing_leaves_the_old_file_whole(tmp_path, monkeypatch, moment):
+    file = tmp_path / "result.json"
+    write_whole(file, b"old")
+    monkeypatch.setattr(os, moment, crash)
+    with pytest.raises(Crash):
+        write_whole(file, b"new, and much longer")
+    assert file.read_bytes() == b"old"
+    monkeypatch.undo()
+    write_whole(file, b"newer")
+    assert file.read_bytes() == b"newer"
+    assert os.listdir(tmp_path) == ["result.json"]
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path, monkeypatch):
+    file = tmp_path / "result.json"
+    write_whole(file, b"old")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"result\.json cannot be written: No space"):
+        write_whole(file, b"new")
+    assert file.read_bytes() == b"old"
+
+
+def test_a_file_is_synced_before_it_takes_its_place_and_its_folder_after(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    write_whole(tmp_path / "a", b"content")
+    assert order == [f"sync {tmp_path / f'a.{os.getpid()}.part'}", "replace", f"sync {tmp_path}"]
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 1000])
+def test_folders_are_made_and_the_content_is_what_was_given(tmp_path, content):
+    write_whole(tmp_path / "a" / "b" / "c.bin", content)
+    assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == content
+
+
+def test_json_comes_back_and_holds_neither_nan_nor_half_a_file(tmp_path):
+    values = {"name": "né \u2028", "list": [1, 2.5, None, True]}
+    write_json(tmp_path / "a.json", values)
+    assert read_json(tmp_path / "a.json") == values
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(tmp_path / "a.json", {"loss": float("nan")})
+    assert read_json(tmp_path / "a.json") == values
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe"])
+def test_json_that_cannot_be_read_is_refused_by_name(tmp_path, content):
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.json cannot be read"):
+        read_json(tmp_path / "a.json")
+    with pytest.raises(UserError, match=r"b\.json cannot be read"):
+        read_json(tmp_path / "b.json")
+
+
+# Folders and locks
+
+
+def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
+    create_run_folder(tmp_path / "new" / "run")
+    create_run_folder(tmp_path / "new" / "run")  # still empty
+    (tmp_path / "new" / "run" / "x").touch()
+    with pytest.raises(UserError, match="not empty; choose another --out, or go on with: unskew resume"):
+        create_run_folder(tmp_path / "new" / "run")
+    with pytest.raises(UserError):
+        create_run_folder(tmp_path / "new" / "run" / "x")
+    with pytest.raises(UserError, match="cannot be made"):
+        create_run_folder(tmp_path / "new" / "run" / "x" / "below a file")
+
+
+def test_an_unused_name_counts_from_two(tmp_path):
+    assert unused_path(tmp_path, "run") == tmp_path / "run"
+    for name in ("run", "run-2", "run-3", "run-5"):
+        (tmp_path / name).touch()
+    assert unused_path(tmp_path, "run") == tmp_path / "run-4"
+
+
+def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
+    with locked_folder(tmp_path):
+        with pytest.raises(UserError, match="in use by another process"), locked_folder(tmp_path):
+            raise AssertionError("two hold one folder")
+        code = f"from unskew.runs.folder import locked_folder\nfrom pathlib import Path\nwith locked_folder(Path({str(tmp_path)!r})): pass"
+        other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert "in use by another process" in other.stderr
+    with locked_folder(tmp_path):
+        pass
+
+
+def test_a_lock_is_released_after_an_error(tmp_path):
+    with pytest.raises(Crash), locked_folder(tmp_path):
+        raise Crash
+    with locked_folder(tmp_path):
+        pass
+
+
+# Metrics
+
+
+def test_metrics_come_back_without_what_was_not_measured(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.append(metrics(1))
+    file.append(metrics(2, accuracy=0.0, loss=0.5, failures=(Failure(3, "NaN"),)))
+    file.close()
+    first, second = read_metrics(tmp_path)
+    assert "accuracy" not in first
+    assert "failures" not in first
+    assert first["examples"] == 30
+    assert (second["accuracy"], second["failures"]) == (0.0, [{"client": 3, "reason": "NaN", "repeat": 0}])
+
+
+def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, 0)
+    keep = file.append(metrics(1))
+    assert keep == path.stat().st_size
+    assert file.append(metrics(2)) == path.stat().st_size > keep
+    file.close()
+    path.write_bytes(path.read_bytes() + b'{"round": 3, "cli')
+    file = MetricsFile(path, keep)
+    assert file.append(metrics(2, train_loss=9.0)) == path.stat().st_size
+    file.close()
+    assert [(row["round"], row["train_loss"]) for row in read_metrics(tmp_path)] == [(1, 1.5), (2, 9.0)]
+
+
+def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.append(metrics(1))
+    assert len(read_metrics(tmp_path)) == 1
+    file.close()
+
+
+def test_syncing_makes_the_lines_durable(tmp_path, monkeypatch):
+    synced = []
+    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file.append(metrics(1))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    file.sync()
+    file.close()
+    assert synced == [str(tmp_path / "metrics.jsonl")]
+
+
+def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
+    line = b'{"round": 1, "examples": 2, "seconds": 0.5, "bytes_up": 3, "bytes_down": 3}\n'
+    for length in range(2 * len(line) + 1):
+        (tmp_path / "metrics.jsonl").write_bytes((2 * line)[:length])
+        assert len(read_metrics(tmp_path)) == length // len(line)
+
+
+def test_a_line_that_lacks_what_every_line_has_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1, "exampels": 2}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1 has no examples"):
+        read_metrics(tmp_path)
+
+
+def test_a_run_without_metrics_has_none(tmp_path):
+    assert read_metrics(tmp_path) == []
+
+
+def test_a_metrics_file_shorter_than_its_checkpoint_says_is_refused(tmp_path):
+    """truncate() would fill it up with zero bytes, and the run would fail after its last round."""
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        MetricsFile(tmp_path / "metrics.jsonl", 100)
+
+
+def test_a_damaged_line_of_metrics_is_refused_by_name(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n\x00\x00\n{"round": 3}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        read_metrics(tmp_path)
+
+
+# Checkpoints
+
+
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
+    save_checkpoint(tmp_path, state(), PROGRESS)
+    found, progress = load_checkpoint(tmp_path)
+    assert progress == PROGRESS
+    assert found.round == 17
+    for got, want in ((found.tensors, state().tensors), (found.memory, state().memory)):
+        assert got.keys() == want.keys()
+        for name in want:
+            assert (got[name].dtype, got[name].shape) == (want[name].dtype, want[name].shape)
+        assert tensors.sha256(got) == tensors.sha256(want)
+
+
+def test_the_newest_checkpoint_counts(tmp_path):
+    save_checkpoint(tmp_path, ServerState(1, {"params/a": torch.zeros(1)}, {}), PROGRESS)
+    newer = ServerState(2, {"params/a": torch.ones(1)}, {})
+    save_checkpoint(tmp_path, newer, PROGRESS)
+    found, _ = load_checkpoint(tmp_path)
+    assert same(found, newer)
+
+
+def test_a_run_without_a_checkpoint_has_none(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+
+
+def test_what_was_loaded_does_not_change_with_the_next_checkpoint(tmp_path):
+    """Loaded tensors may lie in the file itself, so a new one must never be written into the old one's place."""
+    save_checkpoint(tmp_path, state(), PROGRESS)
+    found, _ = load_checkpoint(tmp_path)
+    zeros = {name: torch.zeros_like(value) for name, value in state().tensors.items()}
+    save_checkpoint(tmp_path, ServerState(18, zeros, state().memory), PROGRESS)
+    assert tensors.sha256(found.tensors) == tensors.sha256(state().tensors)
+
+
+def test_a_checkpoint_cut_anywhere_is_the_users_to_delete(tmp_path):
+    save_checkpoint(tmp_path, state(), PROGRESS)
+    file = tmp_path / CHECKPOINT
+    whole = file.read_bytes()
+    for length in [*range(12), *range(12, len(whole), 7), len(whole) - 1]:
+        file.write_bytes(whole[:length])
+        with pytest.raises(UserError, match=r"state\.safetensors is damaged .* delete it"):
+            load_checkpoint(tmp_path)
+    file.write_bytes(whole + b"\x00")
+    with pytest.raises(UserError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [None, {"other": "x"}, *({"unskew": text} for text in ("no json", "{}", "[]", '{"round": 1}'))],
+)
+def test_a_file_that_is_no_checkpoint_of_ours_is_refused(tmp_path, metadata):
+    write_whole(tmp_path / CHECKPOINT, safetensors.torch.save({"model/a": torch.zeros(1)}, metadata))
+    with pytest.raises(UserError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_crash_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path, state(), PROGRESS)
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(Crash):
+        save_checkpoint(tmp_path, ServerState(18, {}, {}), PROGRESS)
+    found, _ = load_checkpoint(tmp_path)
+    assert found.round == 17
+
+
+# Models and arrays
+
+
+def test_a_model_is_readable_by_others_under_the_networks_names(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+    write_model(tmp_path / "model.safetensors", tensors.of_module(network))
+    found = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    assert found.keys() == network.state_dict().keys()
+    other = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
+    other.load_state_dict(found)
+    assert all(
+        torch.equal(a, b) for a, b in zip(other.state_dict().values(), network.state_dict().values(), strict=True)
+    )
+
+
+def test_the_same_arrays_give_the_same_bytes_at_any_time(tmp_path):
+    arrays = {"client": np.arange(5, dtype=np.int32), "scheme": np.array("iid"), "empty": np.zeros((0, 2))}
+    write_arrays(tmp_path / "a.npz", arrays)
+    write_arrays(tmp_path / "b.npz", arrays)
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    with zipfile.ZipFile(tmp_path / "a.npz") as file:
+        assert {entry.date_time for entry in file.infolist()} == {(1980, 1, 1, 0, 0, 0)}
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert all(np.array_equal(found[name], arrays[name]) for name in arrays)
+        assert found["client"].dtype == np.int32
+
+
+def test_object_arrays_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(TypeError, match="pickled: odd"):
+        write_arrays(tmp_path / "a.npz", {"fine": np.zeros(1), "odd": np.array([{}, None], dtype=object)})
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,446 @@
+"""What is written down while training: what was asked for, when it was asked for, and without changing a bit."""
+
+import itertools
+import json
+import shutil
+
+import pytest
+import torch
+
+from analysis.finished import EVERYTHING, SMALL, finished, metrics, recorded, result, runs_of, finished_run
+from federation import federation
+from unskew import engines
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.types import Visit
+from unskew.engines.blueprint import build
+from unskew.round import driver
+from unskew.round.driver import Metrics
+from unskew.runs import recorded as recorded_file
+from unskew.runs import recording, train
+from unskew.runs.checkpoint import kept_state, load_state
+from unskew.runs.folder import read_model
+from unskew.runs.recording import Recorded, Recorder, RecordingEngine, plain_spelling, parse_recording, silhouette_of, some_features
+
+__all__ = ["finished", "runs_of"]
+
+METHODS = [
+    "fedavg", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes", "clsnorm",
+    "centralised",
+]  # fmt: skip
+
+
+# What is asked for
+
+
+def test_a_text_says_what_and_when():
+    assert parse_recording("silhouette(every=5) + norms(first=3)+drift + model") == (
+        Recorded("silhouette", 5, 0), Recorded("norms", 1, 3), Recorded("drift", 1, 0), Recorded("model", 10, 0),
+    )  # fmt: skip
+    assert plain_spelling("  norms( every = 2 )+drift") == "norms(every=2) + drift"
+    assert parse_recording(plain_spelling("model(3, first=1)")) == parse_recording("model(every=3, first=1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "column"),
+    [
+        ("norm", "nothing called 'norm' can be recorded; did you mean 'norms'?", 0),
+        ("drift + silouette", "nothing called 'silouette' can be recorded; did you mean 'silhouette'?", 8),
+        ("norms + drift + norms(every=2)", "norms stands here twice; once is enough", 16),
+        ("norms(every=0)", "every=0: give 1 (each round) or more", 0),
+        ("drift + norms(first=-1)", "first=-1: give 0 or more rounds", 8),
+        ("norms(evry=2)", "recording norms has no knob 'evry'; did you mean 'every'?", 0),
+        ("norms(every=2.5)", "recording norms: every must be a whole number, 2.5 given", 0),
+        ("norms drift", "recording: expected + or the end, found 'drift'", 6),
+        ("norms(every=2", "recording: expected , or ) after a value, found 'the end'", 13),
+        ("norms + !", "cannot read '!' here", 8),
+    ],
+)
+def test_what_cannot_be_read_is_pointed_at(source, message, column):
+    with pytest.raises(UserError) as said:
+        parse_recording(source)
+    assert str(said.value) == f"{message}\n  {source}\n  {' ' * column}^"
+
+
+def test_an_empty_text_is_refused():
+    with pytest.raises(UserError, match="recording is empty; give a name such as norms"):
+        parse_recording(" ")
+
+
+@pytest.mark.parametrize(
+    ("every", "first", "rounds", "wanted"),
+    [
+        (1, 0, 4, [1, 2, 3, 4]),
+        (3, 0, 8, [3, 6, 8]),
+        (3, 2, 8, [1, 2, 3, 6, 8]),
+        (100, 0, 5, [5]),
+        (100, 9, 5, [1, 2, 3, 4, 5]),
+        (4, 1, 8, [1, 4, 8]),
+    ],
+)
+def test_it_is_due_at_every_so_many_rounds_in_the_first_and_in_the_last(every, first, rounds, wanted):
+    asked = Recorded("norms", every, first)
+    assert [number for number in range(1, rounds + 1) if asked.due(number, rounds)] == wanted
+
+
+def test_a_recorder_looks_at_clients_only_for_what_is_seen_there():
+    recorder = Recorder(parse_recording("norms(every=2) + silhouette + model(every=3) + drift(every=4)"), 6, None, None)
+    assert [recorder.due(n) for n in (1, 2, 3, 4)] == [
+        ["silhouette"], ["norms", "silhouette"], ["silhouette", "model"], ["norms", "silhouette", "drift"],
+    ]  # fmt: skip
+    assert [recorder.watched(n) for n in (1, 2, 3, 4)] == [[], ["norms"], [], ["norms", "drift"]]
+
+
+# In a run
+
+
+def test_lines_stand_there_at_the_rounds_that_were_asked_for_and_states_too(runs_of):
+    run = runs_of(rounds=5, during="norms(every=2) + silhouette(first=1, every=4) + model(every=2)")
+    rows = recorded(run)
+    assert [(row["round"], sorted(set(row) - {"round"})) for row in rows] == [
+        (1, ["silhouette"]), (2, ["norms"]), (4, ["norms", "silhouette"]), (5, ["norms", "silhouette"]),
+    ]  # fmt: skip
+    assert sorted(file.name for file in (run / "states").iterdir()) == [
+        "round-000002.safetensors", "round-000004.safetensors", "round-000005.safetensors",
+    ]  # fmt: skip
+
+
+def test_where_nothing_is_asked_for_nothing_is_written(runs_of):
+    run = runs_of()
+    assert not (run / "during.jsonl").exists()
+    assert not (run / "states").exists()
+    run = runs_of(during="model(every=3)")
+    assert not (run / "during.jsonl").exists()
+    assert kept_state(run, 3).exists()
+
+
+def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
+    """Its norms are those of the weights that are written, its silhouette that of their features."""
+    last = recorded(finished)[-1]
+    weights = read_model(finished / "model.safetensors")
+    assert last["norms"]["server"] == pytest.approx(weights["classifier.weight"].double().norm(dim=1).tolist())
+    with finished_run(finished) as subject:
+        side = subject.side
+        side.load(subject.model, training=False)
+        assert last["silhouette"] == silhouette_of(*some_features(side, subject.key))
+
+
+def test_a_kept_state_is_the_one_that_the_round_left(finished, runs_of):
+    """A run of two rounds ends where the run of three stood after two."""
+    shorter = runs_of(rounds=2, per_round=4)
+    state, _ = load_state(kept_state(finished, 2))
+    assert state.round == 2
+    assert tensors.sha256(state.tensors) == result(shorter)["weights_sha256"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_recording_changes_no_bit(runs_of, method):
+    watched, alone = runs_of(method=method, during="norms + drift", per_round=3), runs_of(method=method, per_round=3)
+    assert result(watched)["weights_sha256"] == result(alone)["weights_sha256"]
+    assert metrics(watched) == metrics(alone)
+    assert (watched / "checkpoint" / "memories.bin").exists() == (alone / "checkpoint" / "memories.bin").exists()
+
+
+def test_recording_everything_changes_no_bit(finished, runs_of):
+    alone = runs_of(per_round=4)
+    assert result(finished)["weights_sha256"] == result(alone)["weights_sha256"]
+    assert metrics(finished) == metrics(alone)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["moon", *(pytest.param(each, marks=pytest.mark.heavy) for each in METHODS if each != "moon")],
+)
+def test_a_pool_writes_down_what_the_loop_does_and_changes_no_bit(runs_of, method):
+    loop = runs_of(method=method, during="norms + drift", per_round=3)
+    pool = runs_of(method=method, during="norms + drift", per_round=3, engine="pool", workers=2)
+    assert result(pool)["weights_sha256"] == result(loop)["weights_sha256"]
+    assert metrics(pool) == metrics(loop)
+    assert (pool / "during.jsonl").read_bytes() == (loop / "during.jsonl").read_bytes()
+
+
+def test_clients_that_fail_and_are_skipped_have_no_row(tmp_path, runs_of):
+    """The client whose batch holds one example raises: of sizes 31 to 62 in batches of 8, those with remainder 1."""
+    options = {"method": "outside_methods:raises(1)", "on_failure": "skip"}
+    watched, alone = runs_of(during="norms + drift", **options), runs_of(**options)
+    rows = recorded(watched)
+    failed = {failure["client"] for row in metrics(watched) for failure in row.get("failures", ())}
+    assert failed
+    for row in rows:
+        assert row["norms"]["clients"] == row["drift"]["clients"] == [c for c in range(5) if c not in failed]
+        assert len(row["norms"]["local"]) == len(row["norms"]["clients"])
+    assert result(watched)["weights_sha256"] == result(alone)["weights_sha256"]
+    assert metrics(watched) == metrics(alone)
+
+
+# Stopped and resumed
+
+
+def like(whole, **options):
+    """The options of a finished run, to be run again beside it."""
+    return {"data": f"arrays:{whole.parent / 'digits.npz'}", **SMALL, "during": EVERYTHING, **options}
+
+
+def images_of(run, folder, monkeypatch, **options):
+    """The run's folder as kill -9 would leave it after each round, before that round has its checkpoint."""
+    taken = []
+
+    def after_round(event):
+        if isinstance(event, Metrics):
+            taken.append(folder / f"after round {event.round}")
+            shutil.copytree(run, taken[-1])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
+        train.run(out=run, observe=after_round, **options)
+    return taken
+
+
+def same_end(run, whole):
+    assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
+    assert metrics(run) == metrics(whole)
+    assert (run / "during.jsonl").read_bytes() == (whole / "during.jsonl").read_bytes()
+    assert sorted(file.name for file in (run / "states").iterdir()) == sorted(
+        file.name for file in (whole / "states").iterdir()
+    )
+
+
+@pytest.mark.parametrize("seconds", [0, 3, 1000])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_run_killed_after_any_round_and_resumed_writes_the_same_lines(
+    runs_of, tmp_path, monkeypatch, method, seconds
+):
+    """A checkpoint after every round, after some, after none: lines beyond it go, and are written again."""
+    options = {"method": method, "rounds": 4, "per_round": 3}
+    whole = runs_of(during=EVERYTHING, **options)
+    taken = images_of(tmp_path / "run", tmp_path, monkeypatch, checkpoint_seconds=seconds, **like(whole, **options))
+    same_end(tmp_path / "run", whole)
+    for run in taken[:3]:
+        train.resume(run)
+        same_end(run, whole)
+
+
+def test_a_line_torn_by_a_crash_is_written_again(runs_of, tmp_path, monkeypatch):
+    options = {"rounds": 4, "per_round": 3}
+    whole = runs_of(during=EVERYTHING, method="fedavg", **options)
+    taken = images_of(tmp_path / "run", tmp_path, monkeypatch, checkpoint_seconds=0, **like(whole, **options))
+    with open(taken[2] / "during.jsonl", "ab") as file:
+        file.write(b'{"round": 4, "norms": {"clients": [0, 1')
+    train.resume(taken[2])
+    same_end(taken[2], whole)
+
+
+def test_an_interrupted_run_goes_on_with_its_lines(runs_of, tmp_path):
+    options = {"rounds": 4, "per_round": 3}
+    whole = runs_of(during=EVERYTHING, method="fedavg", **options)
+
+    def interrupt(event):
+        if isinstance(event, Metrics) and event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.run(out=tmp_path / "run", observe=interrupt, **like(whole, **options))
+    assert [row["round"] for row in recorded(tmp_path / "run")] == [1, 2]
+    train.resume(tmp_path / "run")
+    same_end(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("line", [b"nonsense\n", b"{}\n", b"[]\n", b'{"round": "one"}\n'])
+def test_a_resumed_run_with_damaged_lines_is_one_message(tmp_path, runs_of, line):
+    whole = runs_of(during="norms")
+
+    def interrupt(event):
+        if isinstance(event, Metrics) and event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.run(out=tmp_path / "run", observe=interrupt, **like(whole, during="norms"))
+    with open(tmp_path / "run" / "during.jsonl", "ab") as file:
+        file.write(line)
+    with pytest.raises(UserError, match=r"during\.jsonl is damaged"):
+        train.resume(tmp_path / "run")
+
+
+def test_lines_after_the_checkpoint_are_cut_off_and_others_stay(tmp_path):
+    rows = [{"round": n, "silhouette": 0.1 * n} for n in (1, 2, 3)]
+    for row in rows:
+        recorded_file.write(tmp_path, row)
+    recorded_file.start(tmp_path, 2)
+    assert recorded_file.read(tmp_path) == rows[:2]
+    recorded_file.start(tmp_path, 0)
+    assert recorded_file.read(tmp_path) == []
+    recorded_file.start(tmp_path / "nowhere", 3)
+    assert not (tmp_path / "nowhere").exists()
+
+
+# The engine around an engine
+
+
+class Spy:
+    """An engine that keeps what it was asked."""
+
+    def __init__(self, engine):
+        self.population, self.memories, self.progress = engine.population, engine.memories, None
+        self.engine, self.jobs, self.closed = engine, [], False
+
+    def map_sum(self, job, shared, visits, key):
+        self.jobs.append(job)
+        return self.engine.map_sum(job, shared, visits, key)
+
+    def close(self):
+        self.closed = True
+        self.engine.close()
+
+
+def watched_round(choose, **knobs):
+    small = federation(sizes=(9, 0, 4, 7), **knobs)
+    spy = Spy(engines.open_engine("loop", small.blueprint, small.data, 1))
+    watching = RecordingEngine(spy, choose)
+    state, _ = driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=4)
+    return small, spy, watching, state
+
+
+def test_watching_takes_what_it_saw_out_of_the_sums():
+    small, spy, watching, state = watched_round(lambda number: ["norms", "drift"])
+    alone = small.run(rounds=1)
+    assert tensors.sha256(state.tensors) == tensors.sha256(alone.tensors)
+    assert spy.jobs == ['train:{"what": ["norms", "drift"], "clients": [0, 2, 3]}']
+    assert not any(name.startswith("watch/") for name in watching.seen)
+    clients, rows = watching.rows("norms")
+    assert clients == [0, 2, 3]
+    assert rows.shape == (3, 4)
+    visits, key = [Visit(client, 1.0) for client in (0, 2)], small.key.fold("round", 7)
+    sums, plain = (each.map_sum("train", state.tensors, visits, key).sums for each in (watching, spy.engine))
+    assert list(sums) == list(plain)
+    assert all(torch.equal(sums[name], value) for name, value in plain.items())
+
+
+def test_watching_asks_nothing_where_nothing_is_chosen_and_forgets_the_round_before():
+    small, spy, watching, state = watched_round(lambda number: ["norms"] if number == 1 else [])
+    assert watching.rows("norms")[0] == [0, 2, 3]
+    driver.run_round(small.algorithm, watching, state, small.key, per_round=4)
+    assert spy.jobs[1:] == ["train"]
+    assert watching.rows("norms")[0] == []
+
+
+def test_watching_lets_other_jobs_pass_and_closes_what_it_holds():
+    small, spy, watching, state = watched_round(lambda number: ["norms"])
+    seen = watching.rows("norms")
+    driver.evaluate(watching, state.tensors, 7, small.key)
+    assert spy.jobs[-1] == "evaluate"
+    assert torch.equal(watching.rows("norms")[1], seen[1])
+    told = []
+    watching.progress = lambda done, total: told.append((done, total))
+    assert spy.progress is watching.progress
+    watching.close()
+    assert spy.closed
+
+
+def test_of_many_clients_the_first_hundred_are_looked_at():
+    small = federation(sizes=(1,) * 105, model="outside_models:linear", epochs=1)
+    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    watching = RecordingEngine(engine, lambda number: ["norms"])
+    driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=105)
+    assert watching.rows("norms")[0] == list(range(100))
+
+
+def test_of_a_client_that_comes_twice_the_first_visit_is_seen():
+    small = federation(sizes=(9, 4), epochs=1)
+    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    shared, key = small.state().tensors, small.key.fold("round", 1)
+
+    def looked_at(*visits):
+        watching = RecordingEngine(engine, lambda number: ["norms", "drift"])
+        watching.map_sum("train", shared, list(visits), key)
+        return {name: watching.rows(name) for name in ("norms", "drift")}
+
+    first = looked_at(Visit(0, 1.0, take=5))
+    both = looked_at(Visit(0, 1.0, take=5), Visit(1, 1.0), Visit(0, 1.0, take=5, repeat=1))
+    for name in ("norms", "drift"):
+        assert both[name][0] == [0, 1]
+        assert torch.equal(both[name][1][0], first[name][1][0])
+
+
+@pytest.mark.parametrize("name", ["loop", "pool"])
+def test_progress_is_told_of_every_visit_and_ends_at_all_of_them(name):
+    small = federation(sizes=(9, 4, 7, 2), epochs=1)
+    engine = engines.open_engine(name, small.blueprint, small.data, 1)
+    told = []
+    engine.progress = lambda done, total: told.append((done, total))
+    visits = [Visit(client, 1.0) for client in range(4)]
+    try:
+        quiet = engine.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
+        engine.progress = None
+        again = engine.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
+    finally:
+        engine.close()
+    assert told[0][0] < 4
+    assert told[-1] == (4, 4)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert {total for _, total in told} == {4}
+    if name == "loop":
+        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert all(torch.equal(quiet.sums[each], again.sums[each]) for each in quiet.sums)
+
+
+# The silhouette
+
+
+def plain_silhouette(features, labels):
+    """Rousseeuw 1987 by its words: a mean distance to the own class, b to the nearest other; 0 for one alone."""
+    points, found = features.double(), []
+    for i, label in enumerate(labels.tolist()):
+        far = {}
+        for j, other in enumerate(labels.tolist()):
+            if i != j:
+                far.setdefault(other, []).append(float((points[i] - points[j]).norm()))
+        if label not in far:
+            found.append(0.0)
+            continue
+        a = sum(far[label]) / len(far[label])
+        b = min(sum(each) / len(each) for other, each in far.items() if other != label)
+        found.append((b - a) / max(a, b))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_silhouette_is_its_plain_twin(seed):
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 4, (30,), generator=draw)
+    labels[0] = 9  # a class of one
+    features = torch.randn(30, 3, generator=draw) + labels[:, None]
+    assert silhouette_of(features, labels) == pytest.approx(plain_silhouette(features, labels), abs=1e-6)
+
+
+def test_the_silhouette_by_hand():
+    """0 and 1 against 10 and 11: (1 − 1/10.5 + 1 − 1/9.5)/2, twice."""
+    found = silhouette_of(torch.tensor([[0.0], [1.0], [10.0], [11.0]]), torch.tensor([3, 3, 5, 5]))
+    assert found == pytest.approx((2 - 1 / 10.5 - 1 / 9.5) / 2, abs=1e-9)
+
+
+def test_there_is_no_silhouette_of_one_class_of_all_classes_or_of_nan():
+    features = torch.eye(4)
+    assert silhouette_of(features, torch.tensor([1, 1, 1, 1])) is None
+    assert silhouette_of(features, torch.tensor([0, 1, 2, 3])) is None
+    features[0, 0] = float("nan")
+    assert silhouette_of(features, torch.tensor([0, 0, 1, 1])) is None
+
+
+def test_of_many_images_the_same_ones_are_taken_for_a_seed():
+    small = federation(dtype="float32")
+    side = build(small.blueprint, small.data)
+    count = len(side.test.labels)
+    whole, labels = some_features(side, small.key)
+    assert len(whole) == count
+    first, second = some_features(side, small.key, 10), some_features(side, small.key, 10)
+    assert torch.equal(first[0], second[0])
+    assert len(first[0]) == 10
+    assert all(any(torch.allclose(row, each, atol=1e-6) for each in whole) for row in first[0])
+    other = some_features(side, recording.Key(99), 10)
+    assert not torch.equal(other[1], first[1]) or not torch.equal(other[0], first[0])
+    assert len(labels) == count
+
+
+def test_lines_are_json_that_reads_back_to_the_bit(finished):
+    lines = (finished / "during.jsonl").read_text().splitlines()
+    assert [json.dumps(json.loads(line)) for line in lines] == lines
