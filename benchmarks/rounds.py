@@ -30,7 +30,7 @@ class Federation:
         models.initialise(side.network, Key(0))
         self.algorithm, self.per_round = side.algorithm, per_round or population.clients
         self.state = driver.start(side.algorithm, tensors.of_module(side.network))
-        self.engine = engines.open_engine(engine, self.blueprint, data, workers)
+        self.engine = engines.open_engine(engine, engines.EngineSetup(self.blueprint, data, workers))
 
     def round(self):
         self.state, metrics = driver.run_round(
@@ -152,7 +152,8 @@ def large_population(repeats):
         variants[clients] = loops[clients].round
         if clients == 100_000:
             rows.append(at_most("100,000 clients: start-up in the process", start, "s", 5))
-            own = population.order.nbytes + population.offsets.nbytes + population.inhabited.nbytes
+            arrays = (population.order, population.offsets, population.roster.inhabited, population.roster.sizes)
+            own = sum(array.nbytes for array in arrays)
             rows.append(at_most("100,000 clients: memory beyond the data", own / clients, "bytes a client", 200))
     per_example = {clients: [] for clients in variants}
     for _ in range(10 * repeats):

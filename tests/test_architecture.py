@@ -12,8 +12,8 @@ MODULES = sorted(ROOT.rglob("*.py"))
 LAYERS = [
     {"core"},
     {"data", "models", "charts"},
-    {"calibration", "privacy"},
     {"round"},
+    {"calibration", "privacy"},
     {"methods"},
     {"engines"},
     {"runs"},

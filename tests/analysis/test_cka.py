@@ -247,7 +247,7 @@ def test_the_unbiased_form_keeps_one_number_a_pair():
 def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_next_round(finished):
     with finished_run(finished) as subject, undisturbed():
         found = cka.measure(subject)
-        coming = subject.algorithm.sampler(subject.key.fold("round", 4, "sample"), subject.engine.population, 4)
+        coming = subject.algorithm.sampler(subject.key.fold("round", 4, "sample"), subject.engine.roster, 4)
     assert found.layers == ["conv1", "conv2", "fc1", "classifier"]
     assert found.clients == [visit.client for visit in coming]
     assert (found.round, found.images) == (3, 120)

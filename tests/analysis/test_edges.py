@@ -59,7 +59,7 @@ def test_an_interrupt_is_one_however_deep_it_lies():
 
 def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
     small = federation(sizes=(2,) * 105, epochs=1)
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     visits = [Visit(client, 1.0) for client in range(105)]
     for most, seen in ((recording.MOST_CLIENTS, 100), (105, 105)):
         watching = recording.RecordingEngine(engine, lambda number: ["norms"], most=most)

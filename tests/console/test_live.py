@@ -170,18 +170,18 @@ def test_many_clients_are_counted_and_centralised_training_has_none():
 def test_the_clients_shown_are_those_that_come():
     """The view asks the sampler itself; it must say what the driver is about to do, in every round."""
     small = federation(sizes=(40, 30, 1, 20, 9))
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     came, work = [], engine.map_sum
 
-    def watched(job, shared, visits, key):
+    def watched(job, shared, visits, key, *, round):
         came.append([visit.client for visit in visits])
-        return work(job, shared, visits, key)
+        return work(job, shared, visits, key, round=round)
 
     engine.map_sum, state = watched, small.state()
     for _ in range(4):
         state, _ = driver.run_round(small.algorithm, engine, state, Key(3), per_round=2)
     config = replace(Config(), rounds=4, per_round=2, seed=3)
-    seen = overview(config=config, population=engine.population, visits=(Visit(0, 1.0), Visit(1, 1.0)))
+    seen = overview(config=config, population=engine._side.population, visits=(Visit(0, 1.0), Visit(1, 1.0)))
     for number, clients in enumerate(came, 1):
         view = View(console(), replace(seen, first_round=number))
         view.close()

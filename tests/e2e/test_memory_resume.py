@@ -20,7 +20,7 @@ from unskew import engines
 from unskew.console.main import main
 from unskew.core.types import Memory, Visit
 from unskew.round import driver
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory, Slots
 from unskew.round.driver import Metrics
 from unskew.runs import train
 from unskew.runs.checkpoint import KEPT_MEMORIES, MEMORIES, load_checkpoint, open_memories
@@ -94,7 +94,7 @@ def images_of(run: Path, folder: Path, monkeypatch, **options):
 
     The clock counts how often it is asked, so that checkpoints come after the same rounds on every machine.
     """
-    taken, keep, written = [], Memories.keep, itertools.count(1)
+    taken, write, written = [], ClientMemory.write, itertools.count(1)
 
     def take(name):
         taken.append(folder / name)
@@ -104,13 +104,14 @@ def images_of(run: Path, folder: Path, monkeypatch, **options):
         if isinstance(event, Metrics):
             take(f"after round {event.round}")
 
-    def keep_and_take(self, visited):
-        keep(self, visited)
+    def write_and_take(self, slot, values):
+        ticket = write(self, slot, values)
         if (number := next(written)) % 5 == 0:
             take(f"after visit {number}")
+        return ticket
 
     with monkeypatch.context() as patched:
-        patched.setattr(Memories, "keep", keep_and_take)
+        patched.setattr(ClientMemory, "write", write_and_take)
         patched.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
         train.run(out=run, observe=after_round, engine="loop", **OPTIONS, **options)
     return taken
@@ -201,18 +202,19 @@ def stood(taken):
 
 def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch, whole):
     """Checkpoints come every second round of three visits; the process gets to its tenth visit, then to its fifth, …"""
-    run, keep, lives = tmp_path / "run", Memories.keep, 0
+    run, write, lives = tmp_path / "run", ClientMemory.write, 0
     while not (run / "result.json").exists():
         lives += 1
         visits = itertools.count(1)
 
-        def keep_or_die(self, visited, visits=visits, last=10 if lives % 2 else 5):
-            keep(self, visited)
+        def write_or_die(self, slot, values, visits=visits, last=10 if lives % 2 else 5):
+            ticket = write(self, slot, values)
             if next(visits) == last:
                 shutil.copytree(run, tmp_path / "image")
                 raise KeyboardInterrupt  # whatever is still written after this goes to the folder that is thrown away
+            return ticket
 
-        monkeypatch.setattr(Memories, "keep", keep_or_die)
+        monkeypatch.setattr(ClientMemory, "write", write_or_die)
         monkeypatch.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
         try:
             if lives == 1:
@@ -230,11 +232,11 @@ def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch
 def test_client_memory_are_durable_before_a_checkpoint_refers_to_them_and_free_only_after(tmp_path, monkeypatch):
     """Power may fail at any moment: written, synced, referred to, and only then are older ones given up."""
     said = []
-    fsync, replaced, keep, pin = os.fsync, os.replace, Memories.keep, Memories.pin
+    fsync, replaced, write, pin = os.fsync, os.replace, ClientMemory.write, Slots.pin
     monkeypatch.setattr(os, "fsync", lambda fd: (said.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (said.append(f"replace {Path(b).name}"), replaced(a, b)))
-    monkeypatch.setattr(Memories, "keep", lambda self, visited: (said.append("keep"), keep(self, visited)))
-    monkeypatch.setattr(Memories, "pin", lambda self, places: (said.append("pin"), pin(self, places)))
+    monkeypatch.setattr(ClientMemory, "write", lambda *given: (said.append("keep"), write(*given))[1])
+    monkeypatch.setattr(Slots, "pin", lambda *given: (said.append("pin"), pin(*given)))
     train.run(out=tmp_path / "run", engine="loop", method=BOTH, checkpoint_seconds=0, **{**OPTIONS, "rounds": 2})
     mattered = [word for word in said if word in ("keep", "memories.bin", "replace state.safetensors", "pin")]
     each = ["keep", "keep", "keep", "memories.bin", "replace state.safetensors", "pin"]
@@ -284,9 +286,9 @@ def test_client_memory_lost_meanwhile_are_one_clear_message(tmp_path, stopped, c
         assert resumed(run, *skip) == 2
         errors = capsys.readouterr().err
         assert errors.startswith("unskew: what client ")
-        assert "remember" in errors
+        assert "saved state" in errors
         assert "unskew resume" not in errors
-        assert "start the run anew" in errors
+        assert "start a new run" in errors
         assert errors.count("\n") == 1
     assert not (run / "result.json").exists()
     assert load_checkpoint(run)[0].round == 6
@@ -325,7 +327,7 @@ def test_a_full_disk_stops_the_run_by_name_and_it_goes_on_when_there_is_room(tmp
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     errors = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "what clients remember cannot be written: File too large" in errors
+    assert "the clients' state cannot be saved: File too large" in errors
     assert errors.endswith(f"go on with: unskew resume {run}\n")
     assert errors.count("\n") == 1
     assert resumed(run) == 0
@@ -348,7 +350,7 @@ def test_ram_does_not_grow_with_the_clients_seen(tmp_path, name):
     small = federation(
         "test_memory_resume:hoards(kilobytes=512)", sizes=(1,) * 240, model="outside_models:linear", epochs=1
     )
-    engine = engines.open_engine(name, small.blueprint, small.data, 1, open_memories(tmp_path))
+    engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1, open_memories(tmp_path)))
     processes = [os.getpid(), *(worker.process.pid for worker in getattr(engine, "_workers", []))]
     state, seen = small.state(), []
     algorithm = replace(small.algorithm, sampler=in_turn(first := [0]))

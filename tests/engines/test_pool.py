@@ -65,7 +65,7 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
         "from unskew.key import Key\n"
         "from unskew.types import Visit\n"
         "f = federation('outside_methods:sleeps(60)')\n"
-        "pool = engines.open_engine('pool', f.blueprint, f.data, 2)\n"
+        "pool = engines.open_engine('pool', engines.EngineSetup(f.blueprint, f.data, 2))\n"
         "print(*(w.process.pid for w in pool._workers), flush=True)\n"
         "pool.map_sum('train', f.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))\n"
     )
@@ -96,7 +96,7 @@ def test_results_are_added_in_the_order_of_the_visits():
     visits = [Visit(client, weight) for client, weight in enumerate((1e9, 1e-9, 1.0, 1e5, 1e-3))]
     outcomes = []
     for engine, workers in (("loop", 1), ("pool", 3)):
-        opened = engines.open_engine(engine, small.blueprint, small.data, workers)
+        opened = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data, workers))
         outcomes.append(opened.map_sum("train", small.state().tensors, visits, Key(0)).sums)
         opened.close()
     assert list(outcomes[0]) == list(outcomes[1])
@@ -108,7 +108,7 @@ def test_a_pool_gives_back_all_it_took():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         small = federation()
-        pool = engines.open_engine("pool", small.blueprint, small.data, 2)
+        pool = engines.open_engine("pool", engines.EngineSetup(small.blueprint, small.data, 2))
         processes = [worker.process for worker in pool._workers]
         pool.map_sum("train", small.state().tensors, [Visit(0, 1.0)], Key(0))
         pool.close()

@@ -48,13 +48,13 @@ class Ran:
 
 
 def ran(fed, rounds, per_round=None):
-    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
-    per_round = per_round or engine.population.clients
+    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+    per_round = per_round or engine.roster.clients
     try:
         every = list(driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=rounds, per_round=per_round))
         last = every[-1][0]
         places = last.clients.items()
-        kept = {client: engine.memories.recall(Visit(client, 1.0, recall=place)) for client, place in places}
+        kept = {client: engine._side.memory.recall(Visit(client, 1.0, ticket=place)) for client, place in places}
         return Ran(last, [metrics for _, metrics in every], kept)
     finally:
         engine.close()
@@ -150,7 +150,7 @@ def test_fedvc_is_the_numpy_lines(epochs, sgd):
 
 
 def test_a_client_comes_with_chance_proportional_to_its_examples_and_one_without_examples_never():
-    population = population_of(small("fedvc", UNEVEN))
+    population = population_of(small("fedvc", UNEVEN)).roster
     visits = methods.parse_method("fedvc").sampler(Key(3).fold("chance"), population, 20_000)
     came = Counter(v.client for v in visits)
     assert sum(came.values()) == 20_000
@@ -172,17 +172,17 @@ def test_departs_from_the_paper_fedvc_draws_clients_with_replacement_so_that_the
             assert count == high - low
             return np.arange(low, high)[::-1]
 
-    visits = methods.parse_method("fedvc").sampler(EveryDrawOnce(), population_of(small("fedvc", UNEVEN)), 32)
+    visits = methods.parse_method("fedvc").sampler(EveryDrawOnce(), population_of(small("fedvc", UNEVEN)).roster, 32)
     assert Counter(v.client for v in visits) == {k: n for k, n in enumerate(UNEVEN) if n}
     assert all(v.weight == 1 for v in visits)
-    alone = methods.parse_method("fedvc").sampler(Key(0), population_of(small("fedvc", (5,))), 4)
+    alone = methods.parse_method("fedvc").sampler(Key(0), population_of(small("fedvc", (5,))).roster, 4)
     assert [(v.client, v.repeat) for v in alone] == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
 @pytest.mark.parametrize("held", [5, 6, 7, 13])
 def test_a_visit_draws_without_replacement_if_the_client_holds_enough_and_with_otherwise(held):
     fed = small("fedvc(size=6, epochs=2)", (held,))
-    (seen,) = methods.parse_method("fedvc(size=6, epochs=2)").sampler(Key(0), population_of(fed), 1)
+    (seen,) = methods.parse_method("fedvc(size=6, epochs=2)").sampler(Key(0), population_of(fed).roster, 1)
     batches = plan(examples_of(fed, 0), seen.take, replace(fed.blueprint.local, epochs=2), Key(1))
     rows = batches.index[batches.index >= 0].numpy().reshape(2, 6)
     assert sorted(rows[0]) == sorted(rows[1])  # what was drawn for the visit serves all its epochs
@@ -211,7 +211,7 @@ def test_where_all_clients_are_of_one_size_fedvc_is_fedavg_in_expectation():
     alone = {}
     for seed in range(40):
         key = Key(seed)
-        (seen,) = fed.algorithm.sampler(key.fold("round", 1).fold("sample"), population_of(fed), 1)
+        (seen,) = fed.algorithm.sampler(key.fold("round", 1).fold("sample"), population_of(fed).roster, 1)
         alone[seen.client] = theta_of(replace(fed, key=key).run(1, per_round=1, state=state).tensors)
     assert alone.keys() == {0, 1, 2, 3}
     together = fed.with_method("fedavg")
@@ -518,9 +518,9 @@ def test_centralised_sends_nothing_beside_other_methods_either(other):
 
 
 def test_a_round_of_centralised_is_one_visit_to_all_that_anybody_holds():
-    visits = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised")), 5)
+    visits = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised")).roster, 5)
     assert visits == [Visit(EVERYONE, 32.0)]
-    few = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)), 1)
+    few = methods.parse_method("centralised").sampler(Key(0), population_of(small("centralised", (1,) * 40)).roster, 1)
     assert few == [Visit(EVERYONE, 40.0, take=1)]
 
 

@@ -150,7 +150,7 @@ def by_hand():
 def run(method, rounds=2):
     small = by_hand().with_method(method)
     start = {"params/classifier.weight": torch.tensor(W0), "params/classifier.bias": torch.tensor(B0)}
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     state = driver.start(small.algorithm, start)
     for _ in range(rounds):
         state, _ = driver.run_round(small.algorithm, engine, state, small.key, per_round=2)

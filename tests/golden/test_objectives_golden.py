@@ -23,6 +23,7 @@ from unskew.data.batches import plan
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
+from unskew.round.evaluation import evaluate
 from unskew.round.objective import objective
 
 CLOSE = 1e-10
@@ -50,8 +51,8 @@ def small(method, holds=HOLDS, *, classes=4, side=4, model="tiny-cnn", seed=0, *
 
 def states(fed, rounds, per_round=None):
     """The state after each round."""
-    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
-    per_round = per_round or engine.population.clients
+    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+    per_round = per_round or engine.roster.clients
     try:
         return [
             state
@@ -620,7 +621,7 @@ def test_a_clients_shares_never_leave_it_unless_the_population_is_asked_once():
 
     def traffic(method):
         fed = small(method)
-        engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+        engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
         run = driver.run(fed.algorithm, engine, fed.state(), fed.key, rounds=2, per_round=2)
         return [(metrics.bytes_up, metrics.bytes_down) for _, metrics in run]
 
@@ -736,8 +737,8 @@ def test_clsnorm_evaluates_with_unit_rows_and_as_used_gives_a_model_whose_plain_
     accuracy = np.mean(logits.argmax(1) == labels.numpy())
     for method, model in (("clsnorm", state.tensors), ("fedavg", driver.as_used(fed.algorithm, state.tensors))):
         other = fed.with_method(method)
-        engine = engines.open_engine("loop", other.blueprint, other.data, 1)
-        found = driver.evaluate(engine, model, len(ALL), Key(0))
+        engine = engines.open_engine("loop", engines.EngineSetup(other.blueprint, other.data, 1))
+        found = evaluate(engine, model, len(ALL), Key(0))
         assert found.loss == pytest.approx(loss, abs=1e-13)
         assert found.accuracy == accuracy
 

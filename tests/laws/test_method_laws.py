@@ -145,7 +145,7 @@ def test_two_methods_on_one_slot_are_refused_by_both_names_and_the_slots(first, 
 def remembered(state, engine):
     """What each client keeps, by name."""
     return {
-        client: {k: v.clone() for k, v in engine.memories.recall(Visit(client, 1.0, recall=place)).items()}
+        client: {k: v.clone() for k, v in engine._side.memory.recall(Visit(client, 1.0, ticket=place)).items()}
         for client, place in state.clients.items()
     }
 
@@ -153,10 +153,10 @@ def remembered(state, engine):
 @pytest.mark.parametrize("method", ["moon(mu=2)", "scaffold", "feddyn(0.1)", "scaffold + moon(mu=2)"])
 def test_a_client_that_does_not_come_keeps_what_it_remembers(method):
     fed = small(method)
-    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
     state, before = fed.state(), {}
     for number in range(1, 5):
-        visits = fed.algorithm.sampler(fed.key.fold("round", number).fold("sample"), engine.population, 2)
+        visits = fed.algorithm.sampler(fed.key.fold("round", number).fold("sample"), engine.roster, 2)
         state, _ = driver.run_round(fed.algorithm, engine, state, fed.key, per_round=2, rounds=4)
         now = remembered(state, engine)
         came = {visit.client for visit in visits}
@@ -172,7 +172,7 @@ def test_a_client_that_does_not_come_keeps_what_it_remembers(method):
 def test_a_client_that_fails_leaves_the_means_of_corrections_whole(method):
     """Client 2 (one example) raises every time: it counts in n, never in a sum, and remembers nothing."""
     fed = small(f"{method} + outside_methods:raises(1)", epochs=2)  # no other has a batch of one
-    engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
     state = fed.state()
     for _ in range(3):
         state, metrics = driver.run_round(

@@ -117,7 +117,7 @@ def test_clients_that_are_not_drawn_do_not_matter():
     """Their data may change without a bit of the result changing."""
     small = federation()
     visits = small.algorithm.sampler(
-        Key(0).fold("round", 1).fold("sample"), build(small.blueprint, small.data).population, 2
+        Key(0).fold("round", 1).fold("sample"), build(small.blueprint, small.data).population.roster, 2
     )
     side = build(small.blueprint, small.data)
     drawn = {int(i) for visit in visits for i in side.population.examples(visit.client)}

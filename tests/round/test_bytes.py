@@ -42,20 +42,21 @@ class Scales:
 
     def __init__(self, engine) -> None:
         self._engine = engine
-        self.population, self.memories = engine.population, engine.memories
+        self.roster, self.accept = engine.roster, engine.accept
         self.seen: list[Weighing] = []
         self.failed: set[tuple[str, int, int]] = set()
 
-    def map_sum(self, job, shared, visits, key):
+    def map_sum(self, job, shared, visits, key, *, round=0):
         """One visit at a time, added up in their order, as the loop does it."""
-        total, failures = None, []
+        total, failures, receipts = None, [], {}
         for visit in visits:
             outcome = self._engine.map_sum(job, shared, [visit], key)
             self.seen.append(Weighing(job, visit.client, visit.repeat, dict(shared), outcome.sums or None))
             total = tensors.add(total, outcome.sums) if outcome.sums else total
             failures += outcome.failures
+            receipts |= outcome.receipts
         self.failed |= {(job, failure.client, failure.repeat) for failure in failures}
-        return Outcome(total or {}, tuple(failures))
+        return Outcome(total or {}, tuple(failures), receipts)
 
     def close(self):
         self._engine.close()
@@ -78,7 +79,7 @@ class Scales:
 def rounds(method, number=2, *, per_round=3, dtype="float32", skip=False, model="tiny-cnn", sizes=SIZES):
     """Each round's metrics with the scales that stood beside it; nothing of the round's own code weighs there."""
     small = federation(method, sizes=sizes, images=image_set(sum(sizes)), model=model, dtype=dtype, batch=4, epochs=1)
-    engine = Scales(engines.open_engine("loop", small.blueprint, small.data, 1))
+    engine = Scales(engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1)))
     engine.element_size = {"float32": 4, "float64": 8}[dtype]
     state, found = small.state(), []
     for _ in range(number):
@@ -200,7 +201,7 @@ def test_fedir_asks_nobody_where_the_target_is_given():
 def test_a_run_that_goes_on_asks_nobody_again():
     small = federation("fedir", sizes=SIZES, images=image_set(20), dtype="float32")
     state = small.run(1)
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     _, row = driver.run_round(small.algorithm, engine, state, small.key, per_round=2)
     assert row.bytes_up == 2 * MODEL
 
@@ -236,7 +237,7 @@ def test_the_pool_counts_what_the_loop_counts():
     small = federation("scaffold + prototypes + fedir", sizes=SIZES, images=image_set(20), dtype="float32")
     counted = []
     for name in ("loop", "pool"):
-        engine = engines.open_engine(name, small.blueprint, small.data, 1)
+        engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1))
         rows = [row for _, row in driver.run(small.algorithm, engine, small.state(), small.key, rounds=3, per_round=3)]
         counted.append([replace(row, seconds=0.0) for row in rows])
         engine.close()

@@ -19,7 +19,7 @@ from unskew.core.errors import ClientFailure, LostMemory, StorageFailure, UserEr
 from unskew.core.key import Key
 from unskew.core.types import Local, Memory, Statistic, Visit, Visited
 from unskew.round import driver
-from unskew.round.client_memory import Memories, anonymous_file, whole_model
+from unskew.round.client_memory import ClientMemory, Slots, anonymous_file, ticket_of, whole_model, with_tickets
 from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, open_memories, save_checkpoint
 
 ODD = {
@@ -55,7 +55,7 @@ def one_fails(keeps: bool = True):
     """Of the visits to a client that comes again, the one that would keep fails, or else all others do."""
 
     def measure(visited):
-        if visited.memory and (visited.visit.keep is not None) == keeps:
+        if visited.memory and visited.visit.keep == keeps:
             raise RuntimeError("the last one to leave the house lost the key")
         return {"one": torch.ones((), dtype=torch.float64)}
 
@@ -95,8 +95,29 @@ def careless(what: str):
 # Helpers
 
 
-def opened(file: Path, model=NOTE) -> Memories:
-    return Memories([whole_model("own")], model, os.open(file, os.O_RDWR | os.O_CREAT))
+class Store:
+    """The file and its free slots, as an engine has them."""
+
+    def __init__(self, remember, model, file: Path):
+        self.memory = ClientMemory(remember, model, os.open(file, os.O_RDWR | os.O_CREAT))
+        self.slots = Slots()
+        self.slot_bytes, self.descriptor = self.memory.slot_bytes, self.memory.descriptor
+        self.pin, self.recall, self.sync, self.close = (
+            self.slots.pin, self.memory.recall, self.memory.sync, self.memory.close
+        )  # fmt: skip
+
+    def assign(self, visits, tickets):
+        return self.slots.assign(with_tickets(visits, tickets))
+
+    def keep(self, visit, model):
+        """The ticket, of a visit that keeps."""
+        if visit.slot is None:
+            return None
+        return self.memory.write(visit.slot, self.memory.values(visited(visit, model)))
+
+
+def opened(file: Path, model=NOTE) -> Store:
+    return Store([whole_model("own")], model, file)
 
 
 def visited(visit: Visit, model) -> Visited:
@@ -112,22 +133,24 @@ def visits_to(clients):
     return [Visit(client, 1.0, repeat=repeat) for client, repeat in seen]
 
 
-def one_round(memories, places, clients, number):
+def one_round(store, tickets, clients, number):
     """All visits succeed and keep their client, round and repeat."""
-    visits = memories.assign(visits_to(clients), places)
-    for visit in visits:
-        memories.keep(visited(visit, note(visit.client, number, visit.repeat)))
-    return {**places, **memories.kept(visits)}
+    receipts = {}
+    for visit in store.assign(visits_to(clients), tickets):
+        if (ticket := store.keep(visit, note(visit.client, number, visit.repeat))) is not None:
+            receipts[visit.client] = ticket
+    store.slots.accept(tickets[client] for client in receipts if client in tickets)
+    return {**tickets, **receipts}
 
 
-def told(memories, client, places):
-    """What the client remembers: (client, round, repeat)."""
-    found = memories.recall(Visit(client, 1.0, recall=places[client]))
-    return tuple(found["own/params/note"].tolist())
+def told(store, client, tickets):
+    """What the client kept: (client, round, repeat)."""
+    kept = store.recall(Visit(client, 1.0, ticket=tickets[client]))
+    return tuple(kept["own/params/note"].tolist())
 
 
 def engine_of(small, folder, name="loop"):
-    return engines.open_engine(name, small.blueprint, small.data, 1, open_memories(folder))
+    return engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1, open_memories(folder)))
 
 
 def on_from(small, engine, state, rounds, planned=9, **options):
@@ -141,9 +164,21 @@ def on_from(small, engine, state, rounds, planned=9, **options):
 def recalled(engine, state):
     """All that anybody remembers."""
     return {
-        client: tensors.copy(engine.memories.recall(Visit(client, 1.0, recall=place)))
-        for client, place in state.clients.items()
+        client: tensors.copy(memory_of(engine).recall(Visit(client, 1.0, ticket=ticket)))
+        for client, ticket in state.clients.items()
     }
+
+
+def slot_of(ticket):
+    return int(ticket.partition("-")[0])
+
+
+def checksum_of(state, client):
+    return state.clients[client].partition("-")[2]
+
+
+def memory_of(engine):
+    return engine._memory if hasattr(engine, "_memory") else engine._side.memory
 
 
 def alike(left, right):
@@ -158,7 +193,7 @@ def alike(left, right):
 def test_a_first_visit_remembers_nothing(tmp_path):
     memories = opened(tmp_path / "m")
     (visit,) = memories.assign([Visit(7, 1.0)], {})
-    assert visit.recall is None
+    assert visit.ticket is None
     assert memories.recall(visit) == {}
     memories.close()
 
@@ -166,8 +201,7 @@ def test_a_first_visit_remembers_nothing(tmp_path):
 def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
     memories = opened(tmp_path / "m", ODD)
     (visit,) = memories.assign([Visit(0, 1.0)], {})
-    memories.keep(visited(visit, ODD))
-    (again,) = memories.assign([Visit(0, 1.0)], memories.kept([visit]))
+    (again,) = memories.assign([Visit(0, 1.0)], {0: memories.keep(visit, ODD)})
     found = memories.recall(again)
     assert list(found) == [f"own/{name}" for name in ODD]
     for name, want in ODD.items():
@@ -182,7 +216,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
 def test_what_was_recalled_is_the_clients_own_copy(tmp_path):
     memories = opened(tmp_path / "m")
     places = one_round(memories, {}, [3], 1)
-    memories.recall(Visit(3, 1.0, recall=places[3]))["own/params/note"].fill_(99)
+    memories.recall(Visit(3, 1.0, ticket=places[3]))["own/params/note"].fill_(99)
     assert told(memories, 3, places) == (3, 1, 0)
     memories.close()
 
@@ -191,10 +225,9 @@ def test_several_methods_remember_side_by_side(tmp_path):
     half = Memory(
         "half", lambda model: {"a": torch.zeros(2)}, lambda visited: {"a": visited.model["params/note"][:2] / 2}
     )
-    memories = Memories([whole_model("own"), half], NOTE, os.open(tmp_path / "m", os.O_RDWR | os.O_CREAT))
+    memories = Store([whole_model("own"), half], NOTE, tmp_path / "m")
     (visit,) = memories.assign([Visit(5, 1.0)], {})
-    memories.keep(visited(visit, note(5, 1, 0)))
-    found = memories.recall(replace(visit, recall=memories.kept([visit])[5]))
+    found = memories.recall(replace(visit, ticket=memories.keep(visit, note(5, 1, 0))))
     assert {name: value.tolist() for name, value in found.items()} == {
         "own/params/note": [5, 1, 0],
         "half/a": [2.5, 0.5],
@@ -203,12 +236,9 @@ def test_several_methods_remember_side_by_side(tmp_path):
 
 
 def test_a_method_that_remembers_no_tensor_is_no_trouble(tmp_path):
-    memories = Memories(
-        [Memory("none", lambda _: {}, lambda _: {})], NOTE, os.open(tmp_path / "m", os.O_RDWR | os.O_CREAT)
-    )
+    memories = Store([Memory("none", lambda _: {}, lambda _: {})], NOTE, tmp_path / "m")
     (visit,) = memories.assign([Visit(0, 1.0)], {})
-    memories.keep(visited(visit, {}))
-    assert memories.recall(replace(visit, recall=memories.kept([visit])[0])) == {}
+    assert memories.recall(replace(visit, ticket=memories.keep(visit, {}))) == {}
     memories.close()
 
 
@@ -238,12 +268,13 @@ def test_of_several_visits_all_read_what_the_round_before_left_and_the_last_keep
     places = one_round(memories, {}, [4, 4, 2, 4], 1)
     assert told(memories, 4, places) == (4, 1, 2)
     visits = memories.assign(visits_to([4, 2, 4, 4]), places)
-    assert [visit.keep is not None for visit in visits] == [False, True, False, True]
+    assert [visit.keep for visit in visits] == [False, True, False, True]
+    receipts = {}
     for visit in reversed(visits):  # a pool does them in any order
-        memories.keep(visited(visit, note(visit.client, 2, visit.repeat)))
+        receipts.setdefault(visit.client, memories.keep(visit, note(visit.client, 2, visit.repeat)))
         for each in visits:
-            assert told(memories, each.client, {each.client: each.recall}) == told(memories, each.client, places)
-    assert told(memories, 4, memories.kept(visits)) == (4, 2, 2)
+            assert told(memories, each.client, {each.client: each.ticket}) == told(memories, each.client, places)
+    assert told(memories, 4, receipts) == (4, 2, 2)
     memories.close()
 
 
@@ -256,29 +287,42 @@ def test_visits_of_one_round_do_not_see_each_other_in_either_engine(tmp_path, en
     assert same(small.run(3, engine, per_round=9, folder=tmp_path), plain)
 
 
-def test_slots_in_use_or_pinned_are_not_given_and_the_lowest_are_taken_first(tmp_path):
-    memories = opened(tmp_path / "m")
-    memories.pin({1: (0, 0), 2: (3, 0)})
-    visits = memories.assign(visits_to([5, 6, 5, 7]), {5: (1, 0), 9: (5, 0)})
-    assert [visit.keep for visit in visits] == [None, 2, 4, 6]
-    assert [visit.recall for visit in visits] == [(1, 0), None, (1, 0), None]
-    memories.close()
+def test_slots_in_use_or_pinned_are_not_given_and_the_lowest_are_taken_first():
+    slots = Slots()
+    slots.pin([ticket_of(0, 7), ticket_of(3, 7)])
+    visits = slots.assign(with_tickets(visits_to([5, 6, 5, 7]), {5: ticket_of(3, 7)}))
+    assert [visit.slot for visit in visits] == [None, 1, 2, 4]
+    assert [visit.ticket for visit in visits] == [ticket_of(3, 7), None, ticket_of(3, 7), None]
 
 
-def test_a_new_checkpoint_frees_what_the_last_one_held(tmp_path):
-    memories = opened(tmp_path / "m")
-    memories.pin({1: (0, 0), 2: (1, 0)})
-    memories.pin({1: (2, 0)})
-    assert [visit.keep for visit in memories.assign(visits_to([5, 6, 7]), {})] == [0, 1, 3]
-    memories.close()
+def test_a_new_checkpoint_frees_what_the_last_one_held():
+    slots = Slots()
+    slots.pin([ticket_of(0, 0), ticket_of(1, 0)])
+    slots.pin([ticket_of(2, 0)])
+    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([5, 6, 7]), {}))] == [0, 1, 3]
 
 
-def test_assigning_changes_neither_the_visits_nor_the_places(tmp_path):
-    memories = opened(tmp_path / "m")
-    visits, places = visits_to([1, 2, 1]), {1: (0, 5)}
-    memories.assign(visits, places)
-    assert (visits, places) == (visits_to([1, 2, 1]), {1: (0, 5)})
-    memories.close()
+def test_slots_of_failed_visits_and_superseded_memories_are_used_again():
+    slots = Slots()
+    visits = slots.assign(with_tickets(visits_to([5, 6, 7]), {}))
+    slots.give_back(visits, {5: ticket_of(0, 0), 7: ticket_of(2, 0)})  # client 6 failed
+    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([6, 5]), {}))] == [1, 3]
+    slots.accept([ticket_of(0, 0)])
+    assert [visit.slot for visit in slots.assign(with_tickets(visits_to([7]), {}))] == [0]
+
+
+def test_giving_tickets_changes_neither_the_visits_nor_the_tickets():
+    visits, tickets = visits_to([1, 2, 1]), {1: ticket_of(0, 5)}
+    Slots().assign(with_tickets(visits, tickets))
+    assert (visits, tickets) == (visits_to([1, 2, 1]), {1: ticket_of(0, 5)})
+
+
+@pytest.mark.parametrize("ticket", ["", "7", "x-y", "7-zz"])
+def test_a_ticket_that_is_none_is_refused(tmp_path, ticket):
+    store = opened(tmp_path / "m")
+    with pytest.raises(LostMemory, match="is not a ticket for a client's saved state; start a new run"):
+        store.recall(Visit(0, 1.0, ticket=ticket))
+    store.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -289,32 +333,38 @@ def test_rounds_failures_checkpoints_and_crashes_in_any_order_lose_nothing(tmp_p
     file = tmp_path / "m"
     memories = opened(file)
     state, checkpoint = ({}, {}), ({}, {})  # places, and what should lie there
+    abandoned = worst = 0  # visits of failed rounds keep their slots until the next checkpoint
     for number in range(250):
         event = draw.choice(["round", "round", "round", "failed round", "checkpoint", "crash"])
         if event == "checkpoint":
-            checkpoint = state
-            memories.pin(state[0])
+            checkpoint, abandoned = state, 0
+            memories.pin(state[0].values())
         elif event == "crash":
             memories.close()
             memories = opened(file)
-            state = checkpoint
-            memories.pin(state[0])
+            state, abandoned = checkpoint, 0
+            memories.pin(state[0].values())
         else:
             places, twin = state
             visits = memories.assign(visits_to(draw.integers(0, clients, draw.integers(1, most + 1)).tolist()), places)
             failed = set(np.flatnonzero(draw.random(len(visits)) < 0.2).tolist())
+            receipts, news = {}, {}
             for at in draw.permutation(len(visits)).tolist():
                 visit = visits[at]
                 assert memories.recall(visit) == {} or told(memories, visit.client, places) == twin[visit.client]
                 if at not in failed or draw.random() < 0.5:  # a visit may fail before it writes, or after
-                    memories.keep(visited(visit, note(visit.client, number, visit.repeat)))
+                    ticket = memories.keep(visit, note(visit.client, number, visit.repeat))
+                    if at not in failed and ticket is not None:
+                        receipts[visit.client], news[visit.client] = ticket, (visit.client, number, visit.repeat)
+            memories.slots.give_back(visits, receipts)
+            abandoned += len(receipts) if event == "failed round" else 0
+            worst = max(worst, abandoned)
             if event == "round":
-                done = [visit for at, visit in enumerate(visits) if at not in failed]
-                news = {v.client: (v.client, number, v.repeat) for v in done if v.keep is not None}
-                state = ({**places, **memories.kept(done)}, {**twin, **news})
+                memories.slots.accept(places[client] for client in receipts if client in places)
+                state = ({**places, **receipts}, {**twin, **news})
         for places, twin in (state, checkpoint):
             assert {client: told(memories, client, places) for client in places} == twin
-    assert file.stat().st_size <= (2 * clients + most) * memories.slot_bytes
+    assert file.stat().st_size <= (2 * clients + most + worst) * memories.slot_bytes
     memories.close()
 
 
@@ -326,7 +376,7 @@ def test_the_file_does_not_grow_with_the_rounds(tmp_path):
         for number in range(400):
             places = one_round(memories, places, draw.choice(30, 5, replace=False).tolist(), number)
             if number % every == every - 1:
-                memories.pin(places)
+                memories.pin(places.values())
         assert (tmp_path / f"every {every}").stat().st_size <= most * memories.slot_bytes
         assert len(places) == 30
         memories.close()
@@ -334,30 +384,32 @@ def test_the_file_does_not_grow_with_the_rounds(tmp_path):
 
 def test_more_than_a_thousand_clients_each_remember_their_own(tmp_path, monkeypatch):
     wrote = {}
-    keep = Memories.keep
+    values = ClientMemory.values
 
     def noted(self, visited):
         wrote[visited.visit.client] = tensors.copy(visited.model)
-        keep(self, visited)
+        return values(self, visited)
 
-    monkeypatch.setattr(Memories, "keep", noted)
+    monkeypatch.setattr(ClientMemory, "values", noted)
     small = federation("moon", sizes=(1,) * 1_300, model="outside_models:linear", dtype="float32", epochs=1)
     engine = engine_of(small, tmp_path)
     state = on_from(small, engine, small.state(), 5, per_round=400)
     assert len(state.clients) > 1_000
-    assert len({slot for slot, _ in state.clients.values()}) == len(state.clients)
+    assert len({slot_of(ticket) for ticket in state.clients.values()}) == len(state.clients)
     found = {client: tensors.under(kept, "moon/") for client, kept in recalled(engine, state).items()}
     assert alike(found, {client: wrote[client] for client in found})
-    assert (tmp_path / MEMORIES).stat().st_size <= (1_300 + 400) * engine.memories.slot_bytes
+    assert (tmp_path / MEMORIES).stat().st_size <= (1_300 + 400) * memory_of(engine).slot_bytes
     engine.close()
 
 
-def test_a_hundred_thousand_clients_are_assigned_as_few_are(tmp_path):
-    memories = opened(tmp_path / "m")
-    places = {client: (2 * client, 0) for client in range(100_000)}
-    visits = memories.assign(visits_to([99_999, 5, 100_000]), places)
-    assert [(visit.recall, visit.keep) for visit in visits] == [((199_998, 0), 1), ((10, 0), 3), (None, 5)]
-    memories.close()
+def test_a_hundred_thousand_clients_are_assigned_as_few_are():
+    slots = Slots()
+    tickets = {client: ticket_of(2 * client, 0) for client in range(100_000)}
+    slots.pin(tickets.values())
+    visits = slots.assign(with_tickets(visits_to([99_999, 5, 100_000]), tickets))
+    assert [(visit.ticket, visit.slot) for visit in visits] == [
+        (ticket_of(199_998, 0), 1), (ticket_of(10, 0), 3), (None, 5),
+    ]  # fmt: skip
 
 
 # Failed visits and failed rounds
@@ -374,7 +426,7 @@ def test_a_failed_visit_leaves_the_clients_memory_as_it_was(tmp_path, engine, ho
     after = recalled(opened_engine, last)
     assert last.clients[2] == first.clients[2]
     assert alike({2: after[2]}, {2: before[2]})
-    assert all(last.clients[client][1] != first.clients[client][1] for client in (0, 1, 3, 4))
+    assert all(checksum_of(last, client) != checksum_of(first, client) for client in (0, 1, 3, 4))
     opened_engine.close()
 
 
@@ -411,7 +463,7 @@ def test_of_several_visits_it_is_the_failure_of_the_last_that_counts(tmp_path, k
     assert len(row.failures) == (2 if keeps else 6)
     assert {failure.client for failure in row.failures} == {0, 1}
     assert row.clients == 8 - len(row.failures)
-    changed = [last.clients[client][1] != first.clients[client][1] for client in (0, 1)]
+    changed = [checksum_of(last, client) != checksum_of(first, client) for client in (0, 1)]
     assert changed == ([False, False] if keeps else [True, True])
     assert all(torch.equal(last.sent[name], first.sent[name]) == keeps for name in first.sent)
     engine.close()
@@ -434,13 +486,13 @@ def test_rounds_after_a_checkpoint_leave_all_that_it_refers_to(tmp_path, method,
     small = federation(method, sizes=(12, 9, 1, 7, 5, 3), dtype="float32")
     engine = engine_of(small, tmp_path)
     pinned = on_from(small, engine, small.state(), 2, per_round=per_round)
-    engine.memories.pin(pinned.clients)
+    engine.pin(pinned.clients.values())
     before = recalled(engine, pinned)
     whole = on_from(small, engine, pinned, 6, per_round=per_round)
     assert alike(recalled(engine, pinned), before)
     engine.close()
     engine = engine_of(small, tmp_path)  # another process, after a crash
-    engine.memories.pin(pinned.clients)
+    engine.pin(pinned.clients.values())
     assert same(on_from(small, engine, pinned, 6, per_round=per_round), whole)
     engine.close()
 
@@ -461,7 +513,7 @@ def test_an_old_state_that_no_checkpoint_holds_is_refused_and_not_mixed_up(tmp_p
     engine = engine_of(small, tmp_path)
     old = on_from(small, engine, small.state(), 2)
     on_from(small, engine, old, 3)
-    with pytest.raises(LostMemory, match="what client 0 remembers is damaged"):
+    with pytest.raises(LostMemory, match="client 0's saved state is damaged"):
         on_from(small, engine, old, 1)
     engine.close()
 
@@ -472,7 +524,7 @@ def test_an_engine_gives_the_file_back_and_one_without_a_name_is_gone_then(tmp_p
     for name in ("loop", "pool"):
         gc.collect()
         before = len(os.listdir("/proc/self/fd"))
-        engine = engines.open_engine(name, small.blueprint, small.data, 1)
+        engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1))
         on_from(small, engine, state, 1)
         engine.close()
         del engine
@@ -489,15 +541,14 @@ def test_an_engine_gives_the_file_back_and_one_without_a_name_is_gone_then(tmp_p
 def test_every_damaged_byte_is_found_and_the_client_named(tmp_path):
     memories = opened(tmp_path / "m", ODD)
     (visit,) = memories.assign([Visit(41, 1.0)], {})
-    memories.keep(visited(visit, ODD))
-    places = memories.kept([visit])
+    places = {41: memories.keep(visit, ODD)}
     whole = (tmp_path / "m").read_bytes()
     assert len(whole) == memories.slot_bytes
     for at in range(len(whole)):
         with open(tmp_path / "m", "r+b") as file:
             file.write(whole[:at] + bytes([whole[at] ^ (1 << at % 8)]) + whole[at + 1 :])
-        with pytest.raises(UserError, match="what client 41 remembers is damaged on disk; start the run anew"):
-            memories.recall(Visit(41, 1.0, recall=places[41]))
+        with pytest.raises(UserError, match="client 41's saved state is damaged on disk; start a new run"):
+            memories.recall(Visit(41, 1.0, ticket=places[41]))
     memories.close()
 
 
@@ -505,14 +556,12 @@ def test_every_damaged_byte_is_found_and_the_client_named(tmp_path):
 def test_a_file_cut_short_is_found(tmp_path, left):
     memories = opened(tmp_path / "m", ODD)
     visits = memories.assign(visits_to([8, 9]), {})
-    for visit in visits:
-        memories.keep(visited(visit, ODD))
-    places = memories.kept(visits)
+    places = {visit.client: memories.keep(visit, ODD) for visit in visits}
     os.truncate(tmp_path / "m", memories.slot_bytes + left)
     if left >= 0:
-        assert memories.recall(Visit(8, 1.0, recall=places[8]))["own/buffers/count"].item() == 2**62 + 1
-    with pytest.raises(UserError, match="its file is cut short; start the run anew"):
-        memories.recall(Visit(9, 1.0, recall=places[9]))
+        assert memories.recall(Visit(8, 1.0, ticket=places[8]))["own/buffers/count"].item() == 2**62 + 1
+    with pytest.raises(UserError, match="its file is cut short; start a new run"):
+        memories.recall(Visit(9, 1.0, ticket=places[9]))
     memories.close()
 
 
@@ -521,14 +570,14 @@ def test_a_memory_lost_on_disk_stops_the_run_in_one_message_that_names_the_clien
     small = federation("moon + scaffold", dtype="float32")
     opened_engine = engine_of(small, tmp_path, engine)
     state = on_from(small, opened_engine, small.state(), 1)
-    file, (slot, _) = tmp_path / MEMORIES, state.clients[4]
+    file, slot = tmp_path / MEMORIES, slot_of(state.clients[4])
     if how == "damaged":
         with open(file, "r+b") as content:
-            content.seek(slot * opened_engine.memories.slot_bytes + 77)
+            content.seek(slot * memory_of(opened_engine).slot_bytes + 77)
             content.write(b"\xff\x00\xff")
     else:
-        os.truncate(file, slot * opened_engine.memories.slot_bytes + 77)
-    wanted = "^what client 4 remembers is (damaged on disk|gone: its file is cut short); start the run anew$"
+        os.truncate(file, slot * memory_of(opened_engine).slot_bytes + 77)
+    wanted = "^client 4's saved state is (damaged on disk|missing: its file is cut short); start a new run$"
     with pytest.raises(LostMemory, match=wanted) as said:
         on_from(small, opened_engine, state, 1)
     assert "\n" not in str(said.value)
@@ -567,7 +616,7 @@ def test_a_full_disk_stops_the_run_and_nothing_is_lost(tmp_path, monkeypatch, ta
     state = on_from(small, engine, small.state(), 2, planned=4)
     before = recalled(engine, state)
     monkeypatch.setattr(os, "pwrite", full_after(taken))
-    with pytest.raises(StorageFailure, match="what clients remember cannot be written: No space left on device"):
+    with pytest.raises(StorageFailure, match="the clients' state cannot be saved: No space left on device"):
         on_from(small, engine, state, 1, planned=4)
     monkeypatch.undo()
     assert alike(recalled(engine, state), before)
@@ -581,12 +630,12 @@ def test_no_client_is_skipped_for_a_full_disk(tmp_path, engine):
     small = federation("moon + scaffold", dtype="float32")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     opened_engine = engine_of(small, tmp_path, engine)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * opened_engine.memories.slot_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * memory_of(opened_engine).slot_bytes, hard))
     if engine == "pool":  # workers inherit the limit when they start
         opened_engine.close()
         opened_engine = engine_of(small, tmp_path, engine)
     try:
-        with pytest.raises(StorageFailure, match="what clients remember cannot be written: File too large"):
+        with pytest.raises(StorageFailure, match="the clients' state cannot be saved: File too large"):
             on_from(small, opened_engine, small.state(), 1, skip_failures=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

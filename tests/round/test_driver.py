@@ -13,13 +13,14 @@ from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
-from unskew.round import client, driver
+from unskew.round import client, driver, evaluation
+from unskew.round.evaluation import evaluate
 
 SIZES = (5, 0, 3, 1)
 
 
 def one_round(small, state=None, per_round=9, **options):
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     return driver.run_round(small.algorithm, engine, state or small.state(), small.key, per_round=per_round, **options)
 
 
@@ -91,7 +92,7 @@ def test_the_largest_number_of_batches_is_that_of_the_largest_client_that_came()
 
 def test_rounds_go_on_from_where_the_state_stands():
     small = federation(sizes=SIZES, images=image_set(12))
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     rows = list(driver.run(small.algorithm, engine, small.state(), small.key, rounds=3, per_round=2))
     assert [(state.round, row.round) for state, row in rows] == [(1, 1), (2, 2), (3, 3)]
     assert list(driver.run(small.algorithm, engine, rows[-1][0], small.key, rounds=3, per_round=2)) == []
@@ -117,8 +118,8 @@ def trained_alone(small, state, number):
     found = []
     for which in range(side.population.clients):
         key = small.key.fold("round", number).fold("client", which, 0)
-        size = side.population.size(which)
-        client.train(side, state.tensors, Visit(which, float(size)), key)
+        size = side.population.roster.size(which)
+        client.train(side, state.tensors, Visit(which, float(size)), key, "")
         found.append((size, tensors.copy(tensors.of_module(side.network))))
     return found
 
@@ -174,10 +175,9 @@ def direct(small, state):
 def test_accuracy_and_loss_are_the_direct_ones_whatever_the_chunks(monkeypatch, chunk, model):
     small = federation(model=model, images=image_set(120))
     state = small.run(2)
-    for module in (driver, client):
-        monkeypatch.setattr(module, "CHUNK", chunk)
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
-    found = driver.evaluate(engine, state.tensors, len(small.data["test/labels"]), small.key)
+    monkeypatch.setattr(evaluation, "IMAGES_AT_ONCE", chunk)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
+    found = evaluate(engine, state.tensors, len(small.data["test/labels"]), small.key)
     accuracy, loss = direct(small, state)
     assert found.accuracy == accuracy
     assert found.loss == pytest.approx(loss, rel=1e-12)
@@ -186,26 +186,26 @@ def test_accuracy_and_loss_are_the_direct_ones_whatever_the_chunks(monkeypatch, 
 
 def test_more_test_images_than_a_chunk_are_all_counted():
     small = federation(sizes=(20,), images=image_set(1_600))
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     state = small.state()
     assert len(small.data["test/labels"]) == 534
-    found = driver.evaluate(engine, state.tensors, 534, small.key)
+    found = evaluate(engine, state.tensors, 534, small.key)
     assert (found.accuracy, pytest.approx(found.loss, rel=1e-12)) == direct(small, state)
 
 
 def test_evaluation_leaves_the_model_alone_and_draws_nothing():
     small = federation(model="outside_models:batch_norm")
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     state = small.state()
     before = tensors.sha256(state.tensors)
-    found = {driver.evaluate(engine, state.tensors, 30, Key(seed)) for seed in range(2)}
+    found = {evaluate(engine, state.tensors, 30, Key(seed)) for seed in range(2)}
     assert len(found) == 1
     assert tensors.sha256(state.tensors) == before
 
 
 def test_a_model_that_is_not_a_number_is_not_evaluated():
     small = federation()
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     broken = {name: torch.full_like(value, float("nan")) for name, value in small.state().tensors.items()}
     with pytest.raises(ClientFailure, match=r"the model on the test images, job evaluate: .*NaN or infinity"):
-        driver.evaluate(engine, broken, 30, small.key)
+        evaluate(engine, broken, 30, small.key)

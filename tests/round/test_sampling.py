@@ -14,7 +14,7 @@ from unskew.round.sampling import uniform
 
 
 def population(sizes):
-    return Population.from_partition(partition_of(sizes))
+    return Population.from_partition(partition_of(sizes)).roster
 
 
 @settings(deadline=None)
@@ -78,6 +78,6 @@ def test_one_client_alone_comes_every_time():
 
 
 def test_a_partition_that_holds_nothing_is_refused():
-    nobody = Population.from_partition(partition_of([0, 0], examples=3))
+    nobody = Population.from_partition(partition_of([0, 0], examples=3)).roster
     with pytest.raises(UserError, match="no client of the partition holds an example"):
         uniform(Key(0), nobody, 1)

@@ -7,7 +7,7 @@ from federation import federation
 from unskew.core.tensors import copy
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
-from unskew.round.client import job
+from unskew.round.client import train
 from unskew.round.watch import Watch, class_norms, distances, lengths, watched
 
 
@@ -93,9 +93,9 @@ def test_somebody_who_is_not_watched_leaves_zeros():
 def test_a_job_that_is_watched_gives_the_same_sums_and_the_watch_beside(method):
     small, side = bench_of(method)
     shared, key = copy(small.state().tensors), small.key.fold("round", 1, "client", 0, 0)
-    plain = job(side, "train")(shared, Visit(0, 9.0), key)
+    plain = train(side, shared, Visit(0, 9.0), key, "").sums
     watch = Watch(("norms", "drift", "model"), (0, 1))
-    seen = job(side, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
+    seen = train(side, shared, Visit(0, 9.0), key, watch.to_text()).sums
     assert [name for name in seen if not name.startswith("watch/")] == list(plain)
     assert all(torch.equal(seen[name], value) for name, value in plain.items())
     for name in shared:
@@ -107,7 +107,7 @@ def test_buffers_are_seen_in_the_model_and_not_in_the_distances():
     small, side = bench_of(model="outside_models:batch_norm")
     shared, key = copy(small.state().tensors), small.key.fold("round", 1, "client", 0, 0)
     watch = Watch(("drift", "model"), (0,))
-    seen = job(side, f"train:{watch.to_text()}")(shared, Visit(0, 9.0), key)
+    seen = train(side, shared, Visit(0, 9.0), key, watch.to_text()).sums
     steps = seen["watch/model/buffers/encoder.1.num_batches_tracked"]
     assert steps.item() == 2  # 9 examples in batches of 16, twice
     assert len(seen["watch/drift"][0]) == 3  # convolution, norm, classifier

@@ -16,6 +16,7 @@ from unskew.core.types import Visit
 from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.driver import Metrics
+from unskew.round.evaluation import evaluate
 from unskew.runs import recorded as recorded_file
 from unskew.runs import recording, train
 from unskew.runs.checkpoint import kept_state, load_state
@@ -280,12 +281,12 @@ class Spy:
     """An engine that keeps what it was asked."""
 
     def __init__(self, engine):
-        self.population, self.memories, self.progress = engine.population, engine.memories, None
+        self.roster, self.accept, self.progress = engine.roster, engine.accept, None
         self.engine, self.jobs, self.closed = engine, [], False
 
-    def map_sum(self, job, shared, visits, key):
+    def map_sum(self, job, shared, visits, key, *, round=0):
         self.jobs.append(job)
-        return self.engine.map_sum(job, shared, visits, key)
+        return self.engine.map_sum(job, shared, visits, key, round=round)
 
     def close(self):
         self.closed = True
@@ -294,7 +295,7 @@ class Spy:
 
 def watched_round(choose, **knobs):
     small = federation(sizes=(9, 0, 4, 7), **knobs)
-    spy = Spy(engines.open_engine("loop", small.blueprint, small.data, 1))
+    spy = Spy(engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1)))
     watching = RecordingEngine(spy, choose)
     state, _ = driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=4)
     return small, spy, watching, state
@@ -304,13 +305,13 @@ def test_watching_takes_what_it_saw_out_of_the_sums():
     small, spy, watching, state = watched_round(lambda number: ["norms", "drift"])
     alone = small.run(rounds=1)
     assert tensors.sha256(state.tensors) == tensors.sha256(alone.tensors)
-    assert spy.jobs == ['train:{"what": ["norms", "drift"], "clients": [0, 2, 3]}']
+    assert spy.jobs == ['train {"what": ["norms", "drift"], "clients": [0, 2, 3]}']
     assert not any(name.startswith("watch/") for name in watching.seen)
     clients, rows = watching.rows("norms")
     assert clients == [0, 2, 3]
     assert rows.shape == (3, 4)
     visits, key = [Visit(client, 1.0) for client in (0, 2)], small.key.fold("round", 7)
-    sums, plain = (each.map_sum("train", state.tensors, visits, key).sums for each in (watching, spy.engine))
+    sums, plain = (each.map_sum("train", state.tensors, visits, key, round=7).sums for each in (watching, spy.engine))
     assert list(sums) == list(plain)
     assert all(torch.equal(sums[name], value) for name, value in plain.items())
 
@@ -326,7 +327,7 @@ def test_watching_asks_nothing_where_nothing_is_chosen_and_forgets_the_round_bef
 def test_watching_lets_other_jobs_pass_and_closes_what_it_holds():
     small, spy, watching, state = watched_round(lambda number: ["norms"])
     seen = watching.rows("norms")
-    driver.evaluate(watching, state.tensors, 7, small.key)
+    evaluate(watching, state.tensors, 7, small.key)
     assert spy.jobs[-1] == "evaluate"
     assert torch.equal(watching.rows("norms")[1], seen[1])
     told = []
@@ -338,7 +339,7 @@ def test_watching_lets_other_jobs_pass_and_closes_what_it_holds():
 
 def test_of_many_clients_the_first_hundred_are_looked_at():
     small = federation(sizes=(1,) * 105, model="outside_models:linear", epochs=1)
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     watching = RecordingEngine(engine, lambda number: ["norms"])
     driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=105)
     assert watching.rows("norms")[0] == list(range(100))
@@ -346,12 +347,12 @@ def test_of_many_clients_the_first_hundred_are_looked_at():
 
 def test_of_a_client_that_comes_twice_the_first_visit_is_seen():
     small = federation(sizes=(9, 4), epochs=1)
-    engine = engines.open_engine("loop", small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     shared, key = small.state().tensors, small.key.fold("round", 1)
 
     def looked_at(*visits):
         watching = RecordingEngine(engine, lambda number: ["norms", "drift"])
-        watching.map_sum("train", shared, list(visits), key)
+        watching.map_sum("train", shared, list(visits), key, round=1)
         return {name: watching.rows(name) for name in ("norms", "drift")}
 
     first = looked_at(Visit(0, 1.0, take=5))
@@ -364,7 +365,7 @@ def test_of_a_client_that_comes_twice_the_first_visit_is_seen():
 @pytest.mark.parametrize("name", ["loop", "pool"])
 def test_progress_is_told_of_every_visit_and_ends_at_all_of_them(name):
     small = federation(sizes=(9, 4, 7, 2), epochs=1)
-    engine = engines.open_engine(name, small.blueprint, small.data, 1)
+    engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1))
     told = []
     engine.progress = lambda done, total: told.append((done, total))
     visits = [Visit(client, 1.0) for client in range(4)]

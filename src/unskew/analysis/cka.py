@@ -18,7 +18,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
 from unskew.models.layers import Network, layer_name
-from unskew.round.client import CHUNK
+from unskew.round.client import IMAGES_AT_ONCE as CHUNK
 from unskew.runs.study import FinishedRun, Missing
 
 WIDE = 512  # features beyond which every pair's d × d products would take minutes: b × b kernels are kept instead
@@ -66,7 +66,7 @@ def measure(subject: FinishedRun, *, clients: int = 10, images: int = 10_000, ro
     still = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
     subject.notes += [f"{layer} gives the same for all images in {n} models: their CKA counts as 0"
                       for layer, n in still.items() if n]  # fmt: skip
-    if len(models) < (everybody := len(subject.engine.population.inhabited)):
+    if len(models) < (everybody := len(subject.engine.roster.inhabited)):
         subject.notes.append(f"the models of {len(models)} of {everybody} clients are compared")
     apart = ~torch.eye(len(models), dtype=torch.bool)
     return Similarity(

@@ -14,6 +14,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Cells, Chart, Line
 from unskew.core import tensors
 from unskew.core.types import Visit
+from unskew.round.jobs import job_text
 from unskew.runs.recording import silhouette_of, some_features
 from unskew.runs.study import FinishedRun, Missing
 
@@ -73,10 +74,10 @@ def measure(subject: FinishedRun) -> Separability:
 
 def _gathered(subject: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
     engine = subject.engine
-    visits = [Visit(client, 1.0) for client in engine.population.inhabited.tolist()]
+    visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
     engine.progress = lambda done, total: subject.say("class statistics", done, total)
     try:
-        outcome = engine.map_sum(f"moments:{ask.to_text()}", subject.model, visits, subject.key.fold("moments"))
+        outcome = engine.map_sum(job_text("moments", ask.to_text()), subject.model, visits, subject.key.fold("moments"))
     finally:
         engine.progress = None
     if outcome.failures:

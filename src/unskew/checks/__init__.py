@@ -11,7 +11,7 @@ from unskew.checks.small import federation, largest_difference, same
 from unskew.core import tensors, text
 from unskew.core.errors import UserError
 from unskew.core.types import Local
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory
 from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, save_checkpoint
 
 QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
@@ -88,7 +88,7 @@ def _bounded(source: str) -> str | None:
         for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
             state = small.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
         size = (folder / MEMORIES).stat().st_size
-    slot = Memories(small.algorithm.remember, small.state().tensors, -1).slot_bytes
+    slot = ClientMemory(small.algorithm.remember, small.state().tensors, -1).slot_bytes
     most = (2 * 5 + 3) * slot  # a checkpoint's and the latest of each client, and the visits under way
     return None if size <= most else f"eight rounds of 3 visits to 5 clients left {size:,} bytes, {most:,} were due"
 

@@ -49,11 +49,10 @@ class Federation:
         """
         algorithm = self.algorithm
         memories = open_memories(folder) if folder and algorithm.remember else None
-        opened = engines.open_engine(engine, self.blueprint, self.data, workers, memories)
+        opened = engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
         last = state or self.state()
-        if opened.memories is not None:
-            opened.memories.pin(last.clients)
-        per_round = per_round or opened.population.clients
+        opened.pin(last.clients.values())
+        per_round = per_round or opened.roster.clients
         try:
             while last.round < rounds:
                 last, _ = driver.run_round(
@@ -109,8 +108,8 @@ def largest_difference(left: Tensors, right: Tensors) -> float:
 
 
 def same(left: ServerState, right: ServerState) -> bool:
-    """Bit for bit: round, weights, memory, what is sent, what clients remember (by its checksum)."""
-    kept = [{client: checksum for client, (_, checksum) in state.clients.items()} for state in (left, right)]
+    """Bit for bit: round, weights, memory, what is sent, what clients keep (by the checksum in its ticket)."""
+    kept = [{client: ticket.partition("-")[2] for client, ticket in state.clients.items()} for state in (left, right)]
     if left.round != right.round or kept[0] != kept[1]:
         return False
     pairs = [(left.tensors, right.tensors), (left.memory, right.memory), (left.sent, right.sent)]

@@ -151,7 +151,7 @@ class View:
         if visits[0].client == EVERYONE or len(visits) > FEW:
             return "all examples in one place" if visits[0].client == EVERYONE else f"{len(visits):,} visits"
         key = Key(config.seed).fold("round", number, "sample")
-        coming = self._sampler(key, self._seen.population, config.per_round or len(visits))
+        coming = self._sampler(key, self._seen.population.roster, config.per_round or len(visits))
         return ", ".join(str(visit.client) for visit in coming)
 
 

@@ -3,7 +3,7 @@
 Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, H, W] one image.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from unskew.core.key import Key
-    from unskew.data.population import Population
-    from unskew.round.client_memory import Memories
+    from unskew.core.roster import Roster
 
 Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
 Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
@@ -64,16 +63,28 @@ class Visit:
 
     ``weight`` is its share in the sum (FedAvg: its number of examples), ``take`` how many examples it draws from
     its own (None: all of them, once an epoch), ``repeat`` tells two visits to one client in one round apart.
-    ``recall`` and ``keep`` are the places in the client memory that it reads and writes; the driver assigns them. Of
-    two visits to one client both read what the round before left, and the last one keeps.
+    ``ticket`` names the memory that the client kept at its last visit, in the client side's own words; the server only
+    passes it back. ``keep`` says whether this visit leaves a new memory. Of two visits to one client both read what
+    the round before left, and the last one keeps.
     """
 
     client: int
     weight: float
     take: int | None = None
     repeat: int = 0
-    recall: tuple[int, int] | None = None  # a slot and the checksum of what lies there; None: nothing is remembered yet
-    keep: int | None = None  # a slot; None: this visit leaves nothing behind
+    ticket: str | None = None  # None: the client has kept nothing yet
+    keep: bool = False
+    slot: int | None = None  # where the memory is written; set on the client's side, never by the server
+
+
+@dataclass(frozen=True)
+class TestPart:
+    """A part of the server's own test images, from ``start`` up to ``stop``: what an evaluation is spread over."""
+
+    __test__ = False  # not for pytest
+
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True)
@@ -155,14 +166,14 @@ class RoundInfo:
 
     round: int  # the one that has just ended; the first is 1
     rounds: int
-    population: "Population"
-    turnout: float  # Σ weights of the reporting visits / examples of the population; 1: everybody came
+    roster: "Roster"
+    turnout: float  # Σ weights of the reporting visits / examples of all clients; 1: every client came
 
 
 Term = Callable[[Loss, Step], Loss]
 Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
 Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
-Sampler = Callable[["Key", "Population", int], list[Visit]]
+Sampler = Callable[["Key", "Roster", int], list[Visit]]
 Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
 Aggregate = Callable[[Sums], Tensors]
 Progress = Callable[[int, int], None]  # how much is done, of how much
@@ -212,25 +223,40 @@ class ServerOptimizer:
 class ServerState:
     """All that the next round needs: its number, the model, the optimiser's memory, what else is sent to clients.
 
-    ``clients`` says where each client's memory lies and the checksum of it.
+    ``clients`` holds the ticket for each client's memory.
     """
 
     round: int
     tensors: Tensors
     memory: Tensors
     sent: Tensors = field(default_factory=dict)  # "<name>/…", float64
-    clients: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    clients: Mapping[int, str] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """Where the work happens. Results are added in the order of the visits, whatever the order of arrival."""
+    """The border between the server and the clients: jobs go down, sums and receipts come up.
 
-    population: "Population"
-    memories: "Memories | None"  # what clients remember; None where no method wants them to
-    progress: Progress | None  # told of each visit that is done; None: nobody is
+    ``job`` is a job's name, with what it needs to know after a colon. Results are added in the order of the visits,
+    whatever the order of arrival. ``round`` is the round's number, 0 outside rounds.
+    """
 
-    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key") -> "Outcome":
-        """Do the job for each visit and add up what comes out."""
+    roster: "Roster"
+    progress: Progress | None  # called after each visit, where set
+
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: "Key", *, round: int = 0
+    ) -> "Outcome":
+        """Do the job for each visit and add up the results."""
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """The server has newer tickets for these clients; what is behind the old ones may be overwritten, unless a
+        checkpoint refers to it."""
+
+    def sync(self) -> None:
+        """Make every memory durable: a checkpoint is about to refer to it."""
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others. Raises LostMemory where one is missing."""
 
     def close(self) -> None:
         """Release what the engine holds."""
@@ -238,16 +264,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """One visit that came to nothing, and why."""
+    """One visit that failed, and why; ``client`` is None where a part of the test images failed."""
 
-    client: int
+    client: int | None
     reason: str
     repeat: int = 0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The sums over the visits that succeeded, and those that did not."""
+    """The sums over the visits that succeeded, the tickets for new memories by client, and the visits that failed."""
 
     sums: Sums
     failures: tuple[Failure, ...] = ()
+    receipts: Mapping[int, str] = field(default_factory=dict)

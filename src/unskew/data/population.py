@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.roster import Roster
 from unskew.core.types import EVERYONE
 
 Ints = npt.NDArray[np.int64]
@@ -73,13 +74,9 @@ class Population:
         return np.diff(self.offsets)
 
     @cached_property
-    def inhabited(self) -> Ints:
-        """The clients that hold at least one example, ascending."""
-        return np.flatnonzero(self.sizes)
-
-    def size(self, client: int) -> int:
-        """How many examples the client holds."""
-        return len(self.examples(client))
+    def roster(self) -> Roster:
+        """What the server may know: who there is and how much each holds."""
+        return Roster(self.sizes)
 
     def examples(self, client: int) -> npt.NDArray[np.int32]:
         """The row numbers of the client's examples, ascending; a view. EVERYONE holds what anybody holds."""

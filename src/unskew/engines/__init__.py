@@ -1,33 +1,77 @@
-"""Which engine does the work: by name, or the one that will be done first."""
+"""The table of engines: where the clients' work is done, by name or as ``package.module:function``.
+
+An engine is opened from an ``EngineSetup`` and stands behind the ``Engine`` protocol; nobody outside this package asks
+which one it is.
+"""
 
 import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
-from unskew import methods
 from unskew.core.errors import UserError, nearest
+from unskew.core.plugins import load_function
 from unskew.core.tensors import one_thread
-from unskew.core.types import Tensors
+from unskew.core.types import Engine, Tensors
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.loop import Loop
 from unskew.engines.pool.engine import Pool
 from unskew.engines.pool.shared import SharedFile
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import anonymous_file
+from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.descent import sgd
 
-ENGINES = ("auto", "loop", "pool")
 LATER = ("stacked", "torchrun", "flower")
 
 START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
 
 
+@dataclass(frozen=True)
+class EngineSetup:
+    """What an engine is opened with: the federation as text, numbers and tensors.
+
+    ``memories`` is the descriptor of the file for what clients keep between visits; it belongs to the engine then. With
+    None it is a file that goes with the engine.
+    """
+
+    blueprint: Blueprint
+    data: Tensors
+    workers: int = 1
+    memories: int | None = None
+
+    def client_side(self) -> ClientSide:
+        """All that a process needs to do any client's work."""
+        side = build(self.blueprint, self.data, self.memories)
+        if self.memories is None and side.algorithm.remember:
+            memory = ClientMemory(side.algorithm.remember, side.weights, anonymous_file())
+            return replace(side, memory=memory)
+        return side
+
+
+def open_loop(setup: EngineSetup) -> Engine:
+    """One client after another in this process."""
+    return Loop(setup.client_side())
+
+
+def open_pool(setup: EngineSetup) -> Engine:
+    """One process a core; the data are copied into shared memory."""
+    shared = SharedFile()
+    return Pool(setup.blueprint, shared, shared.write(setup.data), max(1, setup.workers), setup.client_side().memory)
+
+
+ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}
+NAMES = ("auto", *ENGINES)
+
+
 def check_name(name: str) -> None:
-    """Refuse an engine that is not there."""
+    """Refuse an engine that does not exist."""
     if name in LATER:
-        raise UserError(f"engine {name!r} belongs to a later version; there are: {', '.join(ENGINES)}")
-    if name not in ENGINES:
-        raise UserError(f"no engine is called {name!r}; {nearest(name, ENGINES)}")
+        raise UserError(f"engine {name!r} comes with a later version; there are: {', '.join(NAMES)}")
+    if ":" in name:
+        load_function(name, "engine")
+    elif name not in NAMES:
+        raise UserError(f"no engine is called {name!r}; {nearest(name, NAMES)}, or package.module:function")
 
 
 def choose(name: str, workers: int, work: float, visits: int) -> str:
@@ -39,21 +83,17 @@ def choose(name: str, workers: int, work: float, visits: int) -> str:
     return "pool" if useful > 1 and work * (1 - 1 / useful) > START_SECONDS else "loop"
 
 
-def open_engine(
-    name: str, blueprint: Blueprint, data: Tensors, workers: int, memories: int | None = None
-) -> Loop | Pool:
-    """The engine, ready to work; ``data`` is copied into shared memory for the pool.
-
-    ``memories`` is the descriptor of a file for what clients remember; it becomes the engine's own. Without one it is
-    a file that goes with the engine.
-    """
-    if memories is None and methods.parse_method(blueprint.method, blueprint.local).remember:
-        memories = anonymous_file()
-    side = build(blueprint, data, memories)
-    if name == "loop":
-        return Loop(side)
-    shared = SharedFile()
-    return Pool(blueprint, shared, shared.write(data), workers, side.memories)
+def open_engine(name: str, setup: EngineSetup) -> Engine:
+    """The engine of that name, ready to work."""
+    if name in ENGINES:
+        return ENGINES[name](setup)
+    engine: Engine = load_function(name, "engine")(setup)
+    missing = [part for part in ("map_sum", "accept", "sync", "pin", "close", "roster") if not hasattr(engine, part)]
+    if missing:
+        raise UserError(f"engine {name!r} gives a {type(engine).__name__} without {', '.join(missing)}")
+    if not hasattr(engine, "progress"):
+        engine.progress = None
+    return engine
 
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:

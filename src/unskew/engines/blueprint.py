@@ -12,7 +12,7 @@ from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     }
     algorithm = methods.parse_method(blueprint.method, blueprint.local)
     network = models.build(blueprint.model, blueprint.shape, blueprint.classes).to(dtype)
-    kept = None if memories is None else Memories(algorithm.remember, tensors.of_module(network), memories)
+    kept = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,
         network=network,
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
-        memories=kept,
+        memory=kept,
     )

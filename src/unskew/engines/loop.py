@@ -1,44 +1,66 @@
 """One client after another in this process: the definition of what an engine does."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
-from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, Visit
+from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
+from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
-from unskew.round.client import ClientSide, attempt
-from unskew.round.client import job as find
+from unskew.round.client import ClientSide
+from unskew.round.client_memory import Slots
+from unskew.round.jobs import attempt, find_job
 
 
 class Loop:
     """Client work on one thread, so that its result does not depend on the machine's number of cores."""
 
-    name = "loop"
-
     def __init__(self, side: ClientSide) -> None:
         keep_freed_memory()
-        self.population, self.memories = side.population, side.memories
+        self.roster = side.population.roster
         self.progress: Progress | None = None
         self._side = side
+        self._slots = Slots()
 
-    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
-        """Do the job for each visit and add up what comes out."""
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
+    ) -> Outcome:
+        """Do the job for each visit and add up the results."""
         total: Sums | None = None
-        failures = []
-        work = find(self._side, job)
+        failures, receipts = [], dict[int, str]()
+        work, assigned = find_job(job, JOBS), self._slots.assign(visits)
         with one_thread():
-            for place, visit in enumerate(visits, 1):
-                result = attempt(work, shared, visit, key)
+            for place, visit in enumerate(assigned, 1):
+                result = attempt(self._side, work, shared, visit, key)
                 if isinstance(result, Failure):
                     failures.append(result)
                 else:
-                    total = tensors.add(total, result)
+                    total = tensors.add(total, result.sums)
+                    if result.receipt is not None and isinstance(visit, Visit):
+                        receipts[visit.client] = result.receipt
                 if self.progress is not None:
                     self.progress(place, len(visits))
-        return Outcome(total or {}, tuple(failures))
+        self._slots.give_back(assigned, receipts)
+        return Outcome(total or {}, tuple(failures), receipts)
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
+        self._slots.accept(superseded)
+
+    def sync(self) -> None:
+        """Make every memory durable."""
+        if self._side.memory is not None:
+            self._side.memory.sync()
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others."""
+        tickets = list(tickets)
+        if self._side.memory is not None:
+            self._side.memory.require(tickets)
+        self._slots.pin(tickets)
 
     def close(self) -> None:
-        """Give the memories' file back."""
-        if self.memories is not None:
-            self.memories.close()
+        """Close the memories' file."""
+        if self._side.memory is not None:
+            self._side.memory.close()

@@ -5,8 +5,8 @@ from functools import partial
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.roster import Roster
 from unskew.core.types import EVERYONE, Tensors, Visit
-from unskew.data.population import Population
 from unskew.round.aggregation import weighted_mean
 from unskew.round.algorithm import Method
 from unskew.round.server import sgd
@@ -27,11 +27,11 @@ def centralised() -> Method:
     )
 
 
-def _everyone(key: Key, population: Population, per_round: int) -> list[Visit]:
-    held = len(population.order)
+def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
+    held = roster.examples
     if held == 0:
         raise UserError("no client of the partition holds an example; make the partition anew")
-    share = per_round / len(population.inhabited)
+    share = per_round / len(roster.inhabited)
     return [Visit(EVERYONE, float(held), take=None if share >= 1 else max(1, round(held * share)))]
 
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.roster import Roster
 from unskew.core.types import Visit
-from unskew.data.population import Population
 from unskew.round.algorithm import Method
 
 
@@ -32,11 +32,11 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
     if epochs < 1:
         raise ValueError(f"fedvc(epochs={epochs}): epochs counts passes over the drawn examples, give at least 1")
 
-    def by_size(key: Key, population: Population, per_round: int) -> list[Visit]:
-        if len(population.order) == 0:
+    def by_size(key: Key, roster: Roster, per_round: int) -> list[Visit]:
+        if roster.examples == 0:
             raise UserError("no client of the partition holds an example; make the partition anew")
-        drawn = key.numpy().integers(0, len(population.order), per_round)  # an example each: its owner comes
-        clients = np.sort(np.searchsorted(population.offsets, drawn, side="right") - 1).tolist()
+        drawn = key.numpy().integers(0, roster.examples, per_round)  # an example each: its owner comes
+        clients = np.sort(np.searchsorted(roster.ends, drawn, side="right")).tolist()
         seen: Counter[int] = Counter()
         visits = []
         for client in clients:

@@ -51,7 +51,7 @@ def _own_control(visited: Visited) -> Tensors:
 
 def _change(visited: Visited) -> Sums:
     """n_k·(c_k⁺ − c_k) of the visit that keeps; another visit of the same client adds nothing."""
-    weight = float(visited.counts.sum()) if visited.visit.keep is not None else 0.0
+    weight = float(visited.counts.sum()) if visited.visit.keep else 0.0
     change = {}
     for name, control in _own_control(visited).items():
         before = visited.memory.get(f"scaffold/{name}")
@@ -60,7 +60,7 @@ def _change(visited: Visited) -> Sums:
 
 
 def _everybody(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
-    return {name: c + sums[name] / len(moment.population.order) for name, c in sent.items()}
+    return {name: c + sums[name] / moment.roster.examples for name, c in sent.items()}
 
 
 def _zeros(model: Tensors) -> Tensors:

@@ -1,10 +1,7 @@
-"""3. What they do: the jobs of a client, by name. Each takes what the server sent and a visit, and gives sums.
-
-Jobs have names since a function cannot cross a wire: every process builds the same table from the same blueprint.
-"""
+"""3. What they do: a client's jobs before and during a round, and what a process needs to do any client's work."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -14,29 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import load_calibrated
-from unskew.calibration.mixture import by_part
-from unskew.calibration.request import StatisticsRequest
-from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
-from unskew.core.errors import StorageFailure
 from unskew.core.key import Key
-from unskew.core.types import Failure, Sums, Tensors, Visit, Visited
+from unskew.core.types import Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
-from unskew.models.cut import cut
 from unskew.models.layers import Network
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
+from unskew.round.jobs import Answer, Job
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
 
-Job = Callable[[Tensors, Visit, Key], Sums]
-
-UNFINITE = "its result holds NaN or infinity; a smaller --lr or smaller knobs of the method may help"
-CHUNK = 500  # images in one forward pass without gradient: test images in one visit of the job "evaluate"
+IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 
 
 @dataclass(frozen=True)
@@ -48,7 +37,7 @@ class ClientSide:
     train: Pixels
     test: Pixels
     population: Population
-    memories: Memories | None = None
+    memory: ClientMemory | None = None  # None: no method keeps anything
 
     @cached_property
     def weights(self) -> Tensors:
@@ -93,40 +82,7 @@ class ClientSide:
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
-def job(side: ClientSide, name: str) -> Job:
-    """The job of that name; what follows a colon tells it more, as in ``moments:{…}``."""
-    word, _, more = name.partition(":")
-    table: dict[str, Job] = {
-        "survey": lambda shared, visit, key: survey(side, visit),
-        "train": lambda shared, visit, key: train(side, shared, visit, key, Watch.from_text(more) if more else None),
-        "moments": lambda shared, visit, key: moments(side, shared, visit, more),
-        "evaluate": lambda shared, visit, key: evaluate(side, shared, visit),
-    }
-    return table[word]
-
-
-def attempt(work: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure:
-    """One visit, or the reason why it came to nothing."""
-    try:
-        sums = work(shared, visit, key.fold("client", visit.client, visit.repeat))
-        _check(sums)
-    except StorageFailure:
-        raise
-    except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
-        return Failure(visit.client, f"{type(error).__name__}: {error}", visit.repeat)
-    if not tensors.finite(sums):
-        return Failure(visit.client, UNFINITE, visit.repeat)
-    return sums
-
-
-def _check(sums: Sums) -> None:
-    for name, value in sums.items():
-        if not isinstance(value, Tensor) or value.dtype != torch.float64:
-            found = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise TypeError(f"{name}: a sum must be a float64 tensor, this is {found}")
-
-
-def survey(side: ClientSide, visit: Visit) -> Sums:
+def survey(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
     """What the methods want to know of every client before the first round. No model is there yet."""
     known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
     sums: Sums = {}
@@ -136,11 +92,11 @@ def survey(side: ClientSide, visit: Visit) -> Sums:
     return sums
 
 
-def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watch | None = None) -> Sums:
+def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
     algorithm = side.algorithm
     batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
-    memory = side.memories.recall(visit) if side.memories else {}
+    memory = {} if side.memory is None else side.memory.recall(visit)
     counts = side.counts(visit.client)
     side.load(shared, training=True)
     loss = descend(side, shared, memory, counts, batches)
@@ -160,51 +116,10 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watc
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
-    if side.memories:
-        side.memories.keep(visited)
-    return sums if watch is None else sums | tensors.prefixed(watched(side, shared, visit, watch), "watch/")
-
-
-def moments(side: ClientSide, shared: Tensors, visit: Visit, question: str) -> Sums:
-    """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
-    side.load(shared, training=False)
-    ask, centres = StatisticsRequest.from_text(question), shared.get("centres")
-    encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
-    index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
-    index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
-    classes = side.network.classifier.out_features * ask.components
-    if len(index):
-        batches = (side.train.batch(some) for some in torch.split(index, CHUNK))
-        relabel = None if centres is None else by_part(centres)
-        found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
-    else:
-        found = ClassStatistics.empty(classes, width, ask.form)
-    return tensors.prefixed(found.spread_out(), "stat/moments/")
-
-
-def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:
-    """Right answers and loss on the test images of chunk ``visit.client``, by class.
-
-    A calibrated classifier, where one is sent, stands in for the model's own.
-    """
-    start = visit.client * CHUNK
-    index = torch.arange(start, min(start + CHUNK, len(side.test.labels)))
-    side.load(shared, training=False)
-    with torch.no_grad():
-        images, labels = side.test.batch(index)
-        if other := tensors.under(shared, "calibrated/"):
-            encoder, classifier = load_calibrated(other, lambda layers: cut(side.network, layers))
-            logits = classifier(encoder(images))
-        else:
-            logits = side.logits(side.network.encoder(images))
-        loss = F.cross_entropy(logits.double(), labels, reduction="sum")
-    right = labels[logits.argmax(1) == labels]
-    classes = logits.shape[1]
-    return {
-        "metric/loss": loss,
-        "metric/right": torch.bincount(right, minlength=classes).double(),
-        "metric/total": torch.bincount(labels, minlength=classes).double(),
-    }
+    kept = side.memory.values(visited) if side.memory is not None and visit.keep else None
+    if options:  # recording: what is looked at travels beside the sums
+        sums |= tensors.prefixed(watched(side, shared, visit, Watch.from_text(options)), "watch/")
+    return Answer(sums, kept)
 
 
 def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
@@ -212,7 +127,7 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
 
     def features() -> Iterator[tuple[Tensor, Tensor]]:
         side.network.eval()
-        for index in torch.unique(batches.index[batches.index >= 0]).split(CHUNK):
+        for index in torch.unique(batches.index[batches.index >= 0]).split(IMAGES_AT_ONCE):
             images, labels = side.train.batch(index)
             with torch.no_grad():
                 found = side.network.encoder(images)
@@ -232,3 +147,6 @@ def _weighted_delta(old: Tensors, new: Tensors, weight: float, factor: float) ->
 
 def _scalar(value: float) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64)
+
+
+JOBS: Mapping[str, Job] = {"survey": survey, "train": train}

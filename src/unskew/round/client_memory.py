@@ -1,25 +1,26 @@
-"""What clients remember between visits: slots of one size in a file, so that memory does not grow with clients seen.
+"""What clients keep between visits: slots of one size in a file, on the client's side of the border.
 
-A slot that the current state or the last checkpoint refers to is never overwritten: a new version goes to a free one.
-So a round that fails, or a crash at any moment, leaves every version that a state can still ask for.
+The server knows a memory by its ticket alone. A slot that the server's state or the last checkpoint refers to is never
+overwritten: a new version goes to a free one. So a round that fails, or a crash at any moment, leaves every version
+that a state can still ask for, and the file does not grow with the clients seen.
 """
 
+import heapq
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import count
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.tensors import Layout, copy, plan_layout, prefixed, views
-from unskew.core.types import Memory, Tensors, Visit, Visited
+from unskew.core.types import Memory, Tensors, TestPart, Visit, Visited
 
-Places = Mapping[int, tuple[int, int]]  # client -> its slot and the checksum of what lies there
+START_A_NEW_RUN = "start a new run"
 
 
-class Memories:
+class ClientMemory:
     """The file, read and written in whole slots; processes may share its descriptor."""
 
     def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
@@ -28,99 +29,153 @@ class Memories:
             blank |= prefixed(memory.blank(model), f"{memory.name}/")
         self._remember = tuple(remember)
         self._layout, self.slot_bytes = plan_layout(blank)
-        self._pinned: set[int] = set()
         self.descriptor = descriptor
-
-    def assign(self, visits: Sequence[Visit], places: Places) -> list[Visit]:
-        """The visits with the slots they read and write. Of several visits to one client the last one keeps."""
-        busy = {slot for slot, _ in places.values()} | self._pinned
-        free = (slot for slot in count() if slot not in busy)
-        last = {visit.client: at for at, visit in enumerate(visits)}
-        return [
-            replace(visit, recall=places.get(visit.client), keep=next(free) if last[visit.client] == at else None)
-            for at, visit in enumerate(visits)
-        ]
-
-    def kept(self, visits: Sequence[Visit]) -> dict[int, tuple[int, int]]:
-        """Where the memories of these visits lie now."""
-        return {v.client: (v.keep, zlib.crc32(self._bytes(v.keep))) for v in visits if v.keep is not None}
-
-    def pin(self, places: Places) -> None:
-        """A checkpoint refers to these now, and to no others."""
-        self._pinned = {slot for slot, _ in places.values()}
-
-    def sync(self) -> None:
-        """Make everything written durable."""
-        with _storage():
-            os.fsync(self.descriptor)
-
-    def require(self, places: Places) -> None:
-        """Refuse at once a file that is too short for what a state refers to."""
-        for client, (slot, _) in places.items():
-            if os.fstat(self.descriptor).st_size < (slot + 1) * self.slot_bytes:
-                raise LostMemory(f"what client {client} remembers is gone: its file is cut short; start the run anew")
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
-        if visit.recall is None:
+        if visit.ticket is None:
             return {}
-        slot, checksum = visit.recall
-        found = self._bytes(slot, f"client {visit.client}")
-        if zlib.crc32(found) != checksum:
-            raise LostMemory(f"what client {visit.client} remembers is damaged on disk; start the run anew")
-        return views(found, self._layout)
+        slot, checksum = _read_ticket(visit.ticket)
+        content = self._read(slot, visit.client)
+        if zlib.crc32(content) != checksum:
+            raise LostMemory(f"client {visit.client}'s saved state is damaged on disk; {START_A_NEW_RUN}")
+        return views(content, self._layout)
 
-    def keep(self, visited: Visited) -> None:
-        """Write down what the client keeps, if this visit is the one that does."""
-        if visited.visit.keep is None:
-            return
+    def values(self, visited: Visited) -> Tensors:
+        """What the methods keep of this visit."""
         values: Tensors = {}
         for memory in self._remember:
             values |= prefixed(memory.keep(visited), f"{memory.name}/")
-        _same_kinds(self._layout, plan_layout(values)[0])
+        _require_same_kinds(self._layout, plan_layout(values)[0])
+        return values
+
+    def write(self, slot: int, values: Tensors) -> str:
+        """Write the values into the slot; the ticket that reads them back."""
         content = bytearray(self.slot_bytes)
         for name, view in views(content, self._layout).items():
             view.copy_(values[name])
-        start, done = visited.visit.keep * self.slot_bytes, 0
-        with _storage():
+        start, done = slot * self.slot_bytes, 0
+        with storage_failures():
             while done < self.slot_bytes:
                 done += os.pwrite(self.descriptor, memoryview(content)[done:], start + done)
+        return f"{slot}-{zlib.crc32(content):08x}"
+
+    def sync(self) -> None:
+        """Make everything written durable."""
+        with storage_failures():
+            os.fsync(self.descriptor)
+
+    def require(self, tickets: Iterable[str]) -> None:
+        """Refuse at once a file that is too short for these tickets."""
+        size = os.fstat(self.descriptor).st_size
+        if any(size < (_read_ticket(ticket)[0] + 1) * self.slot_bytes for ticket in tickets):
+            raise LostMemory(f"the clients' saved state is incomplete: its file is cut short; {START_A_NEW_RUN}")
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         os.close(self.descriptor)
 
-    def _bytes(self, slot: int, whose: str = "a client") -> bytearray:
-        found = bytearray()
-        while len(found) < self.slot_bytes:
-            more = os.pread(self.descriptor, self.slot_bytes - len(found), slot * self.slot_bytes + len(found))
+    def _read(self, slot: int, client: int) -> bytearray:
+        content = bytearray()
+        while len(content) < self.slot_bytes:
+            more = os.pread(self.descriptor, self.slot_bytes - len(content), slot * self.slot_bytes + len(content))
             if not more:
-                raise LostMemory(f"what {whose} remembers is gone: its file is cut short; start the run anew")
-            found += more
-        return found
+                raise LostMemory(f"client {client}'s saved state is missing: its file is cut short; {START_A_NEW_RUN}")
+            content += more
+        return content
 
 
-def _same_kinds(blank: Layout, kept: Layout) -> None:
+class Slots:
+    """Which slots of the file are free: one list for all the processes that write to it."""
+
+    def __init__(self) -> None:
+        self._used: set[int] = set()
+        self._pinned: set[int] = set()
+        self._free: list[int] = []  # a heap, below the first slot never used
+        self._next = 0
+
+    def assign(self, visits: Sequence[Visit | TestPart]) -> list[Visit | TestPart]:
+        """The visits, each one that keeps a memory with a free slot to write it to."""
+        return [
+            replace(visit, slot=self._take()) if isinstance(visit, Visit) and visit.keep else visit for visit in visits
+        ]
+
+    def give_back(self, visits: Iterable[Visit | TestPart], receipts: Mapping[int, str]) -> None:
+        """Free the slots of visits that left nothing behind."""
+        kept = {_read_ticket(ticket)[0] for ticket in receipts.values()}
+        given = {visit.slot for visit in visits if isinstance(visit, Visit) and visit.slot is not None}
+        self._free_slots(given - kept)
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """No state refers to these any more, though a checkpoint may."""
+        self._free_slots(_read_ticket(ticket)[0] for ticket in superseded)
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these and to no others, and so does the server's state."""
+        self._pinned = {_read_ticket(ticket)[0] for ticket in tickets}
+        self._used = set(self._pinned)
+        self._next = max(self._pinned, default=-1) + 1
+        self._free = [slot for slot in range(self._next) if slot not in self._pinned]  # ascending: a heap already
+
+    def _free_slots(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            if slot in self._used:
+                self._used.remove(slot)
+                if slot not in self._pinned:
+                    heapq.heappush(self._free, slot)
+
+    def _take(self) -> int:
+        if self._free:
+            slot = heapq.heappop(self._free)
+        else:
+            slot, self._next = self._next, self._next + 1
+        self._used.add(slot)
+        return slot
+
+
+def with_tickets(visits: Sequence[Visit], tickets: Mapping[int, str]) -> list[Visit]:
+    """The visits with the tickets for their clients' memories. Of several visits to one client the last one keeps."""
+    last = {visit.client: place for place, visit in enumerate(visits)}
+    return [
+        replace(visit, ticket=tickets.get(visit.client), keep=last[visit.client] == place)
+        for place, visit in enumerate(visits)
+    ]
+
+
+def ticket_of(slot: int, checksum: int) -> str:
+    """The ticket for a memory in this slot, as checkpoints of earlier versions described it."""
+    return f"{slot}-{checksum:08x}"
+
+
+def _read_ticket(ticket: str) -> tuple[int, int]:
+    slot, _, checksum = ticket.partition("-")
+    try:
+        return int(slot), int(checksum, 16)
+    except ValueError:
+        raise LostMemory(f"{ticket!r} is not a ticket for a client's saved state; {START_A_NEW_RUN}") from None
+
+
+def _require_same_kinds(blank: Layout, kept: Layout) -> None:
     """Copying would stretch another shape, round another type, and drop what has no place."""
-    said, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in each} for each in (blank, kept))
-    for name in said | given:
-        if said.get(name) != given.get(name):
+    declared, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in each} for each in (blank, kept))
+    for name in declared | given:
+        if declared.get(name) != given.get(name):
             raise ValueError(
-                f"memory {name}: blank says {said.get(name, 'nothing')}, keep gives {given.get(name, 'nothing')}"
+                f"memory {name}: blank says {declared.get(name, 'nothing')}, keep gives {given.get(name, 'nothing')}"
             )
 
 
 @contextmanager
-def _storage() -> Iterator[None]:
-    """A full or broken disk, said as what it is."""
+def storage_failures() -> Iterator[None]:
+    """A full or broken disk, reported as what it is."""
     try:
         yield
     except OSError as error:
-        raise StorageFailure(f"what clients remember cannot be written: {error.strerror or error}") from error
+        raise StorageFailure(f"the clients' state cannot be saved: {error.strerror or error}") from error
 
 
 def anonymous_file() -> int:
-    """The descriptor of a file without a name: it goes with the last process that holds it."""
+    """The descriptor of a file without a name: it is gone when the last process that has it open ends."""
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 

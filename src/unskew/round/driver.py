@@ -1,6 +1,6 @@
 """A whole round on one screen, and rounds one after another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
-from unskew.round.client import CHUNK
+from unskew.round.client_memory import with_tickets
 from unskew.round.server import moved
 
 if TYPE_CHECKING:
@@ -35,14 +35,6 @@ class Metrics:
     loss: float | None = None
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """How well a model does on the test images."""
-
-    accuracy: float
-    loss: float
-
-
 def start(algorithm: "Algorithm", model: Tensors) -> ServerState:
     """The state before the first round."""
     sent = statistics.first_sent(algorithm.statistics, model)
@@ -59,15 +51,15 @@ def run_round(
     here = key.fold("round", number)
     state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
-    visits = algorithm.sampler(here.fold("sample"), engine.population, per_round)
+    visits = algorithm.sampler(here.fold("sample"), engine.roster, per_round)
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
         raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
-    if engine.memories is not None:
-        visits = engine.memories.assign(visits, state.clients)
-    outcome = engine.map_sum("train", statistics.shared(state), visits, here)
+    if algorithm.remember:
+        visits = with_tickets(visits, state.clients)
+    outcome = engine.map_sum("train", statistics.shared(state), visits, here, round=number)
     _judge(outcome, number, "train", key, skip_failures)
     sums = outcome.sums
-    moment = RoundInfo(number, max(rounds, number), engine.population, _turnout(engine, outcome))
+    moment = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, outcome))
     gradient = algorithm.aggregate(sums)
     params, memory = algorithm.server.update(
         tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, moment
@@ -89,7 +81,8 @@ def run_round(
         seconds=perf_counter() - began,
         failures=outcome.failures,
     )
-    return ServerState(number, params | buffers, memory, sent, _remembered(engine, state, visits, outcome)), metrics
+    engine.accept(state.clients[client] for client in outcome.receipts if client in state.clients)
+    return ServerState(number, params | buffers, memory, sent, {**state.clients, **outcome.receipts}), metrics
 
 
 def run(
@@ -108,48 +101,29 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     """Ask every client once what the methods want to know beforehand; the state that knows, and the bytes it took."""
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
-    visits = [Visit(client, 1.0) for client in engine.population.inhabited.tolist()]
+    visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
     outcome = engine.map_sum("survey", {}, visits, key.fold("survey"))
     _judge(outcome, None, "survey", key, skip=False)
     sent = statistics.after_survey(algorithm.statistics, state.sent, outcome.sums)
     return replace(state, sent=sent), statistics.bytes_up(outcome.sums, state.tensors, visits, len(visits))
 
 
-def evaluate(engine: Engine, model: Tensors, examples: int, key: Key) -> Evaluation:
-    """Accuracy and mean loss on the ``examples`` test images, in chunks spread over the engine."""
-    chunks = [Visit(chunk, 1.0) for chunk in range(-(-examples // CHUNK))]
-    outcome = engine.map_sum("evaluate", model, chunks, key)
-    _judge(outcome, None, "evaluate", key, skip=False)
-    total = float(outcome.sums["metric/total"].sum())
-    right = float(outcome.sums["metric/right"].sum())
-    return Evaluation(right / total, float(outcome.sums["metric/loss"]) / total)
-
-
 def _judge(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
     """Stop at a failed client, unless the user would rather go on without it and somebody is left."""
     for failure in outcome.failures:
-        where = "the model on the test images" if job == "evaluate" else f"client {failure.client}"
         when = "" if number is None else f", round {number}"
         if not skip or not outcome.sums:
-            raise ClientFailure(f"{where}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)")
+            raise ClientFailure(
+                f"client {failure.client}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)"
+            )
 
 
 def _turnout(engine: Engine, outcome: Outcome) -> float:
-    return float(outcome.sums["weight"]) / len(engine.population.order)
-
-
-def _remembered(
-    engine: Engine, state: ServerState, visits: list[Visit], outcome: Outcome
-) -> Mapping[int, tuple[int, int]]:
-    """Where the clients' memories lie after the round: a visit that failed leaves its client's as it was."""
-    if engine.memories is None:
-        return state.clients
-    failed = {(failure.client, failure.repeat) for failure in outcome.failures}
-    return {**state.clients, **engine.memories.kept([v for v in visits if (v.client, v.repeat) not in failed])}
+    return float(outcome.sums["weight"]) / engine.roster.examples
 
 
 def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:
-    held = engine.population.size(visit.client) if visit.take is None else visit.take
+    held = engine.roster.size(visit.client) if visit.take is None else visit.take
     return steps_for(held, algorithm.local)
 
 

@@ -27,8 +27,9 @@ from unskew.core.key import Key
 from unskew.models.cut import cut
 from unskew.runs.prepare import Prepared
 from unskew.runs.result import Calibration as Row
-from unskew.round import driver
-from unskew.round.client import CHUNK, ClientSide
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.evaluation import evaluate
+from unskew.round.jobs import job_text
 from unskew.core.types import Engine, PrivacyBudget, Sums, Tensors, Visit
 
 OTHERS = ("shared", "diagonal", "low-rank(32)")
@@ -80,7 +81,7 @@ def finish(
             warnings.simplefilter("always")
             classifier, sent, seconds = work.made(source)
         values = tensors.prefixed(classifier.tensors(), "calibrated/")
-        found = driver.evaluate(engine, model | values, len(prepared.images.test), work.key)
+        found = evaluate(engine, model | values, len(prepared.images.test), work.key, job="evaluate-calibrated")
         row = Row(named(source, algorithm), found.accuracy, found.loss, sent, seconds + classifier.report.seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in said), *classifier.report.notes()])
         done = Calibrated(row, classifier, tuple(notes))
@@ -117,7 +118,7 @@ def check(source: str, algorithm: Algorithm, side: ClientSide) -> None:
         )
     if algorithm.secure:
         require_extra("cryptography")
-        if (clients := len(side.population.inhabited)) < LEAST:
+        if (clients := len(side.population.roster.inhabited)) < LEAST:
             words = f"a sum over {clients} clients would say too much of each; wanted are at least {LEAST}"
             raise UserError(f"{source} with secure: {words}")
     if algorithm.private is not None:
@@ -226,13 +227,13 @@ class _Work:
 
     @property
     def _clients(self) -> int:
-        return len(self.engine.population.inhabited)
+        return len(self.engine.roster.inhabited)
 
     def gather(self, ask: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
         """The statistics of all clients' features under the model, added up; masked where they must not be seen."""
         shared = self.model if centres is None else self.model | {"centres": centres}
-        job, key = f"moments:{ask.to_text()}", self.key.fold("moments")
-        visits = [Visit(client, 1.0) for client in self.engine.population.inhabited.tolist()]
+        job, key = job_text("moments", ask.to_text()), self.key.fold("moments")
+        visits = [Visit(client, 1.0) for client in self.engine.roster.inhabited.tolist()]
         if not self.algorithm.secure:
             return ClassStatistics.gathered(self._asked(job, shared, visits, key), ask.form)
 
@@ -272,7 +273,7 @@ def real_features(side: ClientSide, calibration: Calibration, key: Key) -> tuple
         index = _some(index, side.train.labels[index], calibration.real, key)
     features = []
     with torch.no_grad():
-        for some in torch.split(index, CHUNK):
+        for some in torch.split(index, IMAGES_AT_ONCE):
             features.append(encoder(side.train.batch(some)[0]))
     return torch.cat(features), side.train.labels[index]
 

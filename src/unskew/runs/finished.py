@@ -53,7 +53,7 @@ def calibrate_run(
     model = weights_of(path, result, side.network)
     chosen, count = engine_for(prepared, side)
     with locked_folder(path):
-        working = engines.open_engine(chosen, prepared.blueprint, data, count)
+        working = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, count))
 
         def keep(event: Event) -> None:
             nonlocal result

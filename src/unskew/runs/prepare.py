@@ -92,7 +92,7 @@ def first_visits(prepared: Prepared) -> list[Visit]:
     """Who would come to a first round."""
     per_round = prepared.config.per_round or 1
     return prepared.algorithm.sampler(
-        Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population, per_round
+        Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population.roster, per_round
     )
 
 
@@ -115,7 +115,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
     kept = sum(tensors.count_bytes(each.blank(state.tensors)) for each in prepared.algorithm.remember)
     own = tensors.count_bytes(data)
     visits = first_visits(prepared)
-    held = [visit.take or prepared.population.size(visit.client) for visit in visits]
+    held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
     plans = 11 * prepared.algorithm.local.epochs * max(held, default=0)
     return Overview(
         path=path,
@@ -142,7 +142,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         + 4 * len(prepared.images.train)
         + kept
         * (
-            2 * min(len(prepared.population.inhabited), prepared.config.rounds * len(visits)) + len(visits)
+            2 * min(len(prepared.population.roster.inhabited), prepared.config.rounds * len(visits)) + len(visits)
         ),  # a checkpoint's, the latest, those under way
     )
 

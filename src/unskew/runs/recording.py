@@ -4,7 +4,7 @@ Nothing of it changes a bit of the result: clients are looked at after their tra
 and what was seen is taken out of the sums before anybody adds with them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,10 @@ from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
 from unskew.models.layers import by_layer
-from unskew.round.client import CHUNK, ClientSide
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.jobs import job_text
 from unskew.round.watch import Watch, class_norms, lengths
-from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, Visit
+from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, TestPart, Visit
 
 MOST_CLIENTS = 100  # whose rows are written down in one round: those of the round's first visits
 MOST_IMAGES = 2000  # test images whose features tell the silhouette
@@ -89,7 +90,7 @@ class RecordingEngine:
         self._engine = engine
         self._choose = choose
         self._most = most
-        self.population, self.memories = engine.population, engine.memories
+        self.roster = engine.roster
         self.watch: Watch | None = None
         self.seen: Sums = {}
         self.sent: Tensors = {}  # to the visits that were looked at
@@ -103,21 +104,33 @@ class RecordingEngine:
     def progress(self, told: Progress | None) -> None:
         self._engine.progress = told
 
-    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
+    ) -> Outcome:
         """The other engine's sums, with nothing added to them."""
         if job != "train":
-            return self._engine.map_sum(job, shared, visits, key)
+            return self._engine.map_sum(job, shared, visits, key, round=round)
         self.watch, self.seen, self.sent = None, {}, {}
-        number = key.path[-1]
-        assert isinstance(number, int)  # a round's key ends in its number
-        if not (what := tuple(self._choose(number))):
-            return self._engine.map_sum(job, shared, visits, key)
-        clients = dict.fromkeys(visit.client for visit in visits)
+        if not (what := tuple(self._choose(round))):
+            return self._engine.map_sum(job, shared, visits, key, round=round)
+        clients = dict.fromkeys(visit.client for visit in visits if isinstance(visit, Visit))
         self.watch = Watch(what, tuple(clients)[: self._most])
-        outcome = self._engine.map_sum(f"{job}:{self.watch.to_text()}", shared, visits, key)
+        outcome = self._engine.map_sum(job_text(job, self.watch.to_text()), shared, visits, key, round=round)
         self.seen, self.sent = tensors.under(outcome.sums, "watch/"), shared
         rest = {name: value for name, value in outcome.sums.items() if not name.startswith("watch/")}
         return replace(outcome, sums=rest)
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """As the other engine does."""
+        self._engine.accept(superseded)
+
+    def sync(self) -> None:
+        """As the other engine does."""
+        self._engine.sync()
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """As the other engine does."""
+        self._engine.pin(tickets)
 
     def close(self) -> None:
         """Release what the other engine holds."""
@@ -179,7 +192,7 @@ def some_features(side: ClientSide, key: Key, most: int = MOST_IMAGES) -> tuple[
     features = []
     side.network.eval()
     with torch.no_grad(), tensors.one_thread():
-        for some in torch.split(index, CHUNK):
+        for some in torch.split(index, IMAGES_AT_ONCE):
             features.append(side.network.encoder(side.test.batch(some)[0]))
     return torch.cat(features), side.test.labels[index]
 

@@ -104,7 +104,7 @@ def _made(subject: "FinishedRun", engine: Engine, state: ServerState, most: int)
     key = subject.key.fold("round", state.round + 1)
     if state.round == 0:  # what methods ask everybody beforehand belongs to the first round
         state, _ = driver.survey(subject.algorithm, engine, state, subject.key)
-    coming = subject.algorithm.sampler(key.fold("sample"), engine.population, subject.prepared.config.per_round or 0)
+    coming = subject.algorithm.sampler(key.fold("sample"), engine.roster, subject.prepared.config.per_round or 0)
     visits = _spread({visit.client: visit for visit in reversed(coming)}, most)  # of two to one client, the first
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MOST_BYTES:
@@ -112,12 +112,11 @@ def _made(subject: "FinishedRun", engine: Engine, state: ServerState, most: int)
             f"{len(visits)} local models of {size / 1e6:.0f} MB take more than {MOST_BYTES / 1e9:.1f} GB side by side; "
             f"give clients={max(1, MOST_BYTES // size)}"
         )
-    if engine.memories is not None:
-        visits = [replace(visit, recall=state.clients.get(visit.client), keep=None) for visit in visits]
+    visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
     watching = recording.RecordingEngine(engine, lambda _: ["model"], most=len(visits))
     watching.progress = lambda done, total: subject.say("making local models again", done, total)
     try:
-        outcome = watching.map_sum("train", statistics.shared(state), visits, key)
+        outcome = watching.map_sum("train", statistics.shared(state), visits, key, round=state.round + 1)
     finally:
         watching.progress = None
     if outcome.failures:

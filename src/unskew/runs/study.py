@@ -22,16 +22,15 @@ from unskew.runs import replay
 from unskew.calibration.classifier import load_calibrated
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build, dataset
-from unskew.engines.loop import Loop
-from unskew.engines.pool.engine import Pool
 from unskew.core.errors import Missing as Missing
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models.cut import cut
 from unskew.runs.prepare import Prepared
 from unskew.runs.result import Result, read_result
-from unskew.round.client import CHUNK, ClientSide
-from unskew.core.types import ImageSet, ServerState, Tensors
+from unskew.round.client import IMAGES_AT_ONCE as CHUNK
+from unskew.round.client import ClientSide
+from unskew.core.types import Engine, ImageSet, ServerState, Tensors
 
 Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 
@@ -62,7 +61,7 @@ class FinishedRun:
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
-        self._engine: Loop | Pool | None = None
+        self._engine: Engine | None = None
         self.notes: list[str] = []  # what a reader of the figures must know
 
     def __enter__(self) -> "FinishedRun":
@@ -164,8 +163,8 @@ class FinishedRun:
             return [str(label) for label in range(len(self.weights["classifier.weight"]))]
 
     @property
-    def engine(self) -> Loop | Pool:
-        """Where local models are made replay."""
+    def engine(self) -> Engine:
+        """Where local models are made again."""
         if self._engine is None:
             self._engine = self.opened(open_memories(self.path) if self.remembered else None)
         return self._engine
@@ -175,10 +174,10 @@ class FinishedRun:
         """Whether what clients remember is at hand."""
         return bool(self.algorithm.remember) and (self.path / MEMORIES).exists()
 
-    def opened(self, memories: int | None) -> Loop | Pool:
+    def opened(self, memories: int | None) -> Engine:
         """An engine; without a file for what clients remember, it has one that goes with it."""
         chosen, workers = engine_for(self.prepared, self.side, passes=self.config.epochs)
-        return engines.open_engine(chosen, self.prepared.blueprint, self._data, workers, memories)
+        return engines.open_engine(chosen, engines.EngineSetup(self.prepared.blueprint, self._data, workers, memories))
 
     @cached_property
     def outputs(self) -> Outputs:

@@ -28,6 +28,7 @@ from unskew.core.key import Key
 from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
 from unskew.runs.result import Result, to_json
 from unskew.round import driver
+from unskew.round.evaluation import evaluate
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.core.types import ImageSet, ServerState, Tensors
@@ -102,23 +103,20 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         )
         recorded.start(path, first.round)
         engine = recording.RecordingEngine(
-            engines.open_engine(chosen, prepared.blueprint, data, workers, memories), recorder.watched
+            engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)), recorder.watched
         )
         stack.callback(engine.close)
-        if engine.memories is not None and first.round < config.rounds:
-            engine.memories.require(first.clients)
-            engine.memories.pin(first.clients)
+        if first.round < config.rounds:
+            engine.pin(first.clients.values())
         done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
         def save() -> None:
             metrics.sync()
-            if engine.memories is not None:
-                engine.memories.sync()
+            engine.sync()
             so_far = replace(progress, metrics_bytes=done[1], seconds=time.monotonic() - began)
             save_checkpoint(path, done[0], so_far)
-            if engine.memories is not None:
-                engine.memories.pin(done[0].clients)
+            engine.pin(done[0].clients.values())
 
         try:
             for state, row in driver.run(
@@ -127,7 +125,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             ):  # fmt: skip
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
-                    found = driver.evaluate(engine, state.tensors, len(prepared.images.test), key)
+                    found = evaluate(engine, state.tensors, len(prepared.images.test), key)
                     row = replace(row, accuracy=found.accuracy, loss=found.loss)
                 if (line := recorder.line(state, engine)) is not None:
                     recorded.write(path, line)
@@ -180,7 +178,7 @@ def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> 
     if config.engine != "auto":
         return engines.choose(config.engine, workers, 0.0, 0)
     visits = first_visits(prepared)
-    held = [visit.take or prepared.population.size(visit.client) for visit in visits]
+    held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
     steps = rounds * sum(steps_for(size, side.algorithm.local) for size in held)
     work = steps * engines.seconds_per_step(side, min(config.batch, max(1, sum(held) // len(held))))
     return engines.choose("auto", workers, work, len(visits))

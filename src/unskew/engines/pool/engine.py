@@ -6,7 +6,7 @@ added in the order of the visits, so that the number of workers does not change 
 
 import selectors
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,13 +14,14 @@ from torch import Tensor
 
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
+from unskew.core.roster import Roster
 from unskew.core.tensors import Layout, one_thread
-from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, Visit
+from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.pool.process import Worker, unpack
 from unskew.engines.pool.shared import SharedFile
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory, Slots
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
 WAITING_BYTES = 512 * 2**20  # results held back because an earlier visit is not done yet
@@ -29,14 +30,12 @@ WAITING_BYTES = 512 * 2**20  # results held back because an earlier visit is not
 class Pool:
     """Workers that live as long as the engine, and are replaced when they die. The shared data become its own."""
 
-    name = "pool"
-
     def __init__(
-        self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memories: Memories | None = None
+        self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None
     ) -> None:
-        parts = data.read(layout)
-        self.population = Population(parts["population/order"].numpy(), parts["population/offsets"].numpy())
-        self.memories = memories
+        tensors = data.read(layout)
+        self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
+        self._memory, self._slots = memory, Slots()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
         self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path}
@@ -46,12 +45,14 @@ class Pool:
         for _ in range(workers):
             self._start()
 
-    def map_sum(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
+    ) -> Outcome:
         """Spread the visits over the workers, the long ones first, and add the results in the visits' order."""
         begin = {"begin": job, "weights": self._weights.write(shared), "seed": key.seed, "key": list(key.path)}
         for worker in self._workers:
             worker.send(begin)
-        work = _Work(visits, [_length(self.population, job, visit) for visit in visits])
+        work = _Work(self._slots.assign(visits), [_length(self.roster, job, visit) for visit in visits])
         with one_thread():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
@@ -60,7 +61,25 @@ class Pool:
                     self._hear(selected.data, work, begin)
                 if self.progress is not None:
                     self.progress(work.added, len(visits))
-        return work.outcome()
+        outcome = work.outcome()
+        self._slots.give_back(work.visits, outcome.receipts)
+        return outcome
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
+        self._slots.accept(superseded)
+
+    def sync(self) -> None:
+        """Make every memory durable."""
+        if self._memory is not None:
+            self._memory.sync()
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others."""
+        tickets = list(tickets)
+        if self._memory is not None:
+            self._memory.require(tickets)
+        self._slots.pin(tickets)
 
     def close(self) -> None:
         """End the workers and give the memory back."""
@@ -68,12 +87,12 @@ class Pool:
             worker.close()
         self._workers.clear()
         self._selector.close()
-        for memory in (self._weights, self._data, self.memories):
-            if memory is not None:
-                memory.close()
+        for file in (self._weights, self._data, self._memory):
+            if file is not None:
+                file.close()
 
     def _start(self) -> Worker:
-        worker = Worker([self._data, self._weights], self.memories, self._hello)
+        worker = Worker([self._data, self._weights], self._memory, self._hello)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker
@@ -110,7 +129,7 @@ class Pool:
         if "failure" in message:
             work.fail(place, message["failure"])
         else:
-            work.finish(place, *worker.result(slot, message.get("layout")))
+            work.finish(place, *worker.result(slot, message.get("layout")), receipt=message.get("receipt"))
         del worker.tasks[slot]
 
     def _replace(self, worker: Worker, work: "_Work", begin: dict[str, Any]) -> None:
@@ -133,13 +152,14 @@ class Pool:
 class _Work:
     """The state of one map_sum: what is open, what is running, what is waiting to be added."""
 
-    visits: Sequence[Visit]
+    visits: Sequence[Visit | TestPart]
     lengths: Sequence[int]
     open: list[int] = field(init=False)
     added: int = 0  # visits up to here are in the sum, or have failed
     waiting: dict[int, tuple[Layout, Tensor] | None] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
+    receipts: dict[int, str] = field(default_factory=dict)  # by client
     layout: Layout | None = None
     total: Tensor | None = None
 
@@ -161,7 +181,10 @@ class _Work:
                 return self.open.pop(at)
         return None
 
-    def finish(self, place: int, layout: Layout, vector: Tensor) -> None:
+    def finish(self, place: int, layout: Layout, vector: Tensor, receipt: str | None) -> None:
+        visit = self.visits[place]
+        if receipt is not None and isinstance(visit, Visit):
+            self.receipts[visit.client] = receipt
         # a result that is next is added where it lies; one that is early is copied, since its slot is used again
         self.waiting[place] = (layout, vector if place == self.added else vector.clone())
         self._add_what_is_next()
@@ -179,11 +202,9 @@ class _Work:
             self.fail(place, f"its worker process died {DEATHS} times ({reason})")
 
     def outcome(self) -> Outcome:
-        failures = tuple(
-            Failure(self.visits[p].client, self.failures[p], self.visits[p].repeat) for p in sorted(self.failures)
-        )
+        failures = tuple(_failure(self.visits[place], self.failures[place]) for place in sorted(self.failures))
         sums: Sums = {} if self.layout is None or self.total is None else unpack(self.layout, self.total)
-        return Outcome(sums, failures)
+        return Outcome(sums, failures, self.receipts)
 
     def _add_what_is_next(self) -> None:
         while self.added in self.waiting:
@@ -199,7 +220,12 @@ class _Work:
             self.added += 1
 
 
-def _length(population: Population, job: str, visit: Visit) -> int:
-    if job.partition(":")[0] != "train":
+def _failure(visit: Visit | TestPart, reason: str) -> Failure:
+    return Failure(visit.client, reason, visit.repeat) if isinstance(visit, Visit) else Failure(None, reason)
+
+
+def _length(roster: Roster, job: str, visit: Visit | TestPart) -> int:
+    """How long a visit takes beside others, in examples: the long ones are begun first."""
+    if isinstance(visit, TestPart) or job.partition(" ")[0] != "train":
         return 1
-    return population.size(visit.client) if visit.take is None else visit.take
+    return roster.size(visit.client) if visit.take is None else visit.take

@@ -14,19 +14,19 @@ from torch import Tensor
 from unskew.core.tensors import Layout
 from unskew.core.types import Sums
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
-from unskew.round.client_memory import Memories
+from unskew.round.client_memory import ClientMemory
 
 
 class Worker:
     """A process, the line to it, and the memory it writes its results to."""
 
-    def __init__(self, shared: Sequence[SharedFile], memories: Memories | None, hello: dict[str, Any]) -> None:
+    def __init__(self, shared: Sequence[SharedFile], memory: ClientMemory | None, hello: dict[str, Any]) -> None:
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._results = [SharedFile() for _ in range(SLOTS)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         files = [each.descriptor for each in [*shared, *self._results]]
-        inherited = [theirs.fileno(), life, *files, *([memories.descriptor] if memories else [])]
+        inherited = [theirs.fileno(), life, *files, *([memory.descriptor] if memory else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "unskew.engines.pool.worker", *map(str, inherited)],
             pass_fds=inherited,

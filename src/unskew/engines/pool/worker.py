@@ -16,11 +16,12 @@ import torch
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, Visit
+from unskew.core.types import Failure, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
-from unskew.round.client import attempt, job
+from unskew.round.jobs import attempt, find_job
 
 
 def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
@@ -40,29 +41,29 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
         if "begin" in message:
-            work, key = job(side, message["begin"]), Key(message["seed"], tuple(message["key"]))
+            work, key = find_job(message["begin"], JOBS), Key(message["seed"], tuple(message["key"]))
             shared = inbox.read(message["weights"])
             continue
         slot = message["slot"]
         answer = {"place": message["place"], "slot": slot}
         try:
-            result = attempt(work, shared, _visit(message["visit"]), key)
+            result = attempt(side, work, shared, _visit(message["visit"]), key)
         except StorageFailure as error:
             parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
             continue
         if isinstance(result, Failure):
             parent.send(answer | {"failure": result.reason})
             continue
-        layout = slots[slot].write(result)
+        layout = slots[slot].write(result.sums)
+        if result.receipt is not None:
+            answer["receipt"] = result.receipt
         # a layout is long and nearly always the last one again
         parent.send(answer if layout == told[slot] else answer | {"layout": layout})
         told[slot] = layout
 
 
-def _visit(fields: dict[str, Any]) -> Visit:
-    """JSON knows lists and no tuples."""
-    recall = fields["recall"]
-    return Visit(**fields | {"recall": None if recall is None else tuple(recall)})
+def _visit(fields: dict[str, Any]) -> Visit | TestPart:
+    return Visit(**fields) if "client" in fields else TestPart(**fields)
 
 
 def _end_with_parent(life: int) -> None:

@@ -1,0 +1,49 @@
+"""The jobs of calibration: class statistics of a client's features, and evaluation with a calibrated classifier."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from unskew.calibration.classifier import load_calibrated
+from unskew.calibration.mixture import by_part
+from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.types import Sums, Tensors, TestPart, Visit
+from unskew.models.cut import cut
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.evaluation import score
+from unskew.round.jobs import Job
+
+
+def moments(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
+    """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
+    side.load(shared, training=False)
+    ask, centres = StatisticsRequest.from_text(options), shared.get("centres")
+    encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
+    index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
+    index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
+    classes = side.network.classifier.out_features * ask.components
+    if len(index):
+        batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
+        relabel = None if centres is None else by_part(centres)
+        found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
+    else:
+        found = ClassStatistics.empty(classes, width, ask.form)
+    return tensors.prefixed(found.spread_out(), "stat/moments/")
+
+
+def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: Key, options: str) -> Sums:
+    """As ``evaluate``, with the calibrated classifier that is sent along in the place of the model's own."""
+    side.load(shared, training=False)
+    encoder, classifier = load_calibrated(
+        tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
+    )
+    with torch.no_grad():
+        images, labels = side.test.batch(torch.arange(part.start, part.stop))
+        return score(classifier(encoder(images)), labels)
+
+
+JOBS: Mapping[str, Job] = {"moments": moments, "evaluate-calibrated": evaluate_calibrated}  # type: ignore[dict-item]
