@@ -25,7 +25,7 @@ from unskew.console.main import main
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
-from unskew.privacy.masking import Layout
+from unskew.privacy.fixed_point import Layout
 from unskew.privacy.noise import clipped, min_count, noisy
 from unskew.round.client import CHUNK
 from unskew.runs import config as configs

@@ -15,7 +15,8 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy import masking
-from unskew.privacy.masking import Layout, Masking, secure_sum, unmasked_sum
+from unskew.privacy.fixed_point import Layout
+from unskew.privacy.masking import Masking, secure_sum, unmasked_sum
 
 pytest.importorskip("cryptography")
 

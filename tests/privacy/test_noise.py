@@ -13,7 +13,7 @@ from unskew.calibration.methods import calibrate
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.privacy.masking import Layout
+from unskew.privacy.fixed_point import Layout
 from unskew.privacy.noise import SENSITIVITY, Guarantee, _normal, clipped, min_count, noisy
 
 accounting = pytest.importorskip("dp_accounting")

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from analysis.finished import EVERYTHING, SMALL, finished, metrics, recorded, result, runs_of, finished_run
+from analysis.finished import EVERYTHING, SMALL, finished, finished_run, metrics, recorded, result, runs_of
 from federation import federation
 from unskew import engines
 from unskew.core import tensors
@@ -21,7 +21,15 @@ from unskew.runs import recorded as recorded_file
 from unskew.runs import recording, train
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
-from unskew.runs.recording import Recorded, Recorder, RecordingEngine, plain_spelling, parse_recording, silhouette_of, some_features
+from unskew.runs.recording import (
+    Recorded,
+    Recorder,
+    RecordingEngine,
+    parse_recording,
+    plain_spelling,
+    silhouette_of,
+    some_features,
+)
 
 __all__ = ["finished", "runs_of"]
 

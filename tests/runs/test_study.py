@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import EVERYTHING, changed, content, copied, recorded, finished_run, undisturbed
+from analysis.finished import EVERYTHING, changed, content, copied, finished_run, recorded, undisturbed
 from unskew import analysis
 from unskew.analysis import drift, norms
 from unskew.calibration.classifier import load_calibrated
@@ -15,7 +15,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.models.cut import cut
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, kept_state
-from unskew.runs.study import Missing, FinishedRun
+from unskew.runs.study import FinishedRun, Missing
 
 METHODS = [
     "fedavg", "fedavgm(0.9)", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes",
@@ -167,13 +167,20 @@ def test_chunks_do_not_change_predictions(finished, monkeypatch):
 
 @pytest.mark.parametrize("number", [-2, -1, 4, 99])
 def test_a_round_that_never_was_is_refused(finished, number):
-    with finished_run(finished) as subject, pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"):
+    with (
+        finished_run(finished) as subject,
+        pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"),
+    ):
         subject.state(number)
 
 
 def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(finished, runs_of):
     """Two runs with one seed begin alike, and one with another seed elsewhere."""
-    with finished_run(finished) as one, finished_run(runs_of(rounds=1)) as other, finished_run(runs_of(seed=5)) as third:
+    with (
+        finished_run(finished) as one,
+        finished_run(runs_of(rounds=1)) as other,
+        finished_run(runs_of(seed=5)) as third,
+    ):
         first, second, unlike = (tensors.sha256(each.state(0).tensors) for each in (one, other, third))
     assert first == second != unlike
 

@@ -13,15 +13,22 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Sums, Tensors, TestPart, Visit
 from unskew.models.cut import cut
+from unskew.privacy.secure_sum import mask_seed, masked_statistics_job, public_key
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import score
 from unskew.round.jobs import Job
 
 
 def moments(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-    """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
+    """The job: the client's class statistics, laid out for all classes; those that it lacks are zero."""
+    statistics = client_statistics(side, shared, visit, StatisticsRequest.from_text(options))
+    return tensors.prefixed(statistics.spread_out(), "stat/moments/")
+
+
+def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, ask: StatisticsRequest) -> ClassStatistics:
+    """The class statistics of the client's features under the server's model."""
     side.load(shared, training=False)
-    ask, centres = StatisticsRequest.from_text(options), shared.get("centres")
+    centres = shared.get("centres")
     encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
     index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
     index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
@@ -29,10 +36,8 @@ def moments(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: 
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
         relabel = None if centres is None else by_part(centres)
-        found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
-    else:
-        found = ClassStatistics.empty(classes, width, ask.form)
-    return tensors.prefixed(found.spread_out(), "stat/moments/")
+        return ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
+    return ClassStatistics.empty(classes, width, ask.form)
 
 
 def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: Key, options: str) -> Sums:
@@ -46,4 +51,10 @@ def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: 
         return score(classifier(encoder(images)), labels)
 
 
-JOBS: Mapping[str, Job] = {"moments": moments, "evaluate-calibrated": evaluate_calibrated}  # type: ignore[dict-item]
+JOBS: Mapping[str, Job] = {
+    "moments": moments,
+    "public-keys": public_key,
+    "masked-statistics": masked_statistics_job(client_statistics),
+    "mask-seeds": mask_seed,
+    "evaluate-calibrated": evaluate_calibrated,  # type: ignore[dict-item]  # it is given parts, not visits
+}

@@ -4,9 +4,10 @@ An engine is opened from an ``EngineSetup`` and stands behind the ``Engine`` pro
 which one it is.
 """
 
+import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -39,10 +40,11 @@ class EngineSetup:
     data: Tensors
     workers: int = 1
     memories: int | None = None
+    secret: bytes = field(default_factory=lambda: os.urandom(32))  # of the client's side, for secure sums
 
     def client_side(self) -> ClientSide:
         """All that a process needs to do any client's work."""
-        side = build(self.blueprint, self.data, self.memories)
+        side = replace(build(self.blueprint, self.data, self.memories), secret=self.secret)
         if self.memories is None and side.algorithm.remember:
             memory = ClientMemory(side.algorithm.remember, side.weights, anonymous_file())
             return replace(side, memory=memory)
@@ -57,7 +59,8 @@ def open_loop(setup: EngineSetup) -> Engine:
 def open_pool(setup: EngineSetup) -> Engine:
     """One process a core; the data are copied into shared memory."""
     shared = SharedFile()
-    return Pool(setup.blueprint, shared, shared.write(setup.data), max(1, setup.workers), setup.client_side().memory)
+    side = setup.client_side()
+    return Pool(setup.blueprint, shared, shared.write(setup.data), max(1, setup.workers), side.memory, side.secret)
 
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}

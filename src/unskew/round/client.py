@@ -38,6 +38,7 @@ class ClientSide:
     test: Pixels
     population: Population
     memory: ClientMemory | None = None  # None: no method keeps anything
+    secret: bytes = b""  # of this machine, for secure sums; the server never sees it
 
     @cached_property
     def weights(self) -> Tensors:

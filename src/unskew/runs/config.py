@@ -11,12 +11,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
-from unskew.runs import recording
 from unskew.core import text
-from unskew.engines import check_name
 from unskew.core.errors import UserError, nearest
-from unskew.methods import plain_spelling
 from unskew.core.types import Local
+from unskew.engines import check_name
+from unskew.methods import plain_spelling
+from unskew.runs import recording
 
 MOST = 10**9  # of anything that is counted
 FAILURE_POLICIES = ("stop", "skip")

@@ -9,28 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.core import tensors
-from unskew.round.algorithm import Algorithm
-from unskew.calibration.request import StatisticsRequest, width_of
+from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.forms import Form
-from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.methods import Calibration, calibrate, parse_calibration, retrained_on
 from unskew.calibration.mixture import PASSES, found_centres
-from unskew.privacy.noise import noisy
-from unskew.privacy.masking import LEAST, Layout, secure_sum
+from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
-from unskew.data.population import cells
+from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.plugins import require_extra
 from unskew.core.key import Key
+from unskew.core.plugins import require_extra
+from unskew.core.types import Engine, PrivacyBudget, Sums, Tensors, Visit
+from unskew.data.population import cells
 from unskew.models.cut import cut
-from unskew.runs.prepare import Prepared
-from unskew.runs.result import Calibration as Row
+from unskew.privacy.fixed_point import Layout
+from unskew.privacy.masking import LEAST
+from unskew.privacy.noise import noisy
+from unskew.privacy.secure_sum import secure_statistics
+from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import evaluate
 from unskew.round.jobs import job_text
-from unskew.core.types import Engine, PrivacyBudget, Sums, Tensors, Visit
+from unskew.runs.prepare import Prepared
+from unskew.runs.result import Calibration as Row
 
 OTHERS = ("shared", "diagonal", "low-rank(32)")
 MOST_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
@@ -65,7 +67,9 @@ class Calibrated:
 
 
 Event = Gathering | Forecasted | Calibrated
-Known = dict[tuple[StatisticsRequest, bool, PrivacyBudget | None], tuple[ClassStatistics, int, float]]  # statistics, bytes, seconds
+Known = dict[
+    tuple[StatisticsRequest, bool, PrivacyBudget | None], tuple[ClassStatistics, int, float]
+]  # statistics, bytes, seconds
 
 
 def finish(
@@ -237,12 +241,9 @@ class _Work:
         if not self.algorithm.secure:
             return ClassStatistics.gathered(self._asked(job, shared, visits, key), ask.form)
 
-        def client(visit: Visit) -> Callable[[], ClassStatistics]:
-            return lambda: ClassStatistics.gathered(self._asked(job, shared, [visit], key), ask.form)
-
         _, width = ask.encoder(self.side.network, self.prepared.blueprint.shape)
         layout = Layout.of(self.side.network.classifier.out_features * ask.components, width, ask.form)
-        return secure_sum({visit.client: client(visit) for visit in visits}, layout)
+        return secure_statistics(self.engine, shared, ask, layout, visits, key)
 
     def _asked(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Sums:
         outcome = self.engine.map_sum(job, shared, visits, key)
@@ -256,7 +257,9 @@ class _Work:
         _, width = ask.encoder(self.side.network, self.prepared.blueprint.shape)
         form = Form.parse(ask.form)
         if self.algorithm.secure:
-            return self._clients * Layout.of(self.side.network.classifier.out_features * ask.components, width, form).bytes
+            return (
+                self._clients * Layout.of(self.side.network.classifier.out_features * ask.components, width, form).bytes
+            )
         owner, _, number = cells(
             self.prepared.partition.client, self.prepared.images.train.labels, len(self.prepared.images.classes)
         )

@@ -8,23 +8,23 @@ from pathlib import Path
 
 from torch import nn
 
-from unskew.core.machine import cores
-from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
-from unskew.runs import config as configs
 from unskew import engines, methods, models
-from unskew.core import tensors
-from unskew.round.algorithm import Algorithm
 from unskew.calibration.classifier import load_calibrated
-from unskew.runs.config import Config
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.machine import cores
+from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
-from unskew.core.errors import UserError
-from unskew.runs.finish import Calibrated, Event, Known, check, finish, named
 from unskew.models.cut import cut
+from unskew.round.algorithm import Algorithm
+from unskew.round.client import ClientSide
+from unskew.runs import config as configs
+from unskew.runs.config import Config
+from unskew.runs.finish import Calibrated, Event, Known, check, finish, named
+from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.result import Result, read_result, to_json
-from unskew.round.client import ClientSide
-from unskew.core.types import Tensors
 
 AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no training
 

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from unskew.runs import config as configs
 from unskew import methods, models
 from unskew.core import tensors
-from unskew.round.algorithm import Algorithm
-from unskew.runs.config import Config
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
 from unskew.data.population import Partition, Population, emd
 from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint
-from unskew.core.errors import UserError
-from unskew.core.key import Key
-from unskew.runs.result import Result, read_result
 from unskew.round import driver
-from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
+from unskew.round.algorithm import Algorithm
+from unskew.runs import config as configs
+from unskew.runs.config import Config
+from unskew.runs.result import Result, read_result
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
@@ -79,7 +79,9 @@ def prepare(config: Config, kept: str | None = None) -> Prepared:
         augment=images.augment if config.augment is None else config.augment,
     )
     blueprint = Blueprint(filled.method, filled.model or "", images.shape, classes, filled.local())
-    algorithm = methods.parse_method(blueprint.method, blueprint.local)  # what is wrong shows now, before a folder is made
+    algorithm = methods.parse_method(
+        blueprint.method, blueprint.local
+    )  # what is wrong shows now, before a folder is made
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{filled.method}: nothing is protected, for no calibration sends statistics; add ccvr or lda")
     driver.start(algorithm, tensors.of_module(models.build(blueprint.model, blueprint.shape, blueprint.classes)))
@@ -195,7 +197,9 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     """What the baseline did otherwise: relative accuracy means most where nothing but the method differs."""
     there, here = configs.read(Path(prepared.config.baseline or "") / "config.toml"), prepared.config
     others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
-    local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc has epochs of its own
+    local = methods.parse_method(
+        there.method, there.local()
+    ).local  # as the methods use it: fedvc has epochs of its own
     for key in ("epochs", "batch", "lr", "momentum", "weight_decay"):
         others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
     return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)

@@ -14,11 +14,11 @@ from torch import Tensor
 from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
+from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, TestPart, Visit
 from unskew.models.layers import by_layer
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text
 from unskew.round.watch import Watch, class_norms, lengths
-from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, TestPart, Visit
 
 MOST_CLIENTS = 100  # whose rows are written down in one round: those of the round's first visits
 MOST_IMAGES = 2000  # test images whose features tell the silhouette

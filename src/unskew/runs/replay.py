@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from unskew.runs.checkpoint import kept_state, load_checkpoint, load_state
 from unskew import models
-from unskew.runs import recording
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
-from unskew.round import driver, statistics
 from unskew.core.types import Engine, ServerState, Tensors, Visit
+from unskew.round import driver, statistics
+from unskew.runs import recording
+from unskew.runs.checkpoint import kept_state, load_checkpoint, load_state
 
 if TYPE_CHECKING:
     from unskew.runs.study import FinishedRun

@@ -4,8 +4,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unskew.runs.folder import read_json
 from unskew.core.errors import UserError
+from unskew.runs.folder import read_json
 
 
 @dataclass(frozen=True)

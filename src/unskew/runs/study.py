@@ -9,28 +9,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unskew.runs.checkpoint import MEMORIES, open_memories
-from unskew.runs.folder import read_calibration, read_model
-from unskew.runs.metrics import read_metrics
-from unskew.runs import config as configs
-from unskew.runs import recorded
 from unskew import engines
-from unskew.core import tensors
-from unskew.runs.finished import engine_for, prepared_of, weights_of
-from unskew.round.algorithm import Algorithm
-from unskew.runs import replay
 from unskew.calibration.classifier import load_calibrated
-from unskew.data.partition_files import Holdings, read_holdings
-from unskew.engines.blueprint import build, dataset
+from unskew.core import tensors
 from unskew.core.errors import Missing as Missing
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.types import Engine, ImageSet, ServerState, Tensors
+from unskew.data.partition_files import Holdings, read_holdings
+from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
-from unskew.runs.prepare import Prepared
-from unskew.runs.result import Result, read_result
+from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE as CHUNK
 from unskew.round.client import ClientSide
-from unskew.core.types import Engine, ImageSet, ServerState, Tensors
+from unskew.runs import config as configs
+from unskew.runs import recorded, replay
+from unskew.runs.checkpoint import MEMORIES, open_memories
+from unskew.runs.finished import engine_for, prepared_of, weights_of
+from unskew.runs.folder import read_calibration, read_model
+from unskew.runs.metrics import read_metrics
+from unskew.runs.prepare import Prepared
+from unskew.runs.result import Result, read_result
 
 Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
 

@@ -8,30 +8,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unskew.core.machine import cores
-from unskew.runs.checkpoint import Progress, drop_memories, kept_state, load_checkpoint, open_memories, save_checkpoint, save_state
-from unskew.runs.metrics import MetricsFile, read_metrics
-from unskew.core.files import write_whole
-from unskew.runs.folder import create_run_folder, locked_folder, unused_path, write_arrays, write_calibration, write_json, write_model
-from unskew.runs import config as configs
-from unskew.runs import recorded, recording
 from unskew import engines, models
 from unskew.core import tensors
-from unskew.runs.config import Config
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.key import Key
+from unskew.core.machine import cores
+from unskew.core.types import ImageSet, ServerState, Tensors
 from unskew.data import partition_files
 from unskew.data.batches import steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
-from unskew.core.errors import UserError
-from unskew.runs.finish import Calibrated, Event, check, finish
-from unskew.core.key import Key
-from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
-from unskew.runs.result import Result, to_json
 from unskew.round import driver
-from unskew.round.evaluation import evaluate
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
-from unskew.core.types import ImageSet, ServerState, Tensors
+from unskew.round.evaluation import evaluate
+from unskew.runs import config as configs
+from unskew.runs import recorded, recording
+from unskew.runs.checkpoint import (
+    Progress,
+    drop_memories,
+    kept_state,
+    load_checkpoint,
+    open_memories,
+    save_checkpoint,
+    save_state,
+)
+from unskew.runs.config import Config
+from unskew.runs.finish import Calibrated, Event, check, finish
+from unskew.runs.folder import (
+    create_run_folder,
+    locked_folder,
+    unused_path,
+    write_arrays,
+    write_calibration,
+    write_json,
+    write_model,
+)
+from unskew.runs.metrics import MetricsFile, read_metrics
+from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
+from unskew.runs.result import Result, to_json
 
 Observer = Callable[[Overview | Metrics | Event], None]
 
@@ -103,7 +119,8 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         )
         recorded.start(path, first.round)
         engine = recording.RecordingEngine(
-            engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)), recorder.watched
+            engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
+            recorder.watched,
         )
         stack.callback(engine.close)
         if first.round < config.rounds:

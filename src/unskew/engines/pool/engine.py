@@ -31,14 +31,15 @@ class Pool:
     """Workers that live as long as the engine, and are replaced when they die. The shared data become its own."""
 
     def __init__(
-        self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None
-    ) -> None:
+        self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None,
+        secret: bytes = b"",
+    ) -> None:  # fmt: skip
         tensors = data.read(layout)
         self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
         self._memory, self._slots = memory, Slots()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
-        self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path}
+        self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path, "secret": secret.hex()}
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._failed_starts = 0

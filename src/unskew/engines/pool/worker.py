@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
     sys.path[:] = hello["path"]
     memories = others[SLOTS] if len(others) > SLOTS else None
     side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
+    side = replace(side, secret=bytes.fromhex(hello["secret"]))
     inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
     told: list[Layout | None] = [None for _ in slots]
     parent.send({"ready": True})

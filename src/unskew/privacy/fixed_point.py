@@ -1,0 +1,102 @@
+"""Class statistics as a vector of whole numbers: what can be masked, added modulo 2⁶⁴ and read back.
+
+Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unskew.calibration.forms import Form
+from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.core.errors import UserError
+
+MAX_EXAMPLES = 2**40  # of a class in a sum; more are a sign of masks that did not cancel
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What everybody agrees on: classes, features, form, and the fixed point, in steps of 2^-``bits``.
+
+    A vector holds the counts of all C classes, then the form's sums for all C, absent ones zero, so that its length
+    says nothing about its client. Of n clients each may use ±(2⁶³ − 1)/n steps, ±5.5e9 for 100 clients and 24 bits;
+    counts are whole and stay as they are.
+    """
+
+    classes: int
+    width: int
+    form: Form
+    bits: int
+
+    @staticmethod
+    def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
+        """The layout of so many classes and features."""
+        if classes < 1 or width < 1:
+            raise UserError(f"a layout of {classes} classes of {width} features: give at least one of each")
+        if not 0 <= bits <= 52:
+            raise UserError(f"bits={bits}: give 0 to 52 binary places")
+        return Layout(classes, width, Form.parse(form), bits)
+
+    @property
+    def bytes(self) -> int:
+        """What one client sends, whatever it holds: 8 bytes a word."""
+        return 8 * (self.classes + sum(torch.Size(shape).numel() for shape in self._shapes.values()))
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.form.shapes(self.classes, self.width)
+
+    def about(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
+
+    def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
+        """[W] int64, the statistics laid out; refused in who's name where a sum over so many clients could overflow."""
+        statistics = checked(statistics.classes, statistics.form, statistics.tensors(), who)
+        if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
+            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; wanted is {self.about()}")
+        if bool((statistics.number > MAX_EXAMPLES // clients).any()):
+            limit = MAX_EXAMPLES // clients
+            raise UserError(f"the statistics of {who} are refused: a class has more than {limit} examples")
+                f"the statistics of {who} are refused: a class has more than {MAX_EXAMPLES // clients} examples"
+            )
+        flat = [statistics.counts]
+        for name, shape in self._shapes.items():
+            value = statistics.sums[name]
+            if name == "second":
+                value = (value + value.mT) / 2  # products are symmetric but for rounding, which must not grow to a step
+            if self._by_class(name):
+                value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
+            flat.append(self._steps(value.flatten(), name, clients, who))
+        return torch.cat(flat)
+
+    def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
+        """The statistics of a sum of vectors that carries no mask any more."""
+        counts, *parts = torch.split_with_sizes(
+            vector, [self.classes, *(torch.Size(shape).numel() for shape in self._shapes.values())]
+        )
+        if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
+            raise UserError(
+                f"the masks of {who} do not cancel: all must answer one session with the same clients and layout, "
+                "and open it"
+            )
+        held = counts.nonzero()[:, 0]
+        values = {"held": held, "number": counts[held]}
+        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
+            value = part.reshape(shape).double() * 2.0**-self.bits
+            values[name] = value[held] if self._by_class(name) else value
+        return checked(self.classes, self.form, values, who)
+
+    def _by_class(self, name: str) -> bool:
+        return name not in self.form.common
+
+    def _steps(self, value: Tensor, name: str, clients: int, who: str) -> Tensor:
+        limit = (2**63 - 1) // clients
+        steps = (value * 2.0**self.bits).round()
+        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+            raise UserError(
+                f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, in a sum over "
+                f"{clients} clients there is room for {limit * 2.0**-self.bits:.3g}; take fewer bits or clip features"
+            )
+        return steps.long()
