@@ -56,11 +56,9 @@ class Layout:
         statistics = checked(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
             raise UserError(f"the statistics of {who} are refused: {statistics.about()}; wanted is {self.about()}")
-        if bool((statistics.number > MAX_EXAMPLES // clients).any()):
-            limit = MAX_EXAMPLES // clients
+        limit = MAX_EXAMPLES // clients
+        if bool((statistics.number > limit).any()):
             raise UserError(f"the statistics of {who} are refused: a class has more than {limit} examples")
-                f"the statistics of {who} are refused: a class has more than {MAX_EXAMPLES // clients} examples"
-            )
         flat = [statistics.counts]
         for name, shape in self._shapes.items():
             value = statistics.sums[name]
