@@ -18,6 +18,7 @@ from unskew.methods.fednova import fednova
 from unskew.methods.fedprox import fedprox
 from unskew.methods.fedvc import fedvc
 from unskew.methods.finishers import FINISHERS
+from unskew.methods.margins import balanced, fedlc, fedrs
 from unskew.methods.moon import moon
 from unskew.methods.protections import private, secure, withhold
 from unskew.methods.prototypes import prototypes
@@ -31,6 +32,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "clsprox": clsprox,
     "clsnorm": clsnorm,
     "prototypes": prototypes,
+    "fedlc": fedlc,
+    "fedrs": fedrs,
+    "balanced": balanced,
     "fedir": fedir,
     "fedvc": fedvc,
     "scaffold": scaffold,

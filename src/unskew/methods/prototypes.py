@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.core.types import Loss, RoundInfo, Statistic, Step, Sums, Tensors, Visited
+from unskew.core.types import RoundInfo, Statistic, Step, Sums, Tensors, Visited
 from unskew.round.algorithm import Method
 
 
@@ -33,18 +33,16 @@ def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method
         if not 0 < value < float("inf"):
             raise ValueError(f"prototypes({knob}={value}): give a number above 0")
 
-    def contrast(loss: Loss, step: Step) -> Loss:
+    def contrast(entropy: Tensor, step: Step) -> Tensor:
         if "sent/prototypes/mean" not in step.shared:
-            return loss
+            return entropy
         known, share = step.shared["sent/prototypes/known"] > 0, step.shared["sent/prototypes/share"]
-        found = contrast_loss(step.features, step.labels, step.shared["sent/prototypes/mean"], known, tau, own)
-        mixed = share * scale * found + (1 - share) * loss.example
-        return replace(loss, example=torch.where(known[step.labels], mixed, loss.example))
+        contrasted = contrast_loss(step.features, step.labels, step.shared["sent/prototypes/mean"], known, tau, own)
+        mixed = share * scale * contrasted + (1 - share) * entropy
+        return torch.where(known[step.labels], mixed, entropy)
 
     statistic = Statistic("prototypes", measure=_local_prototypes, fold=_global_prototypes)
-    return lambda algorithm: replace(
-        algorithm, terms=(*algorithm.terms, contrast), statistics=(*algorithm.statistics, statistic)
-    )
+    return lambda algorithm: replace(algorithm, blend=contrast, statistics=(*algorithm.statistics, statistic))
 
 
 def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor, tau: float, own: bool) -> Tensor:
@@ -55,8 +53,8 @@ def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor,
     if not own:
         compared = compared.scatter(1, labels[:, None], False)
     rivals = cosine.masked_fill(~compared, float("-inf")).logsumexp(1)
-    found = rivals - right[:, 0]
-    return found if own else torch.where(compared.any(1), found, torch.zeros_like(found))
+    losses = rivals - right[:, 0]
+    return losses if own else torch.where(compared.any(1), losses, torch.zeros_like(losses))
 
 
 def _local_prototypes(visited: Visited) -> Sums:
