@@ -163,7 +163,7 @@ class RoundInfo:
     turnout: float  # Σ weights of the reporting visits / examples of the population; 1: everybody came
 
 
-Margin = Callable[[Step], Tensor]  # [B, C], added to the logits before cross-entropy; margins of several methods add up
+Margin = Callable[[Step], Tensor]  # [B, C], or [C] for all examples: added to the logits before cross-entropy
 Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example -> [B], what is minimised in its place
 Term = Callable[[Loss, Step], Loss]  # multiplies weights, adds penalties
 Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used

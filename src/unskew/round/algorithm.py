@@ -85,9 +85,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             if slot.name in SHARED_SLOTS:
                 if after[: len(before)] != before:
                     others = ", ".join(other.name for other in methods[: methods.index(named)])
-                    raise UserError(
-                        f"{named.name} drops {slot.name} of {others}; append to algorithm.{slot.name}, do not replace it"
-                    )
+                    raise UserError(f"{named.name} drops {slot.name} of {others}; append to them, do not replace them")
                 _claim_names(slot.name, after[len(before) :], named.name, owner)
                 continue
             if after is before:

@@ -28,9 +28,8 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         images, labels = side.train.batch(*_row(batches, step, count))
         features = network.encoder(images)
         logits = side.logits(features)
-        seen = Step(
-            features, logits, labels, side.params, shared, memory, counts, partial(encode, images), partial(predict, images)
-        )  # fmt: skip
+        others = partial(encode, images), partial(predict, images)
+        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others)
         value = objective(algorithm, seen).value()
         gradients = torch.autograd.grad(value, values)
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
