@@ -212,3 +212,13 @@ def test_two_blends_are_refused_by_both_names():
 
     refusal = laws._refusal(candidate("prototypes") + candidate(smoothing))
     assert refusal == "prototypes and smoothing both want the blend slot; leave one of them out"
+
+
+CALIBRATIONS = {"ccvr", "uscc", "lda", "oracle", "fedeccr"}
+
+
+def test_what_a_method_does_fits_a_line_of_the_list():
+    for row in describe():
+        if row.name not in CALIBRATIONS:
+            assert len(row.changes) <= 70, row.name
+        assert row.changes.endswith("."), row.name

@@ -54,7 +54,7 @@ def fedrs(alpha: float = 0.5) -> Method:
 
 
 def balanced() -> Method:
-    """Trains the classifier as if the client's classes were equally frequent.
+    """Trains as if the client's classes were equally frequent.
 
     logit_c + log n_c in the softmax: what the client's class frequencies explain, the network need not learn. A class
     that the client lacks has log 0 = −∞ and leaves the softmax.

@@ -1,4 +1,4 @@
-"""Prototype contrast: the first stage of FedECCR. Features gather around the mean feature of their class.
+"""Prototype contrast, the first stage of FedECCR: features move towards the mean feature of their class.
 
 Shapes: C classes, d features.
 """
@@ -14,12 +14,13 @@ from unskew.round.algorithm import Method
 
 
 def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method:
-    """Draws each feature to the mean feature of its class over the clients, and away from those of other classes.
+    """Pulls each feature towards its class's mean over all clients.
 
-    Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f, z_y)/τ) / Σ_k e^(sim(f, z_k)/τ)), sim the cosine,
-    α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over the last round's visits that saw class k, of the
-    class's mean feature after training; a class that nobody saw keeps its prototype. In round 0 there are none: the
-    loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β = 5).
+    It is pushed away from the means of other classes. Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f, z_y)/τ)
+    / Σ_k e^(sim(f, z_k)/τ)), sim the cosine, α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over the last
+    round's visits that saw class k, of the class's mean feature after training; a class that no visit saw keeps its
+    prototype. In round 0 there are none: the loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β =
+    5).
 
     Departs from the paper: eq. (1) lacks the minus sign and the own class in its denominator; we take Algorithm 1,
     line 16. ``own=false`` gives eq. (1)'s denominator. Eq. (2) divides by all N clients; we divide by those that saw
