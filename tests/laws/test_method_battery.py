@@ -25,7 +25,7 @@ AT_ZERO = {
 }
 TEXTS = [QUICK.get(name, name) for name in METHODS]
 PAIRS = list(combinations(TEXTS, 2))
-REFUSED = [pair for pair in PAIRS if laws._refusal(candidate(" + ".join(pair)))]
+REFUSED = [pair for pair in PAIRS if laws.refusal(candidate(" + ".join(pair)))]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
 STATEFUL = {"moon", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm"}  # that resuming could forget
 TRAINING = [text for text in TEXTS if candidate(text).trains()]
@@ -114,7 +114,7 @@ def test_check_method_takes_a_function_with_knobs_a_method_and_an_algorithm():
 
 def test_an_algorithm_as_a_value_claims_the_slots_in_which_it_differs_from_fedavg():
     value = candidate(parse_method("fedavgm + fedlc"))
-    assert "server slot" in laws._refusal(value + candidate("fedadam"))
+    assert "server slot" in laws.refusal(value + candidate("fedadam"))
     assert laws.commutes(value, candidate("balanced")) is None
     both = (candidate("fedrs") + value).algorithm()
     assert len(both.margin) == 2
@@ -210,7 +210,7 @@ def test_two_blends_are_refused_by_both_names():
     def smoothing(algorithm):
         return replace(algorithm, blend=lambda entropy, step: entropy)
 
-    refusal = laws._refusal(candidate("prototypes") + candidate(smoothing))
+    refusal = laws.refusal(candidate("prototypes") + candidate(smoothing))
     assert refusal == "prototypes and smoothing both want the blend slot; leave one of them out"
 
 

@@ -4,6 +4,7 @@ import copy
 import random  # noqa: TID251  only its state is compared
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from unskew.checks.instruments import Report, watching_arguments, watching_loss
 from unskew.checks.small import Federation, federation, largest_difference, same
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.types import Local, ServerState
+from unskew.core.key import Key
+from unskew.core.types import Local, ServerState, Visit
+from unskew.data.population import Population
 from unskew.round.algorithm import Algorithm
 from unskew.round.client_memory import Memories
 from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, save_checkpoint
@@ -115,17 +118,22 @@ def leaves_arguments(method: Candidate) -> str | None:
 
 def leaves_generators(method: Candidate) -> str | None:
     """It draws through keys, and neither draws from nor seeds the generators that a whole process shares."""
-    fed = small(method)
-    state = fed.state()  # building a network draws
-    torch.empty(1).uniform_()  # a method that seeds the generator has not left it in this state already
-    before = _generators()
+    before: dict[str, bytes] = {}
 
-    def drawn() -> str | None:
+    def noting(algorithm: Algorithm, report: Report) -> Algorithm:
+        def sampler(key: Key, population: Population, per_round: int) -> list[Visit]:
+            torch.empty(1).uniform_()  # a method that seeds the generator cannot have left it in this state already
+            before.update(_generators())
+            return algorithm.sampler(key, population, per_round)
+
+        return replace(algorithm, sampler=sampler)
+
+    def used() -> str | None:
         now = _generators()
         names = [name for name, state in before.items() if state != now[name]]
         return f"the global generator of {' and '.join(names)} was used; draw through a Key" if names else None
 
-    return _watch(fed, lambda algorithm, report: algorithm, drawn, state)
+    return _watch(small(method), noting, used)
 
 
 def keeps_to_its_slots(method: Candidate) -> str | None:
@@ -135,7 +143,7 @@ def keeps_to_its_slots(method: Candidate) -> str | None:
 
 def commutes(one: Candidate, other: Candidate) -> str | None:
     """In either order the same result, round by round; or refused in both orders, by both names."""
-    refusals = [_refusal(one + other), _refusal(other + one)]
+    refusals = [refusal(one + other), refusal(other + one)]
     if any(refusals):
         named = all(any(word in said for word in each.words) for said in refusals for each in (one, other))
         return None if named else f"it is refused in one order only, or not by both names: {' / '.join(refusals)}"
@@ -185,7 +193,8 @@ def _generators() -> dict[str, bytes]:
     }
 
 
-def _refusal(method: Candidate) -> str:
+def refusal(method: Candidate) -> str:
+    """Why its methods cannot be composed; empty where they can."""
     try:
         method.algorithm()
     except UserError as error:
