@@ -250,7 +250,7 @@ def test_a_number_too_large_for_a_float_is_the_users_mistake(number):
     ("source", "message", "column"),
     [
         ("fedavg + fedprx(1)", "no method is called 'fedprx'; did you mean 'fedprox'?", 9),
-        ("fedprox(0.1) + fedprox(0.2)", "method fedprox stands here twice; once is enough", 15),
+        ("fedprox(0.1) + fedprox(0.2)", "method fedprox is given twice; give it once", 15),
         ("fedavgm(1)", "fedavgm(beta=1.0): beta is a momentum, give 0 or more and less than 1", 0),
         ("fedavg(lr=0)", "fedavg(lr=0.0): lr is the server's rate, give a number above 0", 0),
         ("fedadam(tau=0)", "fedadam(tau=0.0): give a number above 0", 0),

@@ -545,7 +545,7 @@ REFUSED_RUNS = {
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
     "everything withheld": ("fedavg + ccvr + withhold(500)", [], "nobody would send anything; give"),
     "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would say too much"),
-    "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda stands here twice; once is enough"),
+    "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda is given twice; give it once"),
 }
 
 

@@ -65,9 +65,9 @@ WRONG = {
     "a partition that cannot be": (["run", "--partition", "dirichlet(-1)"], "alpha"),
     "a partition by users without users": (["run", "--partition", "users"], "users"),
     "a partition file that is not there": (["run", "--partition", "file:none.npz"], "none.npz"),
-    "a function that is no method": (["run", "--method", "os:getcwd"], "is no method"),
+    "a function that is no method": (["run", "--method", "os:getcwd"], "is not a method"),
     "a class that is no method": (["run", "--method", "builtins:dict"], "no method"),
-    "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is no method"),
+    "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is not a method"),
     "a module that raises": (["run", "--method", "outside_broken:m"], "ZeroDivisionError"),
     "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),
     "a model that gives nothing": (

@@ -198,11 +198,11 @@ def test_the_proximal_gradient_is_mu_times_the_way_from_the_servers_model():
         "params/classifier.bias": torch.tensor(there[:, 2]),
     }
     step = Step(
-        features, features @ w.t() + b, torch.tensor(y), params, shared, {}, torch.bincount(torch.tensor(y)), None
+        features, features @ w.t() + b, torch.tensor(y), params, shared, {}, torch.bincount(torch.tensor(y)), None, None
     )
-    value = objective(methods.parse_method("fedprox(mu=0.3)").terms, step).value()
+    value = objective(methods.parse_method("fedprox(mu=0.3)"), step).value()
     found = torch.autograd.grad(value, [w, b])
     wanted = gradient(here, x, y) + 0.3 * (here - there)
     np.testing.assert_allclose(np.c_[found[0].numpy(), found[1].numpy()], wanted, rtol=0, atol=1e-14)
-    plain_value = objective((), step).value().item()
+    plain_value = objective(methods.parse_method("fedavg"), step).value().item()
     assert value.item() - plain_value == pytest.approx(0.15 * (0.25 + 1 + 0.0625 + 4 + 0.015625), rel=1e-12)

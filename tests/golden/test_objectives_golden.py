@@ -187,12 +187,12 @@ def step_of(features=FEATURES, *, shared=None, memory=None, counts=(1, 2, 1), en
     shared = {name: torch.tensor(value) for name, value in (shared or {}).items()}
     encode = encode and {name: torch.tensor(value) for name, value in encode.items()}.__getitem__
     return Step(
-        z, z @ torch.tensor(WEIGHT).t(), torch.tensor(Y), {}, shared, memory or {}, torch.tensor(counts), encode
+        z, z @ torch.tensor(WEIGHT).t(), torch.tensor(Y), {}, shared, memory or {}, torch.tensor(counts), encode, None
     )
 
 
 def loss_of(method, step):
-    value = objective(methods.parse_method(method).terms, step).value()
+    value = objective(methods.parse_method(method), step).value()
     return value.item(), torch.autograd.grad(value, step.features)[0].numpy()
 
 
@@ -672,7 +672,7 @@ def test_clsproxs_gradient_is_mu_times_the_way_from_the_servers_classifier_and_n
     names = ("params/classifier.weight", "params/classifier.bias", "params/encoder.conv1.weight")
     own = {name: torch.tensor([1.0, -2.0, 0.5]).double().requires_grad_() for name in names}
     step = replace(step_of(shared=dict.fromkeys(names, np.array([0.0, 1.0, 0.25]))), params=own)
-    value = objective(methods.parse_method("clsprox(mu=0.3)").terms, step).value()
+    value = objective(methods.parse_method("clsprox(mu=0.3)"), step).value()
     assert value.item() - entropies(FEATURES)[0].mean() == pytest.approx(2 * 0.15 * (1 + 9 + 0.0625), abs=1e-13)
     weight, bias, encoder = torch.autograd.grad(value, list(own.values()), allow_unused=True)
     assert encoder is None

@@ -1,50 +1,91 @@
-"""Every method in the table passes the battery, and the battery catches those that should not."""
+"""Every method in the table keeps every law, every pair commutes or is refused, and the laws catch what breaks them."""
 
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
 from itertools import combinations
 
+import breaking_methods as breaking
 import pytest
-import torch
 
-import outside_methods
-from unskew.checks import QUICK, LawBroken, _bounded, _refusal, _resumes, check_method
-from unskew.core.errors import ClientFailure, UserError
-from unskew.core.types import ServerOptimizer, Statistic
+from unskew.checks import COMMUTES, LAWS, NEUTRAL, QUICK, LawBroken, check_method, laws
+from unskew.checks.candidate import candidate
+from unskew.core.errors import UserError
 from unskew.methods import METHODS, describe, parse_method
-from unskew.round.algorithm import SHARED_SLOTS
-from unskew.round.client_memory import whole_model
+from unskew.methods.fedprox import fedprox
+from unskew.round.algorithm import SHARED_SLOTS, Algorithm
 
-NEUTRAL = {
+AT_ZERO = {
     "fedavg": "fedavg(lr=1)",
     "fedprox": "fedprox(mu=0)",
     "fedavgm": "fedavgm(beta=0)",
     "moon": "moon(mu=0)",
     "clsprox": "clsprox(mu=0)",
+    "fedlc": "fedlc(tau=0)",
+    "fedrs": "fedrs(alpha=1)",
 }
-PAIRS = [f"{one} + {other}" for one, other in combinations((QUICK.get(name, name) for name in METHODS), 2)]
-STATEFUL = {"moon", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm"}  # that resuming could forget
-REFUSED = [pair for pair in PAIRS if _refusal(pair)]
+TEXTS = [QUICK.get(name, name) for name in METHODS]
+PAIRS = list(combinations(TEXTS, 2))
+REFUSED = [pair for pair in PAIRS if laws.refusal(candidate(" + ".join(pair)))]
 COMPOSED = [pair for pair in PAIRS if pair not in REFUSED]
+STATEFUL = {"moon", "prototypes", "fedir", "fedvc(16)", "scaffold", "feddyn", "fedavgm"}  # that resuming could forget
+TRAINING = [text for text in TEXTS if candidate(text).trains()]
+
+# A pool takes seconds to start, so that methods share one
+POOLED = [
+    "moon + prototypes + fedir + scaffold + fedlc + fedrs + clsnorm + clsprox + fedprox + fedavgm",
+    "feddyn + balanced + moon",
+    "fednova + fedadam + fedvc(16) + fedeccr",
+    "centralised + prototypes",
+]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_passes_the_battery(name):
-    assert len(check_method(QUICK.get(name, name), neutral=NEUTRAL.get(name))) == 7 + (name in NEUTRAL)
+# Methods that are there
 
 
-@pytest.mark.parametrize("pair", [pair for pair in COMPOSED if set(pair.split(" + ")) <= STATEFUL])
+@pytest.mark.parametrize("text", TRAINING)
+def test_every_method_keeps_the_laws(text):
+    for name, law in LAWS.items():
+        if law is not laws.engines_agree:
+            assert law(candidate(text)) is None, name
+
+
+@pytest.mark.parametrize("text", POOLED)
+def test_loop_and_pool_agree_on_every_method(text):
+    assert laws.engines_agree(candidate(text)) is None
+
+
+def test_every_method_that_changes_what_clients_do_is_tried_in_the_pool():
+    server_alone = {"fedyogi", "fedadagrad"}  # fedadam's code
+    tried = {word for text in POOLED for word in candidate(text).words}
+    assert tried | server_alone == {text.partition("(")[0] for text in TRAINING}
+
+
+@pytest.mark.parametrize(("name", "neutral"), AT_ZERO.items())
+def test_a_method_with_its_knob_at_zero_is_fedavg(name, neutral):
+    assert laws.is_fedavg(candidate(neutral)) is None
+
+
+@pytest.mark.parametrize("text", TEXTS[:-1])
+def test_every_pair_commutes_over_three_rounds_or_is_refused_by_name(text):
+    one = candidate(text)
+    for other in TEXTS[TEXTS.index(text) + 1 :]:
+        assert laws.commutes(one, candidate(other)) is None, other
+
+
+@pytest.mark.parametrize("pair", [pair for pair in COMPOSED if set(pair) <= STATEFUL], ids=" + ".join)
 def test_every_pair_that_keeps_something_resumes_exactly_and_keeps_its_memory_bounded(pair):
-    assert _resumes(pair) is None
-    assert _bounded(pair) is None
+    both = candidate(" + ".join(pair))
+    assert laws.resumes(both) is None
+    assert laws.bounded(both) is None
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("pair", COMPOSED)
-def test_every_pair_passes_the_whole_battery(pair):
-    assert len(check_method(pair)) == 7
+@pytest.mark.parametrize("pair", [pair for pair in COMPOSED if set(pair) <= set(TRAINING)], ids=" + ".join)
+def test_every_pair_keeps_all_laws_of_one_method(pair):
+    check_method(" + ".join(pair), beside=())
 
 
-def test_pairs_are_refused_only_where_both_want_one_slot():
+def test_pairs_are_refused_only_where_both_claim_one_slot():
     """Or give one name to what travels or is kept: fedeccr has prototypes in it."""
     claims = {row.name: set(row.slots.split(", ")) - {*SHARED_SLOTS, ""} for row in describe()}
     for name in METHODS:
@@ -52,93 +93,132 @@ def test_pairs_are_refused_only_where_both_want_one_slot():
         claims[name] |= {each.name for each in (*algorithm.statistics, *algorithm.remember)}
     assert len(COMPOSED) > len(REFUSED) > 10
     for pair in PAIRS:
-        one, other = (name.partition("(")[0] for name in pair.split(" + "))
-        assert (pair in REFUSED) == bool(claims[one] & claims[other])
+        one, other = (name.partition("(")[0] for name in pair)
+        assert (pair in REFUSED) == bool(claims[one] & claims[other]), pair
 
 
-def forgetful():
-    """A server that keeps its velocity outside the state: resume cannot know of it."""
-    kept = {}
-
-    def update(params, gradient, memory, moment):
-        for name, value in gradient.items():
-            kept[name] = 0.9 * kept.get(name, 0) + value
-        return {name: (value.double() - kept[name]).to(value.dtype) for name, value in params.items()}, memory
-
-    return lambda algorithm: replace(algorithm, server=ServerOptimizer(lambda params: {}, update))
+# What check_method takes and gives
 
 
-def careless():
-    """A term that draws from the global generator."""
-    return outside_methods._term(lambda loss, step: loss.plus(0.01 * torch.rand(()) * step.logits.square().mean()))
+def test_check_method_names_the_laws_that_it_tried():
+    tried = check_method("fedrs", neutral="fedrs(alpha=1)", beside=["fedlc", "moon"])
+    assert tried == [*LAWS, COMMUTES, NEUTRAL]
 
 
-def grabbing():
-    """A method that writes into what the server sent."""
-
-    def term(loss, step):
-        next(iter(step.shared.values())).mul_(1.5)
-        return loss
-
-    return outside_methods._term(term)
+def test_check_method_takes_a_function_with_knobs_a_method_and_an_algorithm():
+    in_this_process = [name for name, law in LAWS.items() if law is not laws.engines_agree]
+    for value in (fedprox(0.3), parse_method("moon + fedavgm"), lambda: fedprox(0.3)):
+        assert check_method(value, beside=()) == in_this_process
+    assert candidate(fedprox).text == "unskew.methods.fedprox:fedprox"
 
 
-def greedy():
-    """A method that throws other methods' terms away."""
-    return lambda algorithm: replace(algorithm, terms=(lambda loss, step: loss,))
+def test_an_algorithm_as_a_value_claims_the_slots_in_which_it_differs_from_fedavg():
+    value = candidate(parse_method("fedavgm + fedlc"))
+    assert "server slot" in laws.refusal(value + candidate("fedadam"))
+    assert laws.commutes(value, candidate("balanced")) is None
+    both = (candidate("fedrs") + value).algorithm()
+    assert len(both.margin) == 2
+    plain = Algorithm()
+    assert all(getattr(candidate(plain).algorithm(), slot.name) == getattr(plain, slot.name) for slot in fields(plain)
+               if slot.name != "server")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("method", "law"),
-    [
-        ("outside_methods:nan(1)", "client 2"),
-        ("test_method_battery:careless", "same seed"),
-        ("test_method_battery:grabbing", "arguments|agree|seed"),
-        ("test_method_battery:forgetful", "seed|resume|one and two"),
-        ("test_method_battery:greedy", "beside fedprox it is refused in one order only"),
-    ],
-)
-def test_the_battery_catches_a_method_that_breaks_a_law(method, law):
-    with pytest.raises((LawBroken, ClientFailure), match=law):
-        check_method(method)
+@pytest.mark.parametrize("wrong", [3, None, ["fedavg"]])
+def test_check_method_refuses_what_is_not_a_method(wrong):
+    with pytest.raises(UserError, match="is not a method; give its text"):
+        check_method(wrong)
 
 
-def test_the_battery_catches_a_neutral_text_that_is_not_neutral():
-    with pytest.raises(LawBroken, match=r"fedprox\(mu=1\) is not FedAvg"):
-        check_method("fedprox", neutral="fedprox(mu=1)")
+# The laws have teeth
+
+CAUGHT = [
+    (breaking.order_by_statistics, r"either order.*: fedprox.*order changes the model by .* in round 2"),
+    (breaking.order_by_memory, r"either order.*: fedprox.*order changes the model by .* in round 2"),
+    (breaking.order_by_momentum, r"either order.*: fedprox.*order changes the model by .* in round 2"),
+    (breaking.greedy, "refused in one order only"),
+    (breaking.smoothing_term, r"keep to their slots.*claim the blend slot for that \(round 1\)"),
+    (breaking.weight_thief, r"keep to their slots.*multiply them by its own \(round 1\)"),
+    (breaking.penalty_thief, r"keep to their slots.*add its own with loss.plus\(…\) \(round 2\)"),
+    (breaking.tall_margin, r"a margin of shape \[1, 4\] does not fit"),
+    (breaking.mean_blend, r"the blend gives shape \[1\] for 8 examples"),
+    (breaking.careless, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
+    (breaking.lasting, "same seed.*two runs with one seed differ from round 2 on"),
+    (breaking.seeding, r"global random generators.*torch was used; draw through a Key \(round 2\)"),
+    (breaking.forgetful, "resumed.*four rounds differ from two and, after a checkpoint, two more"),
+    (breaking.growing_memory, r"client 0, round 2.*memory growing/all: .*\[1\].*\[2\]"),
+    (breaking.growing_statistic, "does not grow.*what is sent beside the model grew from 16 bytes in round 2 to 64"),
+    (breaking.growing_server, "does not grow.*the server's memory grew"),
+    (breaking.grabbing, r"leaves its arguments alone.*the term changes step.shared\['params/.*in place \(round 2\)"),
+    (
+        breaking.scribbling,
+        r"leaves its arguments alone.*the term changes step.memory\['breaking/.*in place \(round 2\)",
+    ),
+    (breaking.floating, "stat/x/y: a sum must be a float64 tensor, this is float"),
+    (breaking.folding, "server, statistic x: KeyError"),
+]
 
 
-def twin():
-    """A method that calls its memory as MOON does."""
-    return lambda algorithm: replace(algorithm, remember=(*algorithm.remember, whole_model("moon")))
+def by_value(build):
+    """The method as a function from Algorithm to Algorithm: not tried in the pool, which takes seconds."""
+    method = build()
+
+    def named(algorithm):
+        return method(algorithm)
+
+    named.__name__ = build.__name__
+    return named
 
 
-@pytest.mark.parametrize("order", ["moon + test_method_battery:twin", "test_method_battery:twin + moon"])
+@pytest.mark.parametrize(("build", "message"), CAUGHT, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_laws_catch_a_method_that_breaks_one(build, message):
+    with pytest.raises(LawBroken, match=re.compile(message, re.DOTALL)) as caught:
+        check_method(by_value(build))
+    assert str(caught.value).startswith(f"{build.__name__} breaks a law")
+
+
+@pytest.mark.parametrize("build", [breaking.order_by_statistics, breaking.order_by_memory, breaking.order_by_momentum])
+def test_one_round_alone_would_not_see_that_the_order_matters(build, monkeypatch):
+    monkeypatch.setattr(laws, "ROUNDS", 1)
+    assert laws.commutes(candidate(by_value(build)), candidate("fedprox")) is None
+
+
+def test_engines_that_differ_only_once_memories_exist_are_caught():
+    method = candidate("breaking_methods:counting")
+    for law in (laws.seeded, laws.leaves_arguments):
+        assert law(method) is None
+    assert re.search(r"differ.* after round [23]", laws.engines_agree(method))
+
+
+def test_a_method_that_gives_nan_is_caught_with_its_client():
+    with pytest.raises(LawBroken, match=r"outside_methods:nan\(1\) breaks a law .*client 2, round 1"):
+        check_method("outside_methods:nan(1)")
+
+
+def test_a_neutral_text_that_is_not_neutral_is_caught():
+    with pytest.raises(LawBroken, match=r"fedprox\(mu=1\) differs from FedAvg in round 1"):
+        check_method(fedprox(1.0), neutral="fedprox(mu=1)", beside=())
+
+
+@pytest.mark.parametrize("order", ["moon + breaking_methods:twin", "breaking_methods:twin + moon"])
 def test_two_memories_of_one_name_are_refused_by_both_names(order):
-    with pytest.raises(UserError, match=r"moon.*twin|twin.*moon") as said:
+    with pytest.raises(UserError, match=r"moon.*twin|twin.*moon") as refused:
         parse_method(order)
-    assert "remember slot 'moon'; rename one" in str(said.value)
+    assert "both put 'moon' in the remember slot; rename one of them" in str(refused.value)
 
 
-def floating():
-    """A statistic that is no tensor."""
-    statistic = Statistic("x", measure=lambda visited: {"y": 1.0})
-    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+def test_two_blends_are_refused_by_both_names():
+    def smoothing(algorithm):
+        return replace(algorithm, blend=lambda entropy, step: entropy)
+
+    refusal = laws.refusal(candidate("prototypes") + candidate(smoothing))
+    assert refusal == "prototypes and smoothing both want the blend slot; leave one of them out"
 
 
-def folding():
-    """A statistic whose fold raises."""
-    statistic = Statistic("x", fold=lambda sent, sums, moment: sums["nothing"])
-    return lambda algorithm: replace(algorithm, statistics=(*algorithm.statistics, statistic))
+CALIBRATIONS = {"ccvr", "uscc", "lda", "oracle", "fedeccr"}
 
 
-@pytest.mark.parametrize(
-    ("method", "said"),
-    [
-        ("floating", "stat/x/y: a sum must be a float64 tensor, this is float"),
-        ("folding", "server, statistic x: KeyError"),
-    ],
-)
-def test_a_statistic_that_is_wrong_is_named(method, said):
-    with pytest.raises(ClientFailure, match=said):
-        check_method(f"test_method_battery:{method}")
+def test_what_a_method_does_fits_a_line_of_the_list():
+    for row in describe():
+        if row.name not in CALIBRATIONS:
+            assert len(row.changes) <= 70, row.name
+        assert row.changes.endswith("."), row.name

@@ -1,136 +1,66 @@
-"""The battery that every method passes, ours and yours: ``check_method("package.module:method(knob=1)")``."""
+"""The laws that every method keeps, ours and yours: ``check_method("package.module:method(knob=1)")``.
 
-import copy
-import tempfile
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+``LAWS`` is the table: what each law says, and the function that tries it.
+"""
 
-from unskew import methods
-from unskew.checks.small import federation, largest_difference, same
-from unskew.core import tensors, text
-from unskew.core.errors import UserError
-from unskew.core.types import Local
-from unskew.round.client_memory import ClientMemory
-from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, save_checkpoint
+from collections.abc import Callable, Iterable
+
+from unskew.checks import laws
+from unskew.checks.candidate import Candidate, Source, candidate
+from unskew.core.errors import ClientFailure
+from unskew.methods import METHODS
 
 QUICK = {"fedvc": "fedvc(16)"}  # methods whose defaults are too much work for a federation this small
 
+LAWS: dict[str, Callable[[Candidate], str | None]] = {
+    "three rounds run and the result is finite, also with a client of one example": laws.finite,
+    "it leaves its arguments alone": laws.leaves_arguments,
+    "it leaves the global random generators alone": laws.leaves_generators,
+    "the same seed gives the same weights, another seed gives others": laws.seeded,
+    "margins, blend and terms keep to their slots": laws.keeps_to_its_slots,
+    "a run stopped and resumed equals one that never stopped": laws.resumes,
+    "what the server and the clients keep does not grow with the rounds": laws.bounded,
+    "loop and pool agree bit for bit": laws.engines_agree,
+}
+COMMUTES = "beside every other method either order gives the same result, or both are refused by name"
+NEUTRAL = "with its knob at zero it is FedAvg"
+
 
 class LawBroken(Exception):
-    """A method that does not do what every method must; the message names the law and what was seen."""
+    """A method does not do what every method must; the message names the method, the law, and what was seen."""
 
 
-def check_method(source: str, *, neutral: str | None = None) -> list[str]:
-    """Try every law on the method of this text: the names of the laws, or LawBroken at the first that does not hold.
+def check_method(method: Source, *, neutral: Source | None = None, beside: Iterable[str] | None = None) -> list[str]:
+    """Try every law: the names of the laws that were tried, or LawBroken at the first that is broken.
 
-    ``neutral`` is the method's text with its knob at zero, where it has one: it must be FedAvg to the last bit.
+    ``method`` is a text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm. What
+    another process cannot import (a lambda, an Algorithm) is not tried in the pool. ``neutral`` is the method with its
+    knob at zero, where it has one: it must be FedAvg to the last bit. ``beside`` names the methods that it is composed
+    with; None: all that there are.
     """
-    laws: list[tuple[str, Callable[[str], str | None]]] = [
-        ("the result is finite, with a client of one example among them", _finite),
-        ("the same seed gives the same weights, another seed others", _deterministic),
-        ("loop and pool agree bit for bit", _engines_agree),
-        ("a run stopped and resumed equals one that never stopped", _resumes),
-        ("what clients remember does not grow with the rounds", _bounded),
-        ("a round leaves its arguments alone", _leaves_arguments),
-        ("it composes with every other method in either order, or is refused by name", _composes),
-    ]
+    tried = candidate(method)
+    names = []
+    for name, law in LAWS.items():
+        if law is laws.engines_agree and tried.text is None:
+            continue
+        _try(tried, name, lambda law=law: law(tried))  # type: ignore[misc]
+        names.append(name)
+    others = [QUICK.get(name, name) for name in METHODS] if beside is None else list(beside)
+    for other in map(candidate, others):
+        if not set(other.words) & set(tried.words):
+            _try(tried, f"{COMMUTES}: {other.name}", lambda other=other: laws.commutes(tried, other))  # type: ignore[misc]
+    names += [COMMUTES] if others else []
     if neutral is not None:
-        laws.append(("with its knob at zero it is FedAvg", lambda _: _is_fedavg(neutral)))
-    for name, law in laws:
-        if (complaint := law(source)) is not None:
-            raise LawBroken(f"{source}: {name}: no: {complaint}")
-    return [name for name, _ in laws]
+        zero = candidate(neutral)
+        _try(tried, NEUTRAL, lambda: laws.is_fedavg(zero))
+        names.append(NEUTRAL)
+    return names
 
 
-def _finite(source: str) -> str | None:
-    state = federation(source).run(2)
-    return None if tensors.finite(state.tensors | state.memory) else "NaN or infinity after two rounds"
-
-
-def _deterministic(source: str) -> str | None:
-    first, again, other = (federation(source, seed=seed).run(1) for seed in (0, 0, 1))
-    if not same(first, again):
-        return "two runs with one seed differ"
-    return "two seeds give one result" if same(first, other) else None
-
-
-def _engines_agree(source: str) -> str | None:
-    small = federation(source, dtype="float32")
-    here, there = small.run(3), small.run(3, "pool", 2)
-    if same(here, there):
-        return None
-    distance = largest_difference(here.tensors, there.tensors)
-    return f"they differ by {distance:g}" if distance else "they keep or send other things"
-
-
-def _resumes(source: str) -> str | None:
-    small = federation(source, dtype="float32")
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        half = small.run(2, rounds_planned=4, folder=folder)
-        save_checkpoint(folder, half, Progress(0, 0.0, "", "", ""))
-        kept = load_checkpoint(folder)
-        if kept is None or not same(half, kept[0]):
-            return "a checkpoint does not give back the state"
-        whole = small.run(4)
-        return (
-            None if same(whole, small.run(4, state=kept[0], folder=folder)) else "four rounds differ from two and two"
-        )
-
-
-def _bounded(source: str) -> str | None:
-    small = federation(source, sizes=(8, 7, 6, 5, 1), local=Local(epochs=1, batch=8, lr=0.001))
-    if not small.algorithm.remember:
-        return None
-    with tempfile.TemporaryDirectory() as name:
-        folder, state = Path(name), None
-        for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
-            state = small.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
-        size = (folder / MEMORIES).stat().st_size
-    slot = ClientMemory(small.algorithm.remember, small.state().tensors, -1).slot_bytes
-    most = (2 * 5 + 3) * slot  # a checkpoint's and the latest of each client, and the visits under way
-    return None if size <= most else f"eight rounds of 3 visits to 5 clients left {size:,} bytes, {most:,} were due"
-
-
-def _leaves_arguments(source: str) -> str | None:
-    small = federation(source)
-    state = small.state()
-    before, data = copy.deepcopy(state), tensors.copy(small.data)
-    small.run(1, state=state)
-    if not same(state, before):
-        return "the server's state was changed in place"
-    return None if largest_difference(small.data, data) == 0 else "the clients' data were changed in place"
-
-
-def _composes(source: str) -> str | None:
-    mine = {call.name for call in text.parse_calls(source, "method")}
-    small = federation(local=Local(epochs=1, batch=16, lr=0.05))
-    for other in methods.METHODS:
-        if other in mine:
-            continue
-        beside = QUICK.get(other, other)
-        refusals = [_refusal(f"{source} + {beside}"), _refusal(f"{beside} + {source}")]
-        if any(refusals):
-            if not all(other in said and any(name in said for name in mine) for said in refusals):
-                return f"beside {other} it is refused in one order only, or not by both names: {' / '.join(refusals)}"
-            continue
-        there = small.with_method(f"{source} + {beside}").run(1)
-        back = small.with_method(f"{beside} + {source}").run(1)
-        if largest_difference(there.tensors, back.tensors) > 1e-12:
-            return f"the order of it and {other} matters"
-    return None
-
-
-def _refusal(source: str) -> str:
+def _try(method: Candidate, name: str, law: Callable[[], str | None]) -> None:
     try:
-        methods.parse_method(source)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _is_fedavg(neutral: str) -> str | None:
-    plain = federation(dtype="float32")
-    other = replace(plain, blueprint=replace(plain.blueprint, method=neutral))
-    return None if largest_difference(plain.run(2).tensors, other.run(2).tensors) == 0 else f"{neutral} is not FedAvg"
+        complaint = law()
+    except ClientFailure as failure:
+        complaint = str(failure)
+    if complaint is not None:
+        raise LawBroken(f"{method.name} breaks a law ({name}): {complaint}")

@@ -101,7 +101,10 @@ class Local:
 
 @dataclass(frozen=True)
 class Loss:
-    """A mini-batch's loss in parts, so that a term can change one of them: value = Σ w·e / Σ w + penalty."""
+    """A mini-batch's loss in parts: value = Σ w·e / Σ w + penalty.
+
+    A term multiplies the weights and adds to the penalty. It leaves ``example`` alone: that is for margin and blend.
+    """
 
     example: Tensor  # [B]
     weight: Tensor | None = None  # [B]; None: all one
@@ -121,7 +124,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Step:
-    """What a term may look at in one step of a client's training."""
+    """What margins, blend and terms may look at in one step of a client's training."""
 
     features: Tensor  # [B, d], what enters the classifier
     logits: Tensor  # [B, C]
@@ -131,6 +134,7 @@ class Step:
     memory: Tensors  # what this client kept at its last visit: "<name>/…"; empty at its first
     counts: Tensor  # [C], how many examples of each class the client holds
     encode: Callable[[str], Tensor]  # "shared" or a memory's name -> [B, d], features of that model: eval, no gradient
+    predict: Callable[[str], Tensor]  # the same name -> [B, C], logits of that model: eval, no gradient
 
 
 @dataclass(frozen=True)
@@ -170,7 +174,9 @@ class RoundInfo:
     turnout: float  # Σ weights of the reporting visits / examples of all clients; 1: every client came
 
 
-Term = Callable[[Loss, Step], Loss]
+Margin = Callable[[Step], Tensor]  # [B, C], or [C] for all examples: added to the logits before cross-entropy
+Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example -> [B], what is minimised in its place
+Term = Callable[[Loss, Step], Loss]  # multiplies weights, adds penalties
 Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
 Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
 Sampler = Callable[["Key", "Roster", int], list[Visit]]

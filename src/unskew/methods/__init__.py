@@ -18,6 +18,7 @@ from unskew.methods.fednova import fednova
 from unskew.methods.fedprox import fedprox
 from unskew.methods.fedvc import fedvc
 from unskew.methods.finishers import FINISHERS
+from unskew.methods.margins import balanced, fedlc, fedrs
 from unskew.methods.moon import moon
 from unskew.methods.protections import private, secure, withhold
 from unskew.methods.prototypes import prototypes
@@ -31,6 +32,9 @@ METHODS: dict[str, Callable[..., Method]] = {
     "clsprox": clsprox,
     "clsnorm": clsnorm,
     "prototypes": prototypes,
+    "fedlc": fedlc,
+    "fedrs": fedrs,
+    "balanced": balanced,
     "fedir": fedir,
     "fedvc": fedvc,
     "scaffold": scaffold,
@@ -64,18 +68,23 @@ def parse_method(source: str, local: Local | None = None, base: Algorithm | None
 
     Methods of other packages are written ``package.module:function(…)``.
     """
+    return compose(named_methods(source), base or Algorithm(local=local or Local()))
+
+
+def named_methods(source: str) -> list[Named]:
+    """The methods of a text, each with its own part of the text as its name."""
     methods = []
     seen = set()
     for call in text.parse_calls(source, "method"):
         if call.name in seen:
-            raise text.complain(source, call.start, f"method {call.name} stands here twice; once is enough")
+            raise text.complain(source, call.start, f"method {call.name} is given twice; give it once")
         seen.add(call.name)
         build = load_function(call.name, "method") if ":" in call.name else METHODS.get(call.name)
         if build is None:
             hint = nearest(call.name, METHODS)
             raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
         methods.append(Named(str(call), text.apply(call, build, "method")))
-    return compose(methods, base or Algorithm(local=local or Local()))
+    return methods
 
 
 def plain_spelling(source: str) -> str:

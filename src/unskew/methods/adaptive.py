@@ -1,8 +1,8 @@
 """FedAdam, FedYogi, FedAdagrad: the server's step is scaled coordinate by coordinate.
 
 All three: m ← β₁·m + (1 − β₁)·ḡ; θ ← θ − γ·m/(√v + τ), v from τ², and they differ in how v follows ḡ², the mean
-update weighted by the clients' examples. The rates are the paper's best for CIFAR-10 rounded to a power of ten; they
-were tuned there for each task, so tune them for yours.
+update weighted by the clients' examples. The rates are the paper's best for CIFAR-10, rounded to a power of ten. The
+paper tuned them for each task; tune them for yours.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The baseline of all: the same model, data and budget with everything in one place."""
+"""The baseline: the same model, data and budget with all examples in one place."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,11 +13,12 @@ from unskew.round.server import sgd
 
 
 def centralised() -> Method:
-    """Trains on everybody's examples together, without federation: what relative accuracy is relative to.
+    """Trains on all examples in one place, without a federation.
 
-    A round is one visit to all examples, with the epochs, batches, rate and augmentation of the clients. Where only K
-    of N clients come in a round, it takes K/N of the examples, drawn anew each round, so that the budget is the same.
-    Nothing is sent. The momentum starts from zero in each round, as a client's does.
+    This is what relative accuracy is relative to. A round is one visit to all examples, with the epochs, batches, rate
+    and augmentation of the clients. Where only K of N clients come in a round, it takes K/N of the examples, a new draw
+    each round, so that the budget is the same. Nothing is sent. The momentum starts from zero in each round, as a
+    client's does.
 
     Reference: the upper bound in Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution",
     ECCV 2020, section 6.
@@ -28,13 +29,13 @@ def centralised() -> Method:
 
 
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
-    held = roster.examples
-    if held == 0:
-        raise UserError("no client of the partition holds an example; make the partition anew")
+    examples = roster.examples
+    if examples == 0:
+        raise UserError("no client of the partition has any examples; make a new partition")
     share = per_round / len(roster.inhabited)
-    return [Visit(EVERYONE, float(held), take=None if share >= 1 else max(1, round(held * share)))]
+    return [Visit(EVERYONE, float(examples), take=None if share >= 1 else max(1, round(examples * share)))]
 
 
 def _nothing(shared: Tensors, memory: Tensors) -> Tensors:
-    """Nobody drifts: the slot is held, so that what corrects drift is refused by name."""
+    """Nothing drifts here. The slot is claimed, so that a method that corrects drift is refused by name."""
     return {}

@@ -1,4 +1,4 @@
-"""clsprox and clsnorm: what the CCVR paper tries on the classifier alone, during training."""
+"""clsprox and clsnorm: two changes to the classifier during training, from the CCVR paper."""
 
 from dataclasses import replace
 
@@ -30,9 +30,10 @@ def clsprox(mu: float = 0.001) -> Method:
 
 
 def clsnorm() -> Method:
-    """Scales every class's row of the classifier to length 1, in training and in inference.
+    """Scales each class's row of the classifier to length 1.
 
-    logit_i = φ_iᵀz / ‖φ_i‖, without bias: the network's own is not used, and zero in the model that is written.
+    logit_i = φ_iᵀz / ‖φ_i‖ in training and in inference, without bias: the network's own is not used, and is zero in
+    the model that is written.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, section 3.3.

@@ -1,4 +1,4 @@
-"""FedDyn: each client's objective is bent so that its own optimum becomes the federation's."""
+"""FedDyn: each client's objective is changed so that its optimum is also the federation's."""
 
 from dataclasses import replace
 from functools import partial
@@ -15,15 +15,15 @@ from unskew.round.server import moved
 
 
 def feddyn(alpha: float = 0.01) -> Method:
-    """Adds a linear and a proximal term that follow the client's past, and moves the server against the mean of them.
+    """Adds terms that pull each client towards the federation's optimum.
 
     Client: ℓ(θ) − ⟨g_k, θ⟩ + α/2·‖θ − θ_global‖², then g_k ← g_k − α·(θ_k − θ_global), g_k = 0 at first.
     Server: h ← h − α·Σ n_k/n·(θ_k − θ_global) over the round's clients, n that of the whole population;
-    θ ← Σ n_k·θ_k / Σ n_k − h/α. α does not damp the server: whatever it is, h/α is the sum of all updates so far, each
+    θ ← Σ n_k·θ_k / Σ n_k − h/α. α does not damp the server: for any α, h/α is the sum of all updates so far, each
     weighted n_k/n.
 
-    Departs from the paper: it weighs clients equally; we weigh them by their examples, h too, so that h stays the
-    mean of all g_k. That needs every client at most once a round and its plain update: feddyn holds the sampler and the
+    Departs from the paper: it weighs clients equally; we weigh them by their examples, h too, so that h stays the mean
+    of all g_k. That needs every client at most once a round and its plain update, so feddyn claims the sampler and the
     aggregate.
 
     Reference: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.

@@ -1,4 +1,4 @@
-"""FedIR: every client's loss speaks for the target distribution of classes, not for its own."""
+"""FedIR: every client's loss is weighted towards the target distribution of classes."""
 
 import math
 from dataclasses import replace
@@ -12,13 +12,13 @@ from unskew.round.algorithm import Method
 
 
 def fedir(target: str = "population") -> Method:
-    """Weighs each example by how much rarer its class is on the client than in the target.
+    """Weighs each example by how rare its class is on the client.
 
     Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), q_k the client's own shares. p(y) is sent to the clients:
-    ``uniform`` gives every class the same, numbers such as "0.5 0.3 0.2" are a target of your own; with both, q_k never
+    ``uniform`` gives every class the same, numbers such as "0.5 0.3 0.2" are your own target; with both, q_k never
     leaves the client. ``population`` adds up the clients' label counts once before the first round: the server needs
     only their sum, but as long as sums are not masked it sees each. A class that a client does not hold never comes up
-    there; one that nobody holds needs no weight.
+    there; one that no client holds needs no weight.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     eqs. (3) and (4).
@@ -37,9 +37,9 @@ def fedir(target: str = "population") -> Method:
         weight = ratio[step.labels]
         return replace(loss, weight=weight if loss.weight is None else loss.weight * weight)
 
-    asking = target == "population"
+    surveyed = target == "population"
     statistic = Statistic(
-        "fedir", init, survey=_label_counts if asking else None, surveyed=_distribution if asking else None
+        "fedir", init, survey=_label_counts if surveyed else None, surveyed=_distribution if surveyed else None
     )
     return lambda algorithm: replace(
         algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
@@ -68,5 +68,7 @@ def _shares(target: str) -> Tensor:
     shares = torch.tensor(values, dtype=torch.float64)
     shares = shares / shares.sum()
     if not bool((shares.float() > 0).all()):  # clients see them in the model's type
-        raise ValueError(f"fedir(target={target}): these shares are too far apart, or too large, to be told as numbers")
+        raise ValueError(
+            f"fedir(target={target}): these shares differ too much, or are too large, for the model's number type"
+        )
     return shares

@@ -1,4 +1,4 @@
-"""FedNova: clients that take more steps do not count more for it."""
+"""FedNova: a client does not count more because it takes more steps."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from unskew.round.descent import accumulated
 
 
 def fednova() -> Method:
-    """Divides each client's update by the steps it took, and multiplies the mean by their average.
+    """Divides each client's update by its number of steps.
 
-    θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n. ‖a_k‖₁ is the number of steps τ with plain SGD; with
-    momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are averaged plainly, and
-    proximal terms of other methods do not change ‖a_k‖₁.
+    The mean is multiplied by the average number of steps: θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n.
+    ‖a_k‖₁ is the number of steps τ with plain SGD; with momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are
+    averaged plainly, and proximal terms of other methods do not change ‖a_k‖₁.
 
     Reference: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020, eqs. (6) and (7).

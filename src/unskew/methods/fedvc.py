@@ -13,13 +13,13 @@ from unskew.round.algorithm import Method
 
 
 def fedvc(size: int = 256, epochs: int = 1) -> Method:
-    """Splits large clients and repeats small ones, so that every visit takes the same number of examples.
+    """Makes every visit take the same number of examples.
 
-    K visits a round, each to a client drawn with chance n_k/n; it resamples exactly N_VC = ``size`` of its examples,
-    without replacement if it holds as many and with otherwise, takes N_VC/B steps, and weighs 1/K. ``epochs`` is how
-    often it goes over them, whatever --epochs says: the paper's visits go once.
-    A client may come twice in a round; its visits draw different examples. Only row numbers are drawn, no image is
-    copied.
+    Large clients are split and small ones repeated: K visits a round, each to a client drawn with chance n_k/n; it
+    resamples exactly N_VC = ``size`` of its examples, without replacement if it holds as many and with otherwise, takes
+    N_VC/B steps, and weighs 1/K. ``epochs`` is how often it goes over them, whatever --epochs says: the paper's visits
+    go once. A client may come twice in a round; its visits draw different examples. Only row numbers are drawn, no
+    image is copied.
 
     Departs from the paper: it leaves open whether a client may be drawn twice; we draw with replacement, so that the
     expected update is Σ n_k/n·Δ_k exactly.
@@ -34,7 +34,7 @@ def fedvc(size: int = 256, epochs: int = 1) -> Method:
 
     def by_size(key: Key, roster: Roster, per_round: int) -> list[Visit]:
         if roster.examples == 0:
-            raise UserError("no client of the partition holds an example; make the partition anew")
+            raise UserError("no client of the partition has any examples; make a new partition")
         drawn = key.numpy().integers(0, roster.examples, per_round)  # an example each: its owner comes
         clients = np.sort(np.searchsorted(roster.ends, drawn, side="right")).tolist()
         seen: Counter[int] = Counter()

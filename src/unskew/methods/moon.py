@@ -1,4 +1,4 @@
-"""MOON: a client's features stay near the server's model's and away from its own last model's."""
+"""MOON: a client's features stay near those of the server's model and away from those of its own last model."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from unskew.round.client_memory import whole_model
 
 
 def moon(mu: float = 1.0, tau: float = 0.5) -> Method:
-    """Pulls each client's features towards the server's model's and away from those of its own last model.
+    """Pulls features to the server's model, away from the client's last.
 
     + μ·mean(−log(e^(sim(z, z_glob)/τ) / (e^(sim(z, z_glob)/τ) + e^(sim(z, z_prev)/τ)))), sim the cosine of the features
     that enter the classifier. z_glob: the server's model; z_prev: the client's own model after its last visit; both in

@@ -1,4 +1,4 @@
-"""Prototype contrast: the first stage of FedECCR. Features gather around the mean feature of their class.
+"""Prototype contrast, the first stage of FedECCR: features move towards the mean feature of their class.
 
 Shapes: C classes, d features.
 """
@@ -9,17 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unskew.core.types import Loss, RoundInfo, Statistic, Step, Sums, Tensors, Visited
+from unskew.core.types import RoundInfo, Statistic, Step, Sums, Tensors, Visited
 from unskew.round.algorithm import Method
 
 
 def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method:
-    """Draws each feature to the mean feature of its class over the clients, and away from those of other classes.
+    """Pulls each feature towards its class's mean over all clients.
 
-    Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f, z_y)/τ) / Σ_k e^(sim(f, z_k)/τ)), sim the cosine,
-    α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over the last round's visits that saw class k, of the
-    class's mean feature after training; a class that nobody saw keeps its prototype. In round 0 there are none: the
-    loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β = 5).
+    It is pushed away from the means of other classes. Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f, z_y)/τ)
+    / Σ_k e^(sim(f, z_k)/τ)), sim the cosine, α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over the last
+    round's visits that saw class k, of the class's mean feature after training; a class that no visit saw keeps its
+    prototype. In round 0 there are none: the loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β =
+    5).
 
     Departs from the paper: eq. (1) lacks the minus sign and the own class in its denominator; we take Algorithm 1,
     line 16. ``own=false`` gives eq. (1)'s denominator. Eq. (2) divides by all N clients; we divide by those that saw
@@ -33,18 +34,16 @@ def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method
         if not 0 < value < float("inf"):
             raise ValueError(f"prototypes({knob}={value}): give a number above 0")
 
-    def contrast(loss: Loss, step: Step) -> Loss:
+    def contrast(entropy: Tensor, step: Step) -> Tensor:
         if "sent/prototypes/mean" not in step.shared:
-            return loss
+            return entropy
         known, share = step.shared["sent/prototypes/known"] > 0, step.shared["sent/prototypes/share"]
-        found = contrast_loss(step.features, step.labels, step.shared["sent/prototypes/mean"], known, tau, own)
-        mixed = share * scale * found + (1 - share) * loss.example
-        return replace(loss, example=torch.where(known[step.labels], mixed, loss.example))
+        contrasted = contrast_loss(step.features, step.labels, step.shared["sent/prototypes/mean"], known, tau, own)
+        mixed = share * scale * contrasted + (1 - share) * entropy
+        return torch.where(known[step.labels], mixed, entropy)
 
     statistic = Statistic("prototypes", measure=_local_prototypes, fold=_global_prototypes)
-    return lambda algorithm: replace(
-        algorithm, terms=(*algorithm.terms, contrast), statistics=(*algorithm.statistics, statistic)
-    )
+    return lambda algorithm: replace(algorithm, blend=contrast, statistics=(*algorithm.statistics, statistic))
 
 
 def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor, tau: float, own: bool) -> Tensor:
@@ -55,8 +54,8 @@ def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor,
     if not own:
         compared = compared.scatter(1, labels[:, None], False)
     rivals = cosine.masked_fill(~compared, float("-inf")).logsumexp(1)
-    found = rivals - right[:, 0]
-    return found if own else torch.where(compared.any(1), found, torch.zeros_like(found))
+    losses = rivals - right[:, 0]
+    return losses if own else torch.where(compared.any(1), losses, torch.zeros_like(losses))
 
 
 def _local_prototypes(visited: Visited) -> Sums:

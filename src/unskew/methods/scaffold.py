@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the clients' drift out of every step."""
+"""SCAFFOLD: control variates correct the clients' drift in every step."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from unskew.round.descent import accumulated
 
 
 def scaffold() -> Method:
-    """Corrects every gradient of a client by how its own direction differs from everybody's.
+    """Corrects each client's gradients for its drift from the others.
 
     g ← g + c − c_k in each step; after the visit c_k⁺ = c_k − c + (x − y_k)/(η·‖a‖₁) (option II);
     c ← c + Σ n_k·(c_k⁺ − c_k)/n over the round's clients, n that of the whole population. c_k stays with the client,
@@ -24,7 +24,7 @@ def scaffold() -> Method:
     Reference: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
     Algorithm 1 and eq. (4), option II.
     """
-    statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_everybody)
+    statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_common_control)
     memory = Memory("scaffold", blank=parameters, keep=_own_control)
     return lambda algorithm: replace(
         algorithm,
@@ -59,7 +59,7 @@ def _change(visited: Visited) -> Sums:
     return change
 
 
-def _everybody(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
+def _common_control(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
     return {name: c + sums[name] / moment.roster.examples for name, c in sent.items()}
 
 

@@ -11,9 +11,11 @@ from typing import Any
 from unskew.core.errors import UserError
 from unskew.core.types import (
     Aggregate,
+    Blend,
     Correction,
     Head,
     Local,
+    Margin,
     Memory,
     PrivacyBudget,
     Sampler,
@@ -26,7 +28,13 @@ from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
 from unskew.round.server import sgd
 
-SHARED_SLOTS = ("terms", "statistics", "remember", "finish")  # that many methods may use: each appends its own
+SHARED_SLOTS = (
+    "margin",
+    "terms",
+    "statistics",
+    "remember",
+    "finish",
+)  # that many methods may use: each appends its own
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,9 @@ class Algorithm:
     """What a federation does in a round, slot by slot."""
 
     sampler: Sampler = uniform  # who comes
-    terms: tuple[Term, ...] = ()  # what they minimise beside cross-entropy
+    margin: tuple[Margin, ...] = ()  # what is added to the logits before cross-entropy
+    blend: Blend | None = None  # what is minimised in place of each example's cross-entropy; None: nothing else
+    terms: tuple[Term, ...] = ()  # weights that multiply, penalties that add up
     head: Head | None = None  # how the classifier's weights are used; None: as they are
     correction: Correction | None = None  # what is added to every gradient
     local: Local = field(default_factory=Local)  # how they descend
@@ -63,19 +73,19 @@ class Named:
 def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
     """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
 
-    ``terms``, ``statistics``, ``remember`` and ``finish`` are shared: each method appends its own, in the text's order.
+    Shared slots (``SHARED_SLOTS``) take any number of methods: each appends its own, in the text's order.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
         changed = named.method(algorithm) if callable(named.method) else None
         if not isinstance(changed, Algorithm):
-            raise UserError(f"{named.name} is no method: it must give a function from Algorithm to Algorithm")
+            raise UserError(f"{named.name} is not a method: it must give a function from Algorithm to Algorithm")
         for slot in fields(Algorithm):
             before, after = getattr(algorithm, slot.name), getattr(changed, slot.name)
             if slot.name in SHARED_SLOTS:
                 if after[: len(before)] != before:
                     others = ", ".join(other.name for other in methods[: methods.index(named)])
-                    raise UserError(f"{named.name} drops {slot.name} of {others}; a method may only append its own")
+                    raise UserError(f"{named.name} drops {slot.name} of {others}; append to them, do not replace them")
                 _claim_names(slot.name, after[len(before) :], named.name, owner)
                 continue
             if after is before:
@@ -90,9 +100,9 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
 
 
 def _claim_names(slot: str, added: tuple[Any, ...], method: str, owner: dict[str, str]) -> None:
-    """Statistics and memories are told apart by name: a second one of the same name would overwrite the first."""
+    """Statistics and memories are stored by name: a second one of the same name would overwrite the first."""
     for each in added:
         if (name := getattr(each, "name", None)) is None:
             continue
         if (other := owner.setdefault(f"{slot}/{name}", method)) != method:
-            raise UserError(f"{other} and {method} both call what they give the {slot} slot {name!r}; rename one")
+            raise UserError(f"{other} and {method} both put {name!r} in the {slot} slot; rename one of them")

@@ -60,22 +60,22 @@ class ClientSide:
         if self.network.training != training:
             self.network.train(training)
 
-    def logits(self, features: Tensor) -> Tensor:
-        """[B, d] -> [B, C], through the classifier as the algorithm uses it."""
-        classifier, head = self.network.classifier, self.algorithm.head
+    def logits(self, features: Tensor, classifier: nn.Linear | None = None) -> Tensor:
+        """[B, d] -> [B, C], through the network's classifier or the given one, as the algorithm uses it."""
+        classifier, head = classifier or self.network.classifier, self.algorithm.head
         if head is None:
-            found: Tensor = classifier(features)
-            return found
+            logits: Tensor = classifier(features)
+            return logits
         return F.linear(features, *head(classifier.weight, classifier.bias))
 
-    def reference(self, name: str, model: Tensors) -> nn.Module:
-        """The encoder of a second network with these weights, in eval mode; one network for each name is kept."""
+    def reference(self, name: str, model: Tensors) -> Network:
+        """A second network with these weights, in eval mode; one network for each name is kept."""
         if name not in self._references:
             network = copy.deepcopy(self.network).eval()
             self._references[name] = (network, tensors.of_module(network))
         network, own = self._references[name]
         torch._foreach_copy_(list(own.values()), [model[key] for key in own])
-        return network.encoder
+        return network
 
     def counts(self, client: int) -> Tensor:
         """[C], how many examples of each class the client holds."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.types import Local, Step, Tensors
 from unskew.data.batches import Plan
+from unskew.models.layers import Network
 from unskew.round.objective import objective
 
 if TYPE_CHECKING:
@@ -18,17 +19,18 @@ if TYPE_CHECKING:
 
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
     """SGD along the plan, in place; the sum of the loss over all examples seen."""
-    network, terms, total = side.network, side.algorithm.terms, 0.0
+    network, algorithm, total = side.network, side.algorithm, 0.0
     values = list(side.params.values())
-    update = sgd(values, side.algorithm.local)
-    encode = _references(side, shared, memory)
+    update = sgd(values, algorithm.local)
+    encode, predict = _references(side, shared, memory)
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
         images, labels = side.train.batch(*_row(batches, step, count))
         features = network.encoder(images)
         logits = side.logits(features)
-        seen = Step(features, logits, labels, side.params, shared, memory, counts, partial(encode, images))
-        value = objective(terms, seen).value()
+        others = partial(encode, images), partial(predict, images)
+        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others)
+        value = objective(algorithm, seen).value()
         gradients = torch.autograd.grad(value, values)
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
         total += value.item() * count
@@ -69,27 +71,37 @@ def accumulated(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> Callable[[Tensor, str], Tensor]:
-    """The features of images under another model than the client's: loaded when first asked for, once a visit."""
-    loaded: dict[str, torch.nn.Module] = {}
+Reference = Callable[[Tensor, str], Tensor]  # images, the model's name -> what that model makes of them
 
-    def encode(images: Tensor, name: str) -> Tensor:
+
+def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> tuple[Reference, Reference]:
+    """Features and logits under a model other than the client's own. A model is loaded at first use, once a visit."""
+    loaded: dict[str, Network] = {}
+
+    def network(name: str) -> Network:
         if name not in loaded:
             model = shared if name == "shared" else tensors.under(memory, f"{name}/")
             loaded[name] = side.reference(name, model)
+        return loaded[name]
+
+    def encode(images: Tensor, name: str) -> Tensor:
         with torch.no_grad():
-            features: Tensor = loaded[name](images)
+            features: Tensor = network(name).encoder(images)
         return features
 
-    return encode
+    def predict(images: Tensor, name: str) -> Tensor:
+        with torch.no_grad():
+            return side.logits(encode(images, name), network(name).classifier)
+
+    return encode, predict
 
 
 def _correction(side: "ClientSide", shared: Tensors, memory: Tensors) -> list[Tensor] | None:
     correct = side.algorithm.correction
     if correct is None:
         return None
-    found = correct(shared, memory)
-    return [found[name] for name in side.params] if found else None
+    added = correct(shared, memory)
+    return [added[name] for name in side.params] if added else None
 
 
 def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -1,0 +1,73 @@
+"""FedLC, FedRS and balanced softmax: margins on the logits for clients whose classes differ in number.
+
+All three look at n_c, how many examples of class c the client holds, in training alone: evaluation uses the logits as
+they are, and n_c never leaves the client.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from unskew.core.types import Step
+from unskew.round.algorithm import Method
+
+
+def fedlc(tau: float = 0.5) -> Method:
+    """Lowers the logits of classes that are rare on the client.
+
+    logit_c − τ·n_c^(−1/4): between classes y and i this is the paper's pairwise margin τ·(n_y^(−1/4) − n_i^(−1/4)). A
+    class that the client lacks has n_c = 0: its margin is −∞, and it leaves the softmax. The paper gives no value for
+    τ; 0.5 is the default of Flower's baseline.
+
+    Departs from the paper: its denominator leaves out the own class, so that the loss has no lower bound; ours is
+    cross-entropy over all classes that the client holds, as public code has it.
+
+    Reference: Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022,
+    eq. (7).
+    """
+    if not 0 <= tau < float("inf"):
+        raise ValueError(f"fedlc(tau={tau}): tau scales the margin, give 0 or more")
+
+    def margin(step: Step) -> Tensor:
+        return -tau * _counts(step) ** -0.25 if tau else torch.zeros_like(step.logits)
+
+    return lambda algorithm: replace(algorithm, margin=(*algorithm.margin, margin))
+
+
+def fedrs(alpha: float = 0.5) -> Method:
+    """Scales down the logits of classes that the client lacks.
+
+    α·logit_c where n_c = 0. A factor on a logit is a margin that looks at it: (α − 1)·logit_c, of the logits before any
+    other margin. 1 is FedAvg. Default α: the paper's.
+
+    Reference: Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data",
+    KDD 2021.
+    """
+    if not 0 <= alpha <= 1:
+        raise ValueError(f"fedrs(alpha={alpha}): alpha scales logits down, give a number from 0 to 1")
+
+    def margin(step: Step) -> Tensor:
+        return (alpha - 1) * step.logits * (step.counts == 0)
+
+    return lambda algorithm: replace(algorithm, margin=(*algorithm.margin, margin))
+
+
+def balanced() -> Method:
+    """Trains as if the client's classes were equally frequent.
+
+    logit_c + log n_c in the softmax: what the client's class frequencies explain, the network need not learn. A class
+    that the client lacks has log 0 = −∞ and leaves the softmax.
+
+    Reference: Ren et al., "Balanced Meta-Softmax for Long-Tailed Visual Recognition", NeurIPS 2020, eq. (3).
+    """
+
+    def margin(step: Step) -> Tensor:
+        return _counts(step).log()
+
+    return lambda algorithm: replace(algorithm, margin=(*algorithm.margin, margin))
+
+
+def _counts(step: Step) -> Tensor:
+    """n_c in the logits' type [C]."""
+    return step.counts.to(step.logits.dtype)
