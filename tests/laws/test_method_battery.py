@@ -10,7 +10,8 @@ import outside_methods
 from unskew.checks import QUICK, LawBroken, _bounded, _refusal, _resumes, check_method
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.types import ServerOptimizer, Statistic
-from unskew.methods import METHODS, describe, parse_method
+from unskew.methods import METHODS, parse_method
+from unskew.methods.description import describe
 from unskew.round.algorithm import SHARED_SLOTS
 from unskew.round.client_memory import whole_model
 

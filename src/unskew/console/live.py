@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import ControlType
 from rich.text import Text
 
-from unskew import methods
 from unskew.console.curve import Series, curve
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -35,7 +34,7 @@ class View:
 
     def __init__(self, console: Console, seen: Overview) -> None:
         self._console, self._seen = console, seen
-        self._sampler = methods.parse_method(seen.config.method, seen.config.local()).sampler
+        self._sampler = seen.algorithm.sampler
         self._progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),

@@ -65,10 +65,7 @@ class Screen:
                 markup=False,
                 soft_wrap=True,
             )
-        figures = f"loss {row.train_loss:.3f}"
-        if row.accuracy is not None:
-            figures += f"  accuracy {row.accuracy:.2%}"
-        figures += f"  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+        figures = round_figures(row)
         if self._view is not None:
             self._view.round(row, figures)
         else:
@@ -77,6 +74,12 @@ class Screen:
             self._console.print(
                 f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left", soft_wrap=True
             )
+
+
+def round_figures(row: Metrics) -> str:
+    """A round's loss, accuracy where evaluated, and rate."""
+    accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
+    return f"loss {row.train_loss:.3f}{accuracy}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -99,6 +102,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
+        *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
         (
             "method",
             f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "

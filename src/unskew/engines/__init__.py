@@ -4,7 +4,6 @@ import time
 
 import torch
 
-from unskew import methods
 from unskew.core.errors import UserError, nearest
 from unskew.core.tensors import one_thread
 from unskew.core.types import Tensors
@@ -47,7 +46,7 @@ def open_engine(
     ``memories`` is the descriptor of a file for what clients remember; it becomes the engine's own. Without one it is
     a file that goes with the engine.
     """
-    if memories is None and methods.parse_method(blueprint.method, blueprint.local).remember:
+    if memories is None and blueprint.algorithm().remember:
         memories = anonymous_file()
     side = build(blueprint, data, memories)
     if name == "loop":
