@@ -16,6 +16,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.core.units import format_bytes, format_duration
 from unskew.data.population import Partition, Population
+from unskew.round.algorithm import Algorithm
 from unskew.round.driver import Metrics
 from unskew.runs.config import Config
 from unskew.runs.prepare import Overview
@@ -39,7 +40,7 @@ def overview(**changes):
     seen = Overview(
         path=Path("runs/a"), config=config, images=images, partition=partition,
         population=Population.from_partition(partition), emd=0.5, engine="loop", workers=0, parameters=13_706,
-        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)),
+        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)), algorithm=Algorithm(),
         data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
     )  # fmt: skip
     return replace(seen, **changes)
