@@ -1,4 +1,4 @@
-"""Unskew: federated training on skewed image data, and the unskewing of the classifier it leaves behind.
+"""Unskew: federated training on skewed image data, and calibration of the classifier afterwards.
 
 Names are imported when first used: ``import unskew`` is quick, and an interrupt in the first second ends cleanly.
 """

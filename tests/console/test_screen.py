@@ -149,7 +149,7 @@ def test_closing_twice_or_without_a_run_is_harmless():
 def test_a_clients_error_is_shown_as_it_is(reason, terminal):
     """Its text is not ours: brackets in it are no markup and must not end the run."""
     text = shown(overview(), replace(ROW, failures=(Failure(7, reason),)), terminal=terminal, width=200)
-    assert f"round 1: went on without client 7: {reason}" in text
+    assert f"round 1: continued without client 7: {reason}" in text
 
 
 @pytest.mark.parametrize("name", ["runs/[old]/a", "runs/[/x]"])

@@ -302,7 +302,14 @@ def test_methods_fit_80_columns(capsys, monkeypatch, words):
 def test_one_method_is_shown_whole(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, said, _ = unskew(capsys, "methods", "fedprox")
-    for part in ("fedprox(mu=0.01)", "Adds a proximal term", "‖w − w_global‖²", "mu: float = 0.01", "terms", "Li et al."):
+    for part in (
+        "fedprox(mu=0.01)",
+        "Adds a proximal term",
+        "‖w − w_global‖²",
+        "mu: float = 0.01",
+        "terms",
+        "Li et al.",
+    ):
         assert part in said
     _, said, _ = unskew(capsys, "methods", "outside_methods:raises")
     for part in ("outside_methods:raises(on=1)", "on: int = 1", "raises."):
@@ -320,7 +327,9 @@ def test_every_method_is_in_the_list_once(capsys):
 def test_a_strangers_logger_gets_the_figures(capsys, tmp_path):
     code, _, error = unskew(capsys, "run", *FAST, "--log", "outside_loggers:lines", "--out", "a")
     assert code == 0, error
-    rows = [json.loads(line) for line in (tmp_path / "a/logs/outside_loggers-lines/figures.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (tmp_path / "a/logs/outside_loggers-lines/figures.jsonl").read_text().splitlines()
+    ]
     assert [row["step"] for row in rows] == [1, 2, -1]
     assert rows[-1]["finished"] is True
 

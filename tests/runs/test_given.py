@@ -63,9 +63,7 @@ def test_a_function_of_main_has_no_text(monkeypatch):
 
 def test_a_lambda_gives_the_same_run_as_its_name_in_the_loop_engine():
     named = unskew.run(model="outside_models:linear", method="fedprox(0.1)", engine="loop", **SMALL)
-    live = unskew.run(
-        model=lambda shape, classes: outside_models.linear(shape, classes), method=fedprox(0.1), **SMALL
-    )
+    live = unskew.run(model=lambda shape, classes: outside_models.linear(shape, classes), method=fedprox(0.1), **SMALL)
     assert live.weights_sha256 == named.weights_sha256
     assert live.engine == "loop"
     said = config_of(live)
@@ -75,7 +73,10 @@ def test_a_lambda_gives_the_same_run_as_its_name_in_the_loop_engine():
 
 @pytest.mark.parametrize("option", ["model", "method"])
 def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path):
-    value = {"model": lambda shape, classes: outside_models.linear(shape, classes), "method": lambda algorithm: algorithm}
+    value = {
+        "model": lambda shape, classes: outside_models.linear(shape, classes),
+        "method": lambda algorithm: algorithm,
+    }
     with pytest.raises(unskew.UserError, match=r"--engine pool with .*another process; give --engine loop, or put it"):
         unskew.run(**{option: value[option]}, engine="pool", **SMALL)
     assert list(tmp_path.iterdir()) == []
@@ -97,7 +98,7 @@ def test_a_stopped_run_with_values_is_resumed_with_the_same_values_only():
     with pytest.raises(unskew.StopRun, match=r"after round 1; .*unskew.resume\('part', data=…, method=…\)") as stopped:
         unskew.run(data=images, method=fedprox(0.1), out="part", observe=stop, **{**SMALL, "rounds": 3})
     assert (stopped.value.path, stopped.value.round) == ("part", 1)
-    with pytest.raises(unskew.UserError, match="data is .*given from Python; give it again"):
+    with pytest.raises(unskew.UserError, match=r"data is .*given from Python; give it again"):
         unskew.resume("part")
     with pytest.raises(unskew.UserError, match=r"mu=0.2.*but the run was started with .*mu=0.1"):
         unskew.resume("part", data=images, method=fedprox(0.2))
@@ -211,7 +212,7 @@ def test_a_function_that_takes_an_algorithm_is_a_method_by_its_text_too():
 def test_descriptions_tell_knobs_apart_and_are_the_same_for_the_same():
     assert description(fedprox(0.1)) == description(fedprox(0.1)) != description(fedprox(0.2))
     assert description(functools.partial(small_model, classes=3)).endswith("small_model(classes=3)")
-    assert "0x" not in description(lambda x, y=object(): x)
+    assert "0x" not in description(lambda value, other=nn.Identity: value)
 
 
 def test_the_texts_are_parsed_once_on_the_way_to_round_one(monkeypatch):

@@ -88,7 +88,7 @@ def test_a_device_name_is_possible(device):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "", "cpu:0", "cuda:1234"])
 def test_a_text_that_names_no_device_is_refused(device):
-    with pytest.raises(UserError, match="--device .*give auto, cpu, cuda, cuda:N or mps"):
+    with pytest.raises(UserError, match=r"--device .*give auto, cpu, cuda, cuda:N or mps"):
         checked(replace(Config(), device=device))
 
 

@@ -20,7 +20,9 @@ RESULT = Result(
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    return unskew.run(out=tmp_path_factory.mktemp("runs") / "a", rounds=3, epochs=1, evaluate_every=2, method="fedavg + lda")
+    return unskew.run(
+        out=tmp_path_factory.mktemp("runs") / "a", rounds=3, epochs=1, evaluate_every=2, method="fedavg + lda"
+    )
 
 
 def test_the_history_is_the_rows_of_the_rounds(finished):

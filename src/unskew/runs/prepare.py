@@ -109,7 +109,7 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
-    """Who would come to a first round."""
+    """The visits of a first round."""
     per_round = prepared.config.per_round or 1
     return prepared.algorithm.sampler(
         Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population, per_round
