@@ -1,4 +1,4 @@
-"""Unskew: federated training on skewed image data, and the unskewing of the classifier it leaves behind.
+"""Unskew: federated training on skewed image data, and calibration of the classifier afterwards.
 
 Names are imported when first used: ``import unskew`` is quick, and an interrupt in the first second ends cleanly.
 """
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unskew.analysis import analyse
+    from unskew.api import resume, run
     from unskew.calibration.classifier import CalibratedClassifier, Lift
     from unskew.calibration.methods import calibrate
     from unskew.calibration.statistics import ClassStatistics
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.runs.finished import calibrate_run, load
     from unskew.runs.result import Calibration, Result
-    from unskew.runs.train import resume, run
+    from unskew.runs.stop import STOP, StopRun
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "STOP",
     "Algorithm",
     "CalibratedClassifier",
     "Calibration",
@@ -31,6 +33,7 @@ __all__ = [
     "Key",
     "Lift",
     "Result",
+    "StopRun",
     "UserError",
     "analyse",
     "calibrate",
@@ -51,14 +54,16 @@ _HOME = {
     "Key": "core.key",
     "Lift": "calibration.classifier",
     "Result": "runs.result",
+    "STOP": "runs.stop",
+    "StopRun": "runs.stop",
     "UserError": "core.errors",
     "analyse": "analysis",
     "calibrate": "calibration.methods",
     "calibrate_run": "runs.finished",
     "load": "runs.finished",
     "open_logger": "loggers",
-    "resume": "runs.train",
-    "run": "runs.train",
+    "resume": "api",
+    "run": "api",
     "write_report": "report.write",
 }
 

@@ -148,7 +148,7 @@ def test_the_view_shows_bar_curve_clients_rate_memory_and_the_best():
 
 def test_until_something_is_evaluated_the_curve_is_the_loss_of_training():
     text = last_view(console(), overview(), replace(ROW, train_loss=2.5), replace(ROW, round=2, train_loss=1.5))
-    assert "loss of training\n2.500 │" in text
+    assert "training loss\n2.500 │" in text
     assert "\n1.500 │" in text
     assert "\ntest " not in text
     assert "accuracy on the test set" in last_view(console(), overview(), ROW, evaluated(2, 0.5))
@@ -194,8 +194,8 @@ def test_failures_are_noted_above_the_view_and_counted_in_it():
     rows = [replace(ROW, failures=(Failure(7, "lost"), Failure(8, "lost"))), replace(ROW, round=2)]
     text = last_view(terminal, overview(), *rows)
     assert "clients round 3: 0, 1; round 2: 3 came; 2 failures so far" in text
-    assert "went on without" not in text
-    assert "round 1: went on without client 7: lost" in terminal.file.getvalue()
+    assert "continued without" not in text
+    assert "round 1: continued without client 7: lost" in terminal.file.getvalue()
     assert "round 1: 3 came, 1 failed" in last_view(console(), overview(), replace(ROW, failures=(Failure(7, "x"),)))
 
 

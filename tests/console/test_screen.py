@@ -16,6 +16,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.core.units import format_bytes, format_duration
 from unskew.data.population import Partition, Population
+from unskew.round.algorithm import Algorithm
 from unskew.round.driver import Metrics
 from unskew.runs.config import Config
 from unskew.runs.prepare import Overview
@@ -39,7 +40,7 @@ def overview(**changes):
     seen = Overview(
         path=Path("runs/a"), config=config, images=images, partition=partition,
         population=Population.from_partition(partition), emd=0.5, engine="loop", workers=0, parameters=13_706,
-        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)),
+        first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)), algorithm=Algorithm(),
         data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
     )  # fmt: skip
     return replace(seen, **changes)
@@ -148,7 +149,7 @@ def test_closing_twice_or_without_a_run_is_harmless():
 def test_a_clients_error_is_shown_as_it_is(reason, terminal):
     """Its text is not ours: brackets in it are no markup and must not end the run."""
     text = shown(overview(), replace(ROW, failures=(Failure(7, reason),)), terminal=terminal, width=200)
-    assert f"round 1: went on without client 7: {reason}" in text
+    assert f"round 1: continued without client 7: {reason}" in text
 
 
 @pytest.mark.parametrize("name", ["runs/[old]/a", "runs/[/x]"])

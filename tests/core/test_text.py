@@ -53,8 +53,8 @@ def test_parsing_what_was_spelled_gives_the_calls_again(wanted):
 @settings(deadline=None)
 @given(st.lists(calls, min_size=1, max_size=3))
 def test_the_plainest_spelling_is_a_fixed_point(wanted):
-    plain = methods.plain_spelling(" + ".join(map(str, wanted)))
-    assert methods.plain_spelling(plain) == plain
+    plain = " + ".join(map(str, parse_calls(" + ".join(map(str, wanted)), "method")))
+    assert " + ".join(map(str, parse_calls(plain, "method"))) == plain
 
 
 @settings(deadline=None)

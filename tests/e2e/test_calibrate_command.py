@@ -642,7 +642,7 @@ def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_p
         patched.setattr("unskew.runs.train.finish", interrupted)
         code, _, error = command(capsys, "run", *FAST, "--method", "fedavg + lda", "--out", tmp_path / "new")
     assert code == 130
-    assert error == f"unskew: interrupted; go on with: unskew resume {tmp_path / 'new'}\n"
+    assert error == f"unskew: interrupted; resume it with: unskew resume {tmp_path / 'new'}\n"
     done(capsys, "resume", tmp_path / "new")
     done(capsys, "calibrate", run, "lda")
     assert file_of(tmp_path / "new", "lda").read_bytes() == file_of(run, "lda").read_bytes()

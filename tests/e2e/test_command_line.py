@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from unskew.console.main import main
+from unskew.methods import METHODS
 
 FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
 
@@ -34,8 +35,8 @@ WRONG = {
     "no rounds": (["run", "--rounds", "0"], "--rounds 0: give 1 or more"),
     "negative epochs": (["run", "--epochs", "-1"], "--epochs -1: give 1 or more"),
     "an empty batch": (["run", "--batch", "0"], "--batch 0: give 1 or more"),
-    "a rate of zero": (["run", "--lr", "0"], "a learning rate is a number above 0"),
-    "a rate that is not a number": (["run", "--lr", "nan"], "a learning rate is a number above 0"),
+    "a rate of zero": (["run", "--lr", "0"], "--lr 0.0: give a number above 0"),
+    "a rate that is not a number": (["run", "--lr", "nan"], "--lr nan: give a number above 0"),
     "a momentum of one": (["run", "--momentum", "1"], "less than 1"),
     "negative decay": (["run", "--weight-decay", "-0.1"], "--weight-decay -0.1: give 0 or more"),
     "no clients": (["run", "--clients", "0"], "--clients 0: give 1 or more"),
@@ -74,10 +75,21 @@ WRONG = {
         ["run", "--model", "outside_methods:nothing"],
         "not an unskew.models.layers.Network",
     ),
+    "a calibration that this network cannot have": (["run", "--method", "fedavg + lda(layers=9)"], "layers=9"),
+    "a calibration with an impossible knob": (["run", "--method", "ccvr(per_class=0)"], "per_class"),
+    "a recording that is none": (["run", "--during", "drfit"], "did you mean 'drift'?"),
+    "an unknown device": (["run", "--device", "gpu"], "--device gpu: give auto, cpu, cuda, cuda:N or mps"),
+    "a device that is not there": (["run", "--device", "cuda:999"], "--device cuda:999: "),
+    "an empty data folder": (["run", "--data-dir", ""], "--data-dir is empty; leave it out"),
+    "a function that is no logger": (["run", "--log", "outside_loggers:nothing"], "start, write and close"),
+    "a logger that cannot be opened": (["run", "--log", "outside_loggers:broken"], "ConnectionError: no server"),
+    "a logger that is not there": (["run", "--log", "nowhere:logger"], "nowhere"),
+    "a method that no one knows": (["methods", "fedprx"], "did you mean 'fedprox'?"),
+    "a function that is no method, to show": (["methods", "os:getcwd"], "not a method"),
     "more rounds than can be": (["run", "--rounds", "1" + 300 * "0"], "1,000,000,000 is the most"),
     "a policy that is none": (["run", "--on-failure", "cry"], "stop, skip"),
     "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
-    "a run that is not there": (["resume", "none"], "none is no run folder"),
+    "a run that is not there": (["resume", "none"], "none is not a run folder"),
     "a comparison with nothing": (["compare", "none"], "there is no folder none"),
     "a format that is none": (["compare", "none", "--format", "tabel"], "did you mean 'table'?"),
     "a partition without a file": (["partition"], "--out"),
@@ -214,7 +226,7 @@ def test_own_arrays_with_users_train_one_client_a_user(capsys, tmp_path):
 def test_methods_and_data_sets_are_listed(capsys):
     code, said, _ = unskew(capsys, "methods")
     assert code == 0
-    assert all(name in said for name in ("fedavg", "fedprox", "mu=0.01", "Reddi"))
+    assert all(name in said for name in ("fedavg", "fedprox", "Calibration: ", "ccvr"))
     code, said, _ = unskew(capsys, "data", "list")
     assert code == 0
     assert all(name in said for name in ("digits", "cifar100", "folder:DIR"))
@@ -277,3 +289,55 @@ def test_a_damaged_result_is_named(capsys, tmp_path, damage):
     code, _, error = unskew(capsys, "compare", "a")
     assert code == 2
     assert "result.json is not a result of this version" in error
+
+
+@pytest.mark.parametrize("words", [["methods"], *(["methods", name] for name in METHODS)], ids=" ".join)
+def test_methods_fit_80_columns(capsys, monkeypatch, words):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, said, _ = unskew(capsys, *words)
+    assert code == 0
+    assert max(len(line.rstrip()) for line in said.splitlines()) <= 80
+
+
+def test_one_method_is_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, said, _ = unskew(capsys, "methods", "fedprox")
+    for part in (
+        "fedprox(mu=0.01)",
+        "Adds a proximal term",
+        "‖w − w_global‖²",
+        "mu: float = 0.01",
+        "terms",
+        "Li et al.",
+    ):
+        assert part in said
+    _, said, _ = unskew(capsys, "methods", "outside_methods:raises")
+    for part in ("outside_methods:raises(on=1)", "on: int = 1", "raises."):
+        assert part in said
+    _, said, _ = unskew(capsys, "methods", "outside_methods:as_it_is")
+    assert "A method itself" in said
+
+
+def test_every_method_is_in_the_list_once(capsys):
+    _, said, _ = unskew(capsys, "methods")
+    names = [line.split()[0] for line in said.splitlines() if re.match(r"  \w", line)]
+    assert sorted(names) == sorted(METHODS)
+
+
+def test_a_strangers_logger_gets_the_figures(capsys, tmp_path):
+    code, _, error = unskew(capsys, "run", *FAST, "--log", "outside_loggers:lines", "--out", "a")
+    assert code == 0, error
+    rows = [
+        json.loads(line) for line in (tmp_path / "a/logs/outside_loggers-lines/figures.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [1, 2, -1]
+    assert rows[-1]["finished"] is True
+
+
+def test_a_run_on_a_device_can_be_resumed_on_another(capsys, tmp_path):
+    assert unskew(capsys, "run", *FAST, "--device", "cpu", "--lr", "1e20", "--out", "a")[0] == 2
+    file = tmp_path / "a" / "config.toml"
+    assert 'device = "cpu"' in file.read_text()
+    file.write_text(file.read_text().replace('device = "cpu"', 'device = "cuda:999"'))
+    assert "cuda:999" in unskew(capsys, "resume", "a")[2]
+    assert "client" in unskew(capsys, "resume", "a", "--device", "cpu")[2]

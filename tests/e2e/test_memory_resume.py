@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_pat
     )
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, f"unskew: interrupted; go on with: unskew resume {run}\n")
+    assert (process.returncode, errors) == (130, f"unskew: interrupted; resume it with: unskew resume {run}\n")
     assert load_checkpoint(run)[0].clients
     assert resumed(run) == 0
     assert outcome(run) == whole[FEDDYN]
@@ -328,7 +328,7 @@ def test_a_full_disk_stops_the_run_by_name_and_it_goes_on_when_there_is_room(tmp
     errors = capsys.readouterr().err
     assert ended.value.code == 2
     assert "the clients' state cannot be saved: File too large" in errors
-    assert errors.endswith(f"go on with: unskew resume {run}\n")
+    assert errors.endswith(f"resume it with: unskew resume {run}\n")
     assert errors.count("\n") == 1
     assert resumed(run) == 0
     assert outcome(run) == whole[BOTH]

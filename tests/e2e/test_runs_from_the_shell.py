@@ -77,7 +77,7 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_says_how_to_go_on(tmp_path, w
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.strip() == "unskew: interrupted; go on with: unskew resume run"
+    assert errors.strip() == "unskew: interrupted; resume it with: unskew resume run"
     assert (run / "checkpoint" / "state.safetensors").exists()
     done = unskew("resume", "run", cwd=tmp_path)
     assert "resuming after round" in done.stdout

@@ -294,7 +294,7 @@ def test_a_logger_changes_nothing_in_a_run(tmp_path, plain):
 def test_a_logger_that_fails_is_told_once_and_the_run_goes_on(tmp_path, plain, place):
     result, notes = logged(tmp_path / "a", Paper(place))
     what = "OSError: [Errno 28] No space left on device"
-    assert notes == [f"the paper log failed ({what}); the run goes on without it"]
+    assert notes == [f"the paper log failed ({what}); the run continues without it"]
     assert result.weights_sha256 == plain.weights_sha256
     assert (tmp_path / "a" / "result.json").exists()
 
@@ -358,7 +358,9 @@ def test_an_unknown_logger_is_named_before_anything_is_made(tmp_path, monkeypatc
     with pytest.raises(SystemExit) as ended:
         main(["run", "--log", "tensorbord"])
     assert ended.value.code == 2
-    assert capsys.readouterr().err == "unskew: --log tensorbord: did you mean 'tensorboard'?\n"
+    assert capsys.readouterr().err == (
+        "unskew: --log tensorbord: did you mean 'tensorboard'?; or give package.module:function\n"
+    )
     assert os.listdir(tmp_path) == []
 
 

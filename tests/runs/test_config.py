@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from unskew.core.errors import UserError
 from unskew.core.types import Local
 from unskew.runs.config import Config, checked, read, to_toml, with_values
+from unskew.runs.prepare import prepare
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 counts = st.integers(1, 10**9)
@@ -63,7 +64,7 @@ def test_a_recipe_repeats_its_configuration(config):
 def test_a_checked_configuration_checks_again_to_itself(config):
     once = checked(config)
     assert checked(once) == once
-    spelled = {name: getattr(config, name) for name in ("method", "data_dir", "data", "partition")}
+    spelled = {name: getattr(config, name) for name in ("data_dir", "data", "partition")}
     assert replace(once, **spelled) == config  # a value is refused or kept, never changed
 
 
@@ -245,11 +246,13 @@ def test_a_home_that_nobody_has_is_the_users_mistake():
         checked(replace(Config(), data="folder:~nobody-of-that-name/pictures"))
 
 
-def test_a_method_is_kept_in_its_plainest_spelling_and_garbage_is_refused():
-    found = checked(replace(Config(), method=" fedavgm( beta = .5 ,) +fedprox() "))
-    assert found.method == "fedavgm(beta=0.5) + fedprox"
+def test_texts_are_kept_in_their_plainest_spelling_and_garbage_is_refused():
+    config = replace(Config(), method=" fedavgm( beta = .5 ,) +fedprox() ", during=" norms( every=2 )")
+    prepared = prepare(config)
+    assert prepared.config.method == "fedavgm(beta=0.5) + fedprox"
+    assert prepared.config.during == "norms(every=2)"
     with pytest.raises(UserError, match="expected a value"):
-        checked(replace(Config(), method="fedavg("))
+        prepare(replace(Config(), method="fedavg("))
 
 
 def test_the_clients_are_told_the_local_settings():
@@ -258,7 +261,7 @@ def test_the_clients_are_told_the_local_settings():
     assert Config().local().augment is False
 
 
-@pytest.mark.parametrize("key", ["model", "baseline"])
+@pytest.mark.parametrize("key", ["model", "baseline", "during", "data_dir"])
 def test_an_empty_name_is_not_taken_for_none(key):
-    with pytest.raises(UserError, match=f"--{key} is empty; leave it out"):
+    with pytest.raises(UserError, match=f"--{key.replace('_', '-')} is empty; leave it out"):
         checked(replace(Config(), **{key: ""}))

@@ -152,7 +152,10 @@ def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
     with locked_folder(tmp_path):
         with pytest.raises(UserError, match="in use by another process"), locked_folder(tmp_path):
             raise AssertionError("two hold one folder")
-        code = f"from unskew.runs.folder import locked_folder\nfrom pathlib import Path\nwith locked_folder(Path({str(tmp_path)!r})): pass"
+        code = (
+            "from unskew.runs.folder import locked_folder\nfrom pathlib import Path\n"
+            f"with locked_folder(Path({str(tmp_path)!r})): pass"
+        )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "in use by another process" in other.stderr
     with locked_folder(tmp_path):

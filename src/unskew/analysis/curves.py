@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import UserError
 from unskew.core.units import format_bytes, format_duration
+from unskew.runs.options import OPTIONS
 from unskew.runs.study import FinishedRun
 
 AGAINST = {
@@ -69,8 +70,7 @@ def measure(subject: FinishedRun) -> Curves:
 
 def settings(subject: FinishedRun) -> dict[str, str]:
     """What a run was told, without its seed and what does not change the result: the same for runs of other seeds."""
-    left_out = ("seed", "data_dir", "engine", "workers", "evaluate_every", "on_failure", "checkpoint_seconds",
-                "baseline", "during")  # fmt: skip
+    left_out = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
     return {key: str(value) for key, value in asdict(subject.config).items() if key not in left_out}
 
 

@@ -52,7 +52,7 @@ class Candidate:
 def candidate(source: Source) -> Candidate:
     """A text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm."""
     if isinstance(source, str):
-        return Candidate(tuple(methods.named_methods(source)), source)
+        return Candidate(tuple(methods.parse_methods(source)), source)
     if isinstance(source, Algorithm):
         return Candidate((Named("the algorithm", _as_method(source)),), None)
     if not callable(source):

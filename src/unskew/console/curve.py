@@ -6,22 +6,22 @@ from itertools import pairwise
 
 Point = tuple[float, float]  # round, value
 
-MOST = 2048  # points kept of a series: more than a terminal has dots
+MAX_POINTS = 2048  # kept of a series: more than a terminal has dots
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of a braille character: left and right column, downwards
 _MARKS = ".-'"  # of an ASCII character: the lowest third of its line, the middle, the highest
 
 
 class Series:
-    """Values over rounds, thinned out when there are many: neighbours become their mean, first and last stay."""
+    """Values over rounds. Many are thinned out: neighbours become their mean, the first and the last stay."""
 
     def __init__(self) -> None:
         self.points: list[Point] = []
 
     def add(self, number: int, value: float) -> None:
-        """A value of a round; what is not finite cannot be drawn and is left out."""
+        """Add a round's value; one that is not finite cannot be drawn and is left out."""
         if not math.isfinite(value):
             return
-        self.points = [*_thinned(self.points)] if len(self.points) >= MOST else self.points
+        self.points = [*_thinned(self.points)] if len(self.points) >= MAX_POINTS else self.points
         self.points.append((number, value))
 
 
@@ -56,7 +56,7 @@ def curve(
 def _levels(points: Sequence[Point], columns: int, levels: int, low: float, high: float) -> list[tuple[int, int]]:
     """For each column of dots the lowest and the highest that is set: columns that touch make a line.
 
-    A column shows the mean of the rounds that fall into it, and where none does what lies between its neighbours.
+    A column shows the mean of its rounds; one without rounds is interpolated between its neighbours.
     """
     first, last = points[0][0], points[-1][0]
     if last <= first:

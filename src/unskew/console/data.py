@@ -1,4 +1,4 @@
-"""``unskew data``: which image sets there are, fetching one, checking one."""
+"""``unskew data``: list the data sets, fetch one, check one."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,18 @@ from unskew.core.units import format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
 
-data_app = typer.Typer(help="The image sets: list, fetch, check.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True, rich_markup_mode=None)
 
 out = PlainConsole()
 
+DataDir = Annotated[
+    str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or the variable UNSKEW_DATA).")
+]
+
 
 @data_app.command("list")
-def data_list(data_dir: Annotated[str | None, typer.Option()] = None) -> None:
-    """The image sets, and which of them lie here."""
+def data_list(data_dir: DataDir = None) -> None:
+    """List the data sets, and where each was found."""
     table = Table()
     for column in ("name", "what it is", "train + test", "where"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
@@ -28,24 +32,24 @@ def data_list(data_dir: Annotated[str | None, typer.Option()] = None) -> None:
         channels, height, width = row.shape or (0, 0, 0)
         kind = "grey" if channels == 1 else "colour"
         counts = " + ".join(f"{count:,}" for count in row.sizes or ())
-        held = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
+        size = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
         here = row.found or ("not found" if row.shape else "")
-        table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, held, here)
+        table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, size, here)
     out.print(table)
     if _folder(data_dir) is None:
-        out.print("No data folder is named: give --data-dir DIR or set UNSKEW_DATA.")
+        out.print("No data folder was given: use --data-dir DIR or set UNSKEW_DATA.")
 
 
 @data_app.command("fetch")
 def data_fetch(
     name: str,
-    data_dir: Annotated[str | None, typer.Option()] = None,
+    data_dir: DataDir = None,
     mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public one.")] = None,
 ) -> None:
-    """Download an image set, check it, put it where --data-dir points."""
+    """Download a data set into the folder of --data-dir, and check it."""
     folder = _folder(data_dir)
     if folder is None:
-        raise UserError("where to? give --data-dir DIR or set UNSKEW_DATA")
+        raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
 
     def report(done: int, total: int | None) -> None:
         if out.is_terminal:
@@ -53,18 +57,18 @@ def data_fetch(
             out.print(f"{format_bytes(done)}{of}", end="\r")
 
     path = fetching.fetch(name, folder, mirror=mirror, report=report)
-    out.print(f"{name} lies in {path}")
+    out.print(f"{name} is in {path}")
 
 
 @data_app.command("check")
-def data_check(name: str, data_dir: Annotated[str | None, typer.Option()] = None) -> None:
-    """Read an image set whole and compare its files with the published ones."""
+def data_check(name: str, data_dir: DataDir = None) -> None:
+    """Read a whole data set and compare its files with the published ones."""
     findings = sources.check(name, _folder(data_dir))
     for finding in findings:
         out.print(f"{finding.path}: {format_bytes(finding.size)}, {finding.status}; {finding.detail}", soft_wrap=True)
     damaged = [finding.path for finding in findings if not finding.whole]
     if damaged:
-        raise UserError(f"{name}: {len(damaged)} of {len(findings)} files cannot be read whole")
+        raise UserError(f"{name}: {len(damaged)} of {len(findings)} files are damaged; fetch them again")
 
 
 def _folder(given: str | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""A run as it goes, in a terminal: rounds and time left, a curve, who comes, rate, memory. A few times a second."""
+"""The live view of a run in a terminal: rounds and time left, a curve, the clients of the round, rate, memory."""
 
 import os
 import time
@@ -12,7 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.segment import ControlType
 from rich.text import Text
 
-from unskew import methods
 from unskew.console.curve import Series, curve
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -22,20 +21,20 @@ from unskew.round.driver import Metrics
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
 
-SMALLEST = (60, 16)  # columns and lines; with fewer there is the bar alone
-ROOMY = 80  # columns; with fewer the bar leaves the rate to the lines below
+MIN_SIZE = (60, 16)  # columns and lines; with fewer there is the bar alone
+RATE_WIDTH = 80  # columns; with fewer the rate is only in the lines below the bar
 HEIGHT = 6  # lines of the curve
 PER_SECOND = 4  # how often it is drawn
-MEMORY_SECONDS = 1.0  # how long a look at the memory is good for
-FEW = 12  # clients that are shown by number
+MEMORY_SECONDS = 1.0  # between two readings of the memory
+MAX_CLIENTS_SHOWN = 12  # by number; more are counted
 
 
 class View:
-    """The live view of one run. Rounds only leave their figures here; a thread of rich's draws them now and then."""
+    """The live view of one run. A round only leaves its figures here; a thread of rich's draws them."""
 
     def __init__(self, console: Console, seen: Overview) -> None:
         self._console, self._seen = console, seen
-        self._sampler = methods.parse_method(seen.config.method, seen.config.local()).sampler
+        self._sampler = seen.algorithm.sampler
         self._progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -53,10 +52,10 @@ class View:
         self._last: Metrics | None = None
         self._figures = ""
         self._examples, self._seconds, self._failures = 0, 0.0, 0
-        self._memory = (0.0, "")  # when it was looked at, and what was found
+        self._memory = (0.0, "")  # when it was read, and its text
         self._drawn: list[int] = []  # the widths of the lines on the screen
         self._width = console.width
-        with suppress(UserError):  # a damaged file is not ours to complain about
+        with suppress(UserError):  # the run itself complains about a damaged file
             for row in read_metrics(seen.path):
                 if row["round"] < seen.first_round:
                     self._note(row["round"], row.get("train_loss"), row.get("accuracy"), row.get("loss"))
@@ -65,7 +64,7 @@ class View:
         self._live.start(refresh=True)
 
     def round(self, row: Metrics, figures: str) -> None:
-        """Take a round's figures; ``figures`` says them beside the bar."""
+        """Take in a round; ``figures`` is the text beside the bar."""
         self._note(row.round, row.train_loss, row.accuracy, row.loss)
         self._examples += row.examples
         self._seconds += row.seconds
@@ -89,8 +88,8 @@ class View:
     def _draw(self) -> RenderableType:
         width, height = self._console.size
         self._wipe(width)
-        whole_view = width >= SMALLEST[0] and height >= SMALLEST[1]
-        crowded = whole_view and width < ROOMY  # the rate stands below as well
+        whole_view = width >= MIN_SIZE[0] and height >= MIN_SIZE[1]
+        crowded = whole_view and width < RATE_WIDTH
         self._progress.update(self._task, figures=self._figures.rpartition("  ")[0] if crowded else self._figures)
         parts: list[RenderableType] = [self._progress.get_renderable()]
         if whole_view:
@@ -101,19 +100,19 @@ class View:
         return whole
 
     def _wipe(self, width: int) -> None:
-        """A terminal that became narrower has broken our lines: take away those that rich does not know of."""
+        """A terminal that became narrower has broken our lines: remove those that rich does not know of."""
         more = sum(-(-drawn // width) - 1 for drawn in self._drawn if drawn > width) if width < self._width else 0
         if more:
             up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
             self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up * more))
 
     def _curve(self, width: int) -> list[str]:
-        """Accuracy; the loss of training until something is evaluated."""
+        """Accuracy, or the training loss until a round is evaluated."""
         evaluated = bool(self._accuracies.points)
-        points = list(self._accuracies.points or self._losses.points)  # the run goes on meanwhile
+        points = list(self._accuracies.points or self._losses.points)  # a copy: the run adds to it meanwhile
         if not points:
             return []
-        name = "accuracy on the test set" if evaluated else "loss of training"
+        name = "accuracy on the test set" if evaluated else "training loss"
         spell = (lambda value: f"{value:.1%}") if evaluated else (lambda value: f"{value:.3f}")
         return [name, *curve(points, width, HEIGHT, spell, self._console.options.ascii_only)]
 
@@ -132,23 +131,23 @@ class View:
         return [f"{word:<8}{fact}" for word, fact in rows if fact]
 
     def _clients(self) -> str:
-        """Who comes to the round under way, who came to the last."""
+        """The clients of the current round, and how many came to the last."""
         config, row = self._seen.config, self._last
         under_way = self._seen.first_round if row is None else row.round + 1
-        said = []
+        parts = []
         if under_way <= config.rounds:
-            said.append(f"round {under_way}: {self._who(under_way)}")
+            parts.append(f"round {under_way}: {self._who(under_way)}")
         if row is not None:
             failed = f", {len(row.failures)} failed" if row.failures else ""
-            said.append(f"round {row.round}: {row.clients:,} came{failed}")
+            parts.append(f"round {row.round}: {row.clients:,} came{failed}")
         if self._failures:
-            said.append(f"{self._failures:,} failures so far")
-        return "; ".join(said)
+            parts.append(f"{self._failures:,} failures so far")
+        return "; ".join(parts)
 
     def _who(self, number: int) -> str:
-        """By number where they are few: the sampler is a function of the round alone, and says it before they come."""
+        """The clients of a round, by number where they are few: the sampler depends on the round's number alone."""
         visits, config = self._seen.visits, self._seen.config
-        if visits[0].client == EVERYONE or len(visits) > FEW:
+        if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
             return "all examples in one place" if visits[0].client == EVERYONE else f"{len(visits):,} visits"
         key = Key(config.seed).fold("round", number, "sample")
         coming = self._sampler(key, self._seen.population.roster, config.per_round or len(visits))
@@ -156,7 +155,7 @@ class View:
 
 
 def _resident() -> str:
-    """The memory of this process and of all below it, where the system tells it."""
+    """The memory of this process and its children, where the system tells it."""
     with suppress(OSError, ValueError):
         pages = {number: _pages(number) for number in _family(os.getpid())}
         total = sum(pages.values()) * os.sysconf("SC_PAGE_SIZE")
@@ -166,12 +165,12 @@ def _resident() -> str:
 
 def _family(number: int) -> list[int]:
     """The process and its descendants; one that ends meanwhile is left out."""
-    found = [number]
-    for process in found:
+    processes = [number]
+    for process in processes:  # it grows as children are added
         with suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):
-                found += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
-    return found
+                processes += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return processes
 
 
 def _pages(number: int) -> int:

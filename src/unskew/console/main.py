@@ -1,4 +1,4 @@
-"""The command line: flags in, values to the library, what comes out on the screen."""
+"""The command line: flags in, values to the library, results on the screen."""
 
 import csv
 import io
@@ -6,17 +6,16 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 import unskew
-from unskew import methods
 from unskew.console import comparison as comparing
 from unskew.console.data import data_app
+from unskew.console.methods import show_methods
+from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.console.study import analyse, report
@@ -31,6 +30,7 @@ from unskew.runs import finished, train
 from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.metrics import read_metrics
+from unskew.runs.options import OPTIONS
 from unskew.runs.prepare import split
 from unskew.runs.result import read_result
 
@@ -39,11 +39,14 @@ app.add_typer(data_app, name="data")
 
 out = PlainConsole()
 
-LOG = typer.Option(help=f"Also log for {' | '.join(LOGGERS)}, into the run folder; may be given several times.")
+LOG = typer.Option(
+    metavar="NAME",
+    help=f"Also log with {' | '.join(LOGGERS)} | package.module:function, into the run folder; repeatable.",
+)
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False) -> None:
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     """Federated training on skewed image data."""
     if version:
         print(f"unskew {unskew.__version__}")  # noqa: T201
@@ -51,71 +54,29 @@ def top(version: Annotated[bool, typer.Option("--version", help="Say which versi
 
 
 @app.command()
+@with_options(list(OPTIONS))
 def run(
+    options: dict[str, Any],
     recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; the options below go over it.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help=f"{Config.data} (default) | cifar10 | … | folder:DIR | arrays:FILE.npz")
-    ] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where image sets lie (or the variable UNSKEW_DATA).")] = None,
-    partition: Annotated[str | None, typer.Option(help=f'"{Config.partition}" (default) | iid | file:FILE | …')] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="How many clients (default: 10, or what the partition says).")
-    ] = None,
-    per_round: Annotated[int | None, typer.Option(help="How many come each round (default: all).")] = None,
-    method: Annotated[str | None, typer.Option(help='"fedavgm(0.9) + fedvc(256) + fedir"; see: unskew methods')] = None,
-    model: Annotated[
-        str | None, typer.Option(help="simple-cnn | lenet-64 | tiny-cnn (default: as suits the images).")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help=f"How many rounds (default: {Config.rounds}).")] = None,
-    epochs: Annotated[int | None, typer.Option(help=f"Local epochs a round (default: {Config.epochs}).")] = None,
-    batch: Annotated[int | None, typer.Option(help=f"Examples in a step (default: {Config.batch}).")] = None,
-    lr: Annotated[float | None, typer.Option(help=f"The clients' learning rate (default: {Config.lr}).")] = None,
-    momentum: Annotated[float | None, typer.Option(help=f"The clients' momentum (default: {Config.momentum}).")] = None,
-    weight_decay: Annotated[
-        float | None, typer.Option(help=f"The clients' weight decay (default: {Config.weight_decay}).")
-    ] = None,
-    augment: Annotated[bool | None, typer.Option(help="Crops and flips (default: as suits the data).")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto (default) | loop | pool")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: one a core).")] = None,
-    seed: Annotated[
-        int | None, typer.Option(help=f"The same seed gives the same weights (default: {Config.seed}).")
-    ] = None,
-    evaluate_every: Annotated[
-        int | None, typer.Option(help=f"Rounds between evaluations (default: {Config.evaluate_every}).")
-    ] = None,
-    on_failure: Annotated[
-        str | None, typer.Option(help="A client that fails: stop (default) the run, or skip it.")
-    ] = None,
-    checkpoint_seconds: Annotated[
-        float | None,
-        typer.Option(help=f"Time between checkpoints (default: {Config.checkpoint_seconds:g}); 0: every round."),
-    ] = None,
-    baseline: Annotated[
-        str | None, typer.Option(help="A finished run, such as one of --method centralised, to compare accuracy with.")
-    ] = None,
-    during: Annotated[
-        str | None, typer.Option(help='Write down while training: "silhouette(every=5) + norms + drift + model"')
-    ] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
     log: Annotated[list[str] | None, LOG] = None,
-    page: Annotated[bool, typer.Option("--report", help="Then make the run's report, as unskew report does.")] = False,
+    page: Annotated[bool, typer.Option("--report", help="Then write the run's report, as unskew report does.")] = False,
 ) -> None:
     """Train, evaluate, write the run folder."""
-    others = ("recipe", "out", "log", "page")
-    options = {key: value for key, value in locals().items() if value is not None and key not in (*others, "others")}
     result = watched(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
     if page:
         report([result.path])
 
 
 @app.command()
+@with_options(["on_failure", "device"], default="the run's")
 def resume(
+    options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    on_failure: Annotated[str | None, typer.Option(help="From here on: stop, or skip.")] = None,
     log: Annotated[list[str] | None, LOG] = None,
 ) -> None:
-    """Go on where a run stopped; the result equals that of a run never stopped."""
-    watched(log, lambda observe: train.resume(path, observe=observe, on_failure=on_failure))
+    """Continue where a run stopped; the result equals that of a run that never stopped."""
+    watched(log, lambda observe: train.resume(path, observe=observe, **options))
 
 
 @app.command()
@@ -126,9 +87,9 @@ def calibrate(
     ],
     engine: Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where image sets lie now (default: as for the run).")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Where the data sets are now (default: as for the run).")] = None,
 ) -> None:
-    """Make a run's classifier anew, in one way or several side by side; the run's own weights stay as they are."""
+    """Make new classifiers for a finished run, one for each METHOD; the run's own weights stay as they are."""
     screen = Screen(out)
     result = finished.calibrate_run(path, *methods_, engine=engine, workers=workers, data_dir=data_dir, observe=screen)
     out.print(summary(result))
@@ -142,7 +103,7 @@ app.command()(report)
 def compare(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run trained centrally, for relative accuracy.")
+        Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
     ] = None,
     at_round: Annotated[
         int | None, typer.Option(help="Accuracy at this round (default: the last that all runs reached).")
@@ -172,13 +133,10 @@ def compare(
 
 
 @app.command()
+@with_options(["data", "data_dir", "partition", "clients", "seed"])
 def partition(
+    options: dict[str, Any],
     file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz (ours) or FILE.csv (published).")],
-    data: Annotated[str, typer.Option()] = Config.data,
-    data_dir: Annotated[str | None, typer.Option()] = None,
-    scheme: Annotated[str, typer.Option("--partition", help='"dirichlet(alpha=0.1)" | …')] = Config.partition,
-    clients: Annotated[int | None, typer.Option()] = None,
-    seed: Annotated[int, typer.Option()] = Config.seed,
     plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Make a partition, say how skewed it is, write it to a file that --partition file:FILE reads."""
@@ -186,65 +144,51 @@ def partition(
         raise UserError(f"--out {file}: a partition is written as .npz or .csv")
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
-    config = configs.checked(replace(Config(), data=data, data_dir=data_dir, clients=clients, seed=seed))
-    config = replace(config, partition=scheme)
+    config = configs.checked(configs.with_values(Config(), options, "partition"))
     images = sources.load(config.data, Path(config.data_dir) if config.data_dir else None)
-    found = split(config, images)
+    drawn = split(config, images)
     labels, classes = images.train.labels, len(images.classes)
     if file.suffix == ".npz":
-        write_arrays(file, partition_files.to_arrays(found, labels, classes))
+        write_arrays(file, partition_files.to_arrays(drawn, labels, classes))
     else:
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(found, labels))
+        csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(drawn, labels))
         write_whole(file, text.getvalue().encode())
-    sizes = Population.from_partition(found).sizes
+    sizes = Population.from_partition(drawn).sizes
     out.print(
-        f"{found.scheme}, seed {found.seed}: {found.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples, "
-        f"EMD {emd(found.client, labels, classes):.3f}; drawn {found.redraws + 1} times"
+        f"{drawn.scheme}, seed {drawn.seed}: {drawn.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples, "
+        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {drawn.redraws + 1} times"
     )
-    for note in found.notes:
+    for note in drawn.notes:
         out.print(f"note: {note}")
-    out.print(f"hash {found.hash}\nwritten to {file}")
+    out.print(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
         from unskew.report.partition_plot import partition_figure
 
         picture = io.BytesIO()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            partition_figure(found, labels, images.classes).savefig(picture, format=plot.suffix.removeprefix("."))
+            partition_figure(drawn, labels, images.classes).savefig(picture, format=plot.suffix.removeprefix("."))
         if any("Glyph" in str(warning.message) for warning in said):
             out.print("note: the font lacks some characters of the class names; they are drawn as boxes")
         write_whole(plot, picture.getvalue())
         out.print(f"drawn to {plot}")
 
 
-@app.command(name="methods")
-def list_methods() -> None:
-    """Every method: what it changes, its knobs with defaults, its reference."""
-    table = Table(show_lines=True)
-    for column in ("method", "what it changes", "slots", "knobs", "reference"):
-        table.add_column(column, overflow="fold")
-    for row in methods.describe():
-        slots, knobs = (words.replace(", ", "\n") for words in (row.slots, row.knobs))
-        table.add_row(row.name, row.changes.replace("``", ""), slots, knobs, row.reference)
-    out.print(table)
-    out.print('Put them together with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir".')
-    out.print(
-        "terms, statistics, remember and finish take many; two methods that want the same other slot are refused."
-    )
+app.command(name="methods")(show_methods)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
     try:
         _command(arguments)
-    except BrokenPipeError:  # whoever read our output has gone: `unskew methods | head`
+    except BrokenPipeError:  # the reader of our output has gone: `unskew methods | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
 
 
 def _interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt lies at the bottom: Python wraps one that comes while a class is being made."""
+    """Whether an interrupt is the cause: Python wraps one that comes while a class is being made."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__
     return error is not None

@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 class PlainConsole(Console):
-    """Foreign text is printed as it stands; where nobody reads any more, a run goes on in silence."""
+    """Text is printed as it is, without markup. If the reader of a pipe has gone, the run continues in silence."""
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False)

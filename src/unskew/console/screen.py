@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: what it will be, how it goes, what came out. Plain lines where output is piped."""
+"""What a run shows in the terminal: its settings, its rounds, its result. Plain lines where output is piped."""
 
 import time
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Screen:
             view.close()
 
     def note(self, text: str) -> None:
-        """Say something beside the run."""
+        """Print a note."""
         self._console.print(f"note: {text}", markup=False, soft_wrap=True)
 
     def _overview(self, seen: Overview) -> None:
@@ -61,14 +61,11 @@ class Screen:
     def _round(self, row: Metrics) -> None:
         for failure in row.failures:
             self._console.print(
-                f"round {row.round}: went on without client {failure.client}: {failure.reason}",
+                f"round {row.round}: continued without client {failure.client}: {failure.reason}",
                 markup=False,
                 soft_wrap=True,
             )
-        figures = f"loss {row.train_loss:.3f}"
-        if row.accuracy is not None:
-            figures += f"  accuracy {row.accuracy:.2%}"
-        figures += f"  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+        figures = round_figures(row)
         if self._view is not None:
             self._view.round(row, figures)
         else:
@@ -79,8 +76,14 @@ class Screen:
             )
 
 
+def round_figures(row: Metrics) -> str:
+    """A round's loss, accuracy where evaluated, and rate."""
+    accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
+    return f"loss {row.train_loss:.3f}{accuracy}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+
+
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
-    """What a run will be, as words and facts."""
+    """A run's settings and needs, as words and facts."""
     config, images, sizes = seen.config, seen.images, seen.population.sizes
     channels, height, width = images.shape
     kind = "grey" if channels == 1 else "colour"
@@ -99,6 +102,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
+        *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
         (
             "method",
             f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
@@ -116,13 +120,13 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
 
 
 def calibration_lines(event: Event) -> list[str]:
-    """What there is to say of a calibration: before it is made, and after."""
+    """A calibration in words: before it is made, and after."""
     if isinstance(event, Gathering):
         who = "1 client sends" if event.clients == 1 else f"{event.clients:,} clients send"
         return [f"{event.method}: {who} {format_bytes(event.bytes_up)}, {event.what}"]
     if isinstance(event, Forecasted):
         seen = event.forecast
-        words = f"{event.method}: class Gaussians lie {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
+        words = f"{event.method}: class Gaussians are {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
         if seen.before is None or seen.after is None:
             return [words]
         gain = (
@@ -137,16 +141,16 @@ def calibration_lines(event: Event) -> list[str]:
 
 
 def summary(result: Result) -> Table:
-    """The last table: what came out and where it lies."""
+    """The last table: the result, and the run folder."""
     accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on the test set, loss {result.loss:.4f}")
     rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
     if result.relative_accuracy is not None:
         rows.append(
             ("relative", f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}")
         )
-    for name, found in result.calibrations.items():
-        cost = f", loss {found.loss:.4f}; {format_bytes(found.bytes_up)} up, {format_duration(found.seconds)}"
-        rows.append((f"after {name}", Text.assemble((f"{found.accuracy:.2%}", "bold"), cost)))
+    for name, row in result.calibrations.items():
+        cost = f", loss {row.loss:.4f}; {format_bytes(row.bytes_up)} up, {format_duration(row.seconds)}"
+        rows.append((f"after {name}", Text.assemble((f"{row.accuracy:.2%}", "bold"), cost)))
     rows += [
         (
             "trained",
@@ -162,7 +166,7 @@ def summary(result: Result) -> Table:
 
 
 def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
-    """Words on the left, facts on the right; brackets in a path are brackets, not markup."""
+    """Words on the left, facts on the right; brackets in a path are not markup."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""A command that trains, as its user watches it: the screen, the logs, and how to go on where it did not end."""
+"""A command that trains: what it shows, what it logs, and how to resume it if it did not finish."""
 
 import shlex
 import sys
@@ -17,7 +17,7 @@ out = PlainConsole()
 
 
 def watched(log: Sequence[str] | None, work: Callable[[Observer], Result]) -> Result:
-    """Run with the screen and these loggers as observers, then show what came out."""
+    """Run with the screen and these loggers as observers, then show the result."""
     screen, place = Screen(out), list[Path]()
     loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
 
@@ -40,9 +40,9 @@ def watched(log: Sequence[str] | None, work: Callable[[Observer], Result]) -> Re
         if place and not isinstance(error, LostMemory) and not (place[0] / "result.json").exists():
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
-            hint = f"go on with: unskew resume {shlex.quote(str(place[0]))}"
+            hint = f"resume it with: unskew resume {shlex.quote(str(place[0]))}"
             if isinstance(error, ClientFailure) and what.startswith("client"):
-                hint = hint.replace("go on with", "go on without such clients") + " --on-failure skip"
+                hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
             fail(f"{what}; {hint}", 130 if interrupted else 2)
         raise
     finally:
@@ -52,6 +52,6 @@ def watched(log: Sequence[str] | None, work: Callable[[Observer], Result]) -> Re
 
 
 def fail(message: str, code: int) -> NoReturn:
-    """Say what is wrong in one line, and end."""
+    """Print what is wrong in one line, and exit."""
     print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
     sys.exit(code)

@@ -1,13 +1,15 @@
 """Loggers: observers that write a run's figures for TensorBoard, Weights & Biases or MLflow.
 
-The logs lie in the run folder, under ``logs/``, and nothing goes over a network unless its user has set WANDB_MODE or
-MLFLOW_TRACKING_URI. Steps are rounds; a resumed run goes on in the same log, and each round stands there once.
+The logs are in the run folder, under ``logs/``, and nothing goes over a network unless its user has set WANDB_MODE or
+MLFLOW_TRACKING_URI. Steps are rounds; a resumed run continues the same log, and each round is in it once.
 """
 
+import re
 import warnings
 from collections.abc import Callable
 
 from unskew.core.errors import UserError, nearest
+from unskew.core.plugins import load_function
 from unskew.loggers.logger import Backend as Backend
 from unskew.loggers.logger import Logger as Logger
 from unskew.loggers.mlflow import MLflow
@@ -22,7 +24,32 @@ LOGGERS: dict[str, Callable[[], Backend]] = {
 
 
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
-    """A logger by its name, for ``observe``; ``note`` is told if its log fails, otherwise a warning says so."""
-    if name not in LOGGERS:
-        raise UserError(f"--log {name}: {nearest(name, LOGGERS)}")
-    return Logger(name, LOGGERS[name](), note or (lambda text: warnings.warn(text, stacklevel=2)))
+    """A logger by its name or ``package.module:function``, for ``observe``.
+
+    The function takes nothing and gives a Backend. ``note`` is told if the log fails; without it a warning says so.
+    """
+    make = load_function(name, "--log") if ":" in name else LOGGERS.get(name)
+    if make is None:
+        raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
+    return Logger(_folder_name(name), _opened(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
+
+
+def _opened(name: str, make: Callable[[], Backend]) -> Backend:
+    try:
+        backend = make()
+    except UserError:
+        raise
+    except Exception as error:  # someone else's code may raise anything
+        raise UserError(f"--log {name}: it cannot be opened: {type(error).__name__}: {error}") from error
+    missing = [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]
+    if missing:
+        raise UserError(
+            f"--log {name}: it gives a {type(backend).__name__} without {', '.join(missing)}; "
+            "give a function without arguments whose result has start, write and close"
+        )
+    return backend
+
+
+def _folder_name(name: str) -> str:
+    """The name as a folder under logs/."""
+    return re.sub(r"[^\w.-]+", "-", name)

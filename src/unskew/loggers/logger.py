@@ -1,4 +1,4 @@
-"""From a run's events to figures by name and round, whatever backend writes them down."""
+"""A run's events as figures by name and round, for any backend."""
 
 import re
 from collections.abc import Callable, Container, Mapping
@@ -15,20 +15,23 @@ from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
 
 Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
-Figures = Mapping[str, float]  # what a round brought, by name
+Figures = Mapping[str, float]  # of a round, by name
 
 TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the rounds so far
 
 
 class Backend(Protocol):
-    """Where the figures go. Its constructor imports what it needs: what is missing shows before a run begins."""
+    """Where the figures go. Its constructor imports what it needs, so that a missing package shows before the run."""
 
     def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:
-        """Open the log of a run, or go on with it; the rounds that it holds already and that are not to come again."""
+        """Open the log of a run, or continue it; the answer is the rounds that it has and that are not sent again.
+
+        ``folder`` is a folder for the log in the run folder; ``facts`` are the configuration and what the data say.
+        """
         ...
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write figures down so that a crash of this process does not lose them."""
+        """Write figures so that a crash of this process does not lose them."""
         ...
 
     def close(self, finished: bool) -> None:
@@ -37,7 +40,7 @@ class Backend(Protocol):
 
 
 class Logger:
-    """An observer of a run with a log; a failure of the log is told once, and the run goes on without it."""
+    """An observer that writes a log. If the log fails, one note says so and the run continues without it."""
 
     def __init__(self, name: str, backend: Backend, note: Callable[[str], None]) -> None:
         self._name, self._note = name, note
@@ -52,7 +55,7 @@ class Logger:
         self._safely(lambda backend: self._log(backend, event))
 
     def close(self) -> None:
-        """End the log; what comes later is not logged."""
+        """End the log; later events are not logged."""
         path = self._path
         if path is not None:
             self._safely(lambda backend: backend.close((path / "result.json").exists()))
@@ -70,12 +73,12 @@ class Logger:
             return
         try:
             work(backend)
-        except Exception as error:  # noqa: BLE001  foreign code, a full disk, a server that is gone: not the run's affair
+        except Exception as error:  # noqa: BLE001  others' code, a full disk, a lost server: the run must not fail for it
             self._backend = None
             with suppress(Exception):
                 backend.close(False)
             what = " ".join(f"{type(error).__name__}: {error}".split())
-            self._note(f"the {self._name} log failed ({what}); the run goes on without it")
+            self._note(f"the {self._name} log failed ({what}); the run continues without it")
 
     def _log(self, backend: Backend, event: Overview | Metrics | Event) -> None:
         if isinstance(event, Overview):
@@ -88,8 +91,8 @@ class Logger:
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
         elif isinstance(event, Calibrated):
-            found, name = event.result, calibration_file(Path(), event.result.name).stem
-            figures = {"accuracy": found.accuracy, "loss": found.loss, "bytes_up": float(found.bytes_up)}
+            made, name = event.result, calibration_file(Path(), event.result.name).stem
+            figures = {"accuracy": made.accuracy, "loss": made.loss, "bytes_up": float(made.bytes_up)}
             backend.write(self._rounds, {f"{name}/{key}": value for key, value in figures.items()})
 
     def _round(self, backend: Backend, row: Mapping[str, Any]) -> None:
@@ -104,9 +107,9 @@ class Logger:
 
 
 def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
-    """What decides a run, and what was found out about its data before the first round."""
-    asked = {key: value for key, value in asdict(seen.config).items() if value is not None}
-    found = {
+    """The configuration, and what is known of the data before the first round."""
+    options = {key: value for key, value in asdict(seen.config).items() if value is not None}
+    known = {
         "engine": seen.engine,
         "workers": seen.workers,
         "emd": seen.emd,
@@ -116,7 +119,7 @@ def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
         "test_examples": len(seen.images.test),
         "classes": len(seen.images.classes),
     }
-    return asked | found
+    return options | known
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
@@ -127,12 +130,12 @@ def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def earlier(seen: Overview) -> list[dict[str, Any]]:
-    """The rounds before those to come, from metrics.jsonl."""
+    """The rounds that were done before, from metrics.jsonl."""
     return [row for row in read_metrics(seen.path) if row["round"] < seen.first_round]
 
 
 def kept(file: Path, make: Callable[[], str]) -> str:
-    """What the file says, or else what is made and kept there."""
+    """The file's text; where there is no file yet, what ``make`` gives is written to it first."""
     if not file.exists():
         write_whole(file, make().encode())
     return re.sub(r"\s", "", file.read_text())

@@ -12,10 +12,10 @@ from unskew.runs.prepare import Overview
 
 
 class MLflow:
-    """A run of MLflow, in a database of its own unless MLFLOW_TRACKING_URI names another; its id is kept."""
+    """A run of MLflow, in a database in the run folder unless MLFLOW_TRACKING_URI names another; its id is kept."""
 
-    SECONDS = 1.0  # between writes, for each is a transaction; what a crash loses is written when the run is resumed
-    BATCH = 1000  # the most figures that MLflow takes at once
+    SECONDS = 1.0  # between writes: each is a transaction; resuming writes what a crash lost
+    BATCH = 1000  # figures that MLflow takes at once, at most
 
     def __init__(self) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # both are read when mlflow is imported
@@ -31,7 +31,7 @@ class MLflow:
         self._written = 0.0
 
     def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:
-        """Rounds that the database has are held, also those after the checkpoint: they would come out the same."""
+        """Rounds in the database are not sent again, also those after the checkpoint: they would be the same."""
         self._client = self._mlflow.MlflowClient(self._uri or f"sqlite:///{folder.absolute() / 'mlflow.db'}")
         known = (folder / "run-id").exists()
         self._id = kept(folder / "run-id", lambda: self._created(folder, seen))
@@ -42,20 +42,20 @@ class MLflow:
         self._client.update_run(self._id, status="RUNNING")
         names = self._client.get_run(self._id).data.metrics
         self._once = frozenset(name for name in names if name.startswith("calibration-"))
-        return {found.step for found in self._client.get_metric_history(self._id, "train_loss")}
+        return {metric.step for metric in self._client.get_metric_history(self._id, "train_loss")}
 
     def write(self, step: int, figures: Figures) -> None:
-        """Add to what waits, and write that once a second."""
+        """Queue the figures, and write the queue once a second."""
         now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
         news = [metric(name, value, now, step) for name, value in figures.items() if name not in self._once]
-        if len(self._waiting) + len(news) > self.BATCH:  # a round is written as a whole, or not
+        if len(self._waiting) + len(news) > self.BATCH:  # a round is written as a whole or not at all
             self._flush()
         self._waiting += news
         if time.monotonic() - self._written >= self.SECONDS:
             self._flush()
 
     def close(self, finished: bool) -> None:
-        """Write what waits and say how the run ended."""
+        """Write the queue and say how the run ended."""
         if self._id:
             self._flush()
             self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
@@ -67,8 +67,10 @@ class MLflow:
 
     def _created(self, folder: Path, seen: Overview) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "unskew")
-        found = self._client.get_experiment_by_name(name)
+        experiment = self._client.get_experiment_by_name(name)
         place = None if self._uri else (folder.absolute() / "artifacts").as_uri()
-        number = found.experiment_id if found else self._client.create_experiment(name, artifact_location=place)
+        number = (
+            experiment.experiment_id if experiment else self._client.create_experiment(name, artifact_location=place)
+        )
         created: str = self._client.create_run(number, run_name=seen.path.name).info.run_id
         return created

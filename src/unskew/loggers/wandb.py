@@ -1,4 +1,4 @@
-"""Weights & Biases: a run in the run folder, to be synced when its user wants."""
+"""Weights & Biases: a run in the run folder, which its user may sync later."""
 
 import os
 import shutil
@@ -16,21 +16,21 @@ from unskew.runs.prepare import Overview
 class WeightsAndBiases:
     """A run of wandb, offline unless WANDB_MODE says otherwise; its id is kept, so that a resumed run has the same.
 
-    What lies offline cannot be continued: it is written anew from metrics.jsonl, in the old one's place.
+    An offline run cannot be continued: it is replaced by a new one, written from metrics.jsonl.
     """
 
     def __init__(self) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when wandb is imported
-        self._alone = "wandb" not in sys.modules  # then nobody else needs its service process
+        self._alone = "wandb" not in sys.modules  # then no other code needs its service process
         self._wandb = require_extra("wandb", "wandb")
         self._run: Any = None
 
     def start(self, folder: Path, seen: Overview, facts: Facts) -> Container[int]:
-        """Online the rounds that the server has are held; offline none."""
+        """Online the rounds that the server has are not sent again; offline all are."""
         mode = os.environ.get("WANDB_MODE") or "offline"
         identity = kept(folder / "run-id", lambda: uuid.uuid4().hex[:12])
         old = set(folder.resolve().glob(f"offline-run-*-{identity}"))
-        hooks = sys.exit, sys.excepthook  # wandb puts its own in their places
+        hooks = sys.exit, sys.excepthook  # wandb replaces them
         try:
             self._run = self._wandb.init(
                 project=os.environ.get("WANDB_PROJECT", "unskew"), name=seen.path.name, id=identity, config=dict(facts),
@@ -49,14 +49,14 @@ class WeightsAndBiases:
         return ()
 
     def write(self, step: int, figures: Figures) -> None:
-        """A step of its history; what belongs to a step that is past goes to the summary."""
+        """A step of its history; figures of a past step go to the summary."""
         if step < self._run.step:
             self._run.summary.update(dict(figures))
         else:
             self._run.log(dict(figures), step=step)
 
     def close(self, finished: bool) -> None:
-        """End the run, and the service process where it is ours."""
+        """End the run, and the service process if we started it."""
         if self._run is not None:
             self._run.finish(exit_code=0 if finished else 1)
         if self._alone:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import nearest
@@ -52,59 +52,47 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-@dataclass(frozen=True)
-class Description:
-    """A method as ``unskew methods`` shows it."""
-
-    name: str
-    changes: str
-    slots: str
-    knobs: str
-    reference: str
-
-
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
     """The algorithm that a method's text stands for, on top of FedAvg with these local settings, or of ``base``.
 
     Methods of other packages are written ``package.module:function(…)``.
     """
-    return compose(named_methods(source), base or Algorithm(local=local or Local()))
+    return compose(parse_methods(source), base or Algorithm(local=local or Local()))
 
 
-def named_methods(source: str) -> list[Named]:
-    """The methods of a text, each with its own part of the text as its name."""
+def parse_methods(source: str) -> list[Named]:
+    """The methods of a text, each with its plainest spelling; a function of other packages may be a method itself."""
     methods = []
     seen = set()
     for call in text.parse_calls(source, "method"):
         if call.name in seen:
             raise text.complain(source, call.start, f"method {call.name} is given twice; give it once")
         seen.add(call.name)
-        build = load_function(call.name, "method") if ":" in call.name else METHODS.get(call.name)
+        build = find_method(call.name)
         if build is None:
             hint = nearest(call.name, METHODS)
             raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
-        methods.append(Named(str(call), text.apply(call, build, "method")))
+        itself = not call.values and not call.knobs and takes_algorithm(build)
+        methods.append(Named(str(call), build if itself else text.apply(call, build, "method")))
     return methods
 
 
-def plain_spelling(source: str) -> str:
-    """The text in its plainest spelling."""
-    return " + ".join(map(str, text.parse_calls(source, "method")))
+def find_method(name: str) -> Callable[..., Any] | None:
+    """The function behind a method's name or ``package.module:function``; None where no method has that name."""
+    return load_function(name, "method") if ":" in name else METHODS.get(name)
 
 
-def describe() -> list[Description]:
-    """Every method: what it changes, in which slots, its knobs with defaults, its reference."""
-    rows = []
-    for name, build in METHODS.items():
-        doc = inspect.getdoc(build) or ""
-        knobs = [f"{p.name}={text.spell(p.default)}" for p in inspect.signature(build).parameters.values()]
-        reference = " ".join(doc.partition("Reference:")[2].split())
-        rows.append(Description(name, doc.splitlines()[0], ", ".join(_slots(build())), ", ".join(knobs), reference))
-    return rows
+def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters that a call of the function must give."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [each for each in parameters if each.default is each.empty and each.kind not in many]
 
 
-def _slots(method: Method) -> list[str]:
-    """The slots of the algorithm that a method fills, with its knobs at their defaults."""
-    base = Algorithm()
-    changed = method(base)
-    return [slot.name for slot in fields(Algorithm) if getattr(changed, slot.name) is not getattr(base, slot.name)]
+def takes_algorithm(function: Callable[..., Any]) -> bool:
+    """Whether a function is a method itself: all that it needs is an Algorithm."""
+    needed = required(function)
+    return len(needed) == 1 and (needed[0].name == "algorithm" or needed[0].annotation in (Algorithm, "Algorithm"))

@@ -21,11 +21,11 @@ NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
 }
 
 
-def build(name: str, shape: Shape, classes: int) -> Network:
-    """The network of that name (or ``package.module:function``) for such images, its weights not yet ours."""
-    make = load_function(name, "model") if ":" in name else NETWORKS.get(name)
+def build(name: str | Callable[..., nn.Module], shape: Shape, classes: int) -> Network:
+    """The network of that name, ``package.module:function`` or factory for such images, its weights not yet ours."""
+    make = name if callable(name) else load_function(name, "model") if ":" in name else NETWORKS.get(name)
     if make is None:
-        raise UserError(f"no model is called {name!r}; {nearest(name, NETWORKS)}")
+        raise UserError(f"no model is called {name!r}; {nearest(str(name), NETWORKS)}")
     with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over, and disturbs nobody
         try:
             network = make(shape, classes)

@@ -1,63 +1,25 @@
-"""A run's configuration: TOML and flags end here, no function below takes one."""
+"""A run's configuration: read from a recipe, checked, written, and reduced to a fingerprint."""
 
+import hashlib
 import math
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError, nearest
-from unskew.core.types import Local
-from unskew.engines import check_name
-from unskew.methods import plain_spelling
-from unskew.runs import recording
+from unskew.runs.options import OPTIONS, Option
+from unskew.runs.options import Config as Config
 
-MOST = 10**9  # of anything that is counted
-FAILURE_POLICIES = ("stop", "skip")
+HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
+FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
-
-@dataclass(frozen=True)
-class Config:
-    """Everything that decides what a run computes, and how; ``None`` is filled in from the data."""
-
-    data: str = "digits"  # the image set
-    data_dir: str | None = None  # where image sets lie; the variable UNSKEW_DATA stands in
-    partition: str = "dirichlet(alpha=0.1)"  # who holds what
-    clients: int | None = None  # how many; 10, or what the partition says
-    per_round: int | None = None  # how many come each round; all
-    method: str = "fedavg"
-    model: str | None = None  # the one that suits the images
-    rounds: int = 20
-    epochs: int = 5  # local passes over a client's data in each round
-    batch: int = 64
-    lr: float = 0.01  # of the clients; the server's rate is a knob of the method
-    momentum: float = 0.9  # of the clients
-    weight_decay: float = 1e-5
-    augment: bool | None = None  # crops and flips; on where they leave the class alone
-    engine: str = "auto"
-    workers: int | None = None  # one a core
-    seed: int = 0
-    evaluate_every: int = 1
-    on_failure: str = "stop"  # what a failed client does to the round: stop, or skip
-    checkpoint_seconds: float = 10.0  # time between checkpoints; 0: after every round
-    baseline: str | None = None  # the folder of a finished run that accuracy is compared with
-    during: str | None = None  # what is written down while training, and when
-
-    def local(self) -> Local:
-        """What the clients are told."""
-        return Local(self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, bool(self.augment))
-
-
-_LEAST = {
-    "clients": 1, "per_round": 1, "rounds": 1, "epochs": 1, "batch": 1, "workers": 1, "evaluate_every": 1,
-    "seed": 0, "weight_decay": 0, "momentum": 0, "checkpoint_seconds": 0,
-}  # fmt: skip
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def read(path: Path) -> Config:
@@ -75,58 +37,62 @@ def read(path: Path) -> Config:
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
     """The configuration with these values over it, of the right types; keys may be written with dashes."""
-    types = get_type_hints(Config)
     changes = {}
     for given, value in values.items():
         key = given.replace("-", "_")
-        if key not in types:
-            raise UserError(f"{where}: no option is called {given!r}; {nearest(key, types)}")
+        if key not in OPTIONS:
+            raise UserError(f"{where}: no option is called {given!r}; {nearest(key, OPTIONS)}")
         if key in changes:
-            raise UserError(f"{where}: {key} stands there twice, with a dash and without")
-        changes[key] = _typed(key, value, types[key], where)
+            raise UserError(f"{where}: {key} is given twice, with a dash and without")
+        changes[key] = _typed(OPTIONS[key], value, where)
     return replace(config, **changes)
 
 
 def checked(config: Config) -> Config:
-    """The configuration if every value is possible; texts in their plainest spelling, the data folder absolute."""
-    for key, least in _LEAST.items():
-        value = getattr(config, key)
-        if value is not None and not (least <= value < math.inf):
-            raise UserError(f"{_flag(key)} {value}: give {least} or more")
-        if isinstance(value, int) and key != "seed" and value > MOST:
-            raise UserError(f"{_flag(key)}: {MOST:,} is the most that is allowed")
-    if not 0 < config.lr < math.inf:
-        raise UserError(f"--lr {config.lr}: a learning rate is a number above 0")
-    if not config.momentum < 1:
-        raise UserError(f"--momentum {config.momentum}: give 0 or more and less than 1")
-    if config.on_failure not in FAILURE_POLICIES:
-        raise UserError(f"--on-failure {config.on_failure}: {nearest(config.on_failure, FAILURE_POLICIES)}")
-    if config.seed >= 2**63:
-        raise UserError(f"--seed {config.seed}: give a number below 2^63")
-    for key in ("baseline", "model", "during"):
-        if getattr(config, key) == "":
-            raise UserError(f"{_flag(key)} is empty; leave it out, or name one")
-    check_name(config.engine)
+    """The configuration if every value is possible, with its paths made absolute."""
+    for option in OPTIONS.values():
+        if (value := getattr(config, option.name)) is not None:
+            _check(option, value)
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
     return replace(
         config,
-        method=plain_spelling(config.method),
         data=_absolute(config.data, "arrays:", "folder:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
         baseline=str(Path(config.baseline).absolute()) if config.baseline else None,
-        during=recording.plain_spelling(config.during) if config.during else None,
     )
 
 
 def to_toml(config: Config) -> str:
-    """The configuration as a recipe; what is None is left out."""
-    lines = ["# What this run was asked for, resolved. `unskew run` with this file repeats it."]
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if value is not None:
-            lines.append(f"{field.name} = {_toml(value)}")
-    return "\n".join(lines) + "\n"
+    """The configuration as a recipe; an option that is None is left out."""
+    described = ", ".join(values_described(config))
+    header = f"# What this run was asked for, resolved. Values given from Python are only described: {described}."
+    values = ((name, getattr(config, name)) for name in OPTIONS)
+    return "\n".join([header if described else HEADER, *_lines(values)]) + "\n"
+
+
+def values_described(config: Config) -> list[str]:
+    """The options whose values were given from Python: the configuration alone does not repeat the run."""
+    return [name for name in OPTIONS if from_python(getattr(config, name))]
+
+
+def fingerprint(config: Config) -> str:
+    """SHA-256 over the options that decide the result; the others count as if they had their defaults."""
+    values = []
+    for option in OPTIONS.values():
+        value = getattr(config, option.name) if option.decides else option.default
+        if not (option.added_later and value == option.default):
+            values.append((option.name, value))
+    return hashlib.sha256(("\n".join([HEADER, *_lines(values)]) + "\n").encode()).hexdigest()
+
+
+def from_python(value: Any) -> bool:
+    """Whether a text describes a value that was given from Python: no file can give it again."""
+    return isinstance(value, str) and value.startswith(FROM_PYTHON)
+
+
+def _lines(values: Iterable[tuple[str, Any]]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values if value is not None]
 
 
 def _toml(value: Any) -> str:
@@ -141,23 +107,40 @@ def _escaped(character: str) -> str:
     return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
 
 
-def _typed(key: str, value: Any, wanted: Any, where: str) -> Any:
-    kinds = get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
-    if value is None and type(None) in kinds:
+def _typed(option: Option, value: Any, where: str) -> Any:
+    if value is None and option.default is None:
         return None
-    if isinstance(value, PathLike) and str in kinds:
+    if isinstance(value, PathLike) and option.kind is str:
         return str(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)  # NumPy's whole numbers too
-    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+    if option.kind is float and isinstance(value, Real) and not isinstance(value, bool):
         try:
             return float(value)
         except OverflowError:
-            raise UserError(f"{where}: {key} is too large for a number") from None
-    if type(value) not in kinds:
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise UserError(f"{where}: {key} must be {words[kinds[0]]}, {value!r} given")
+            raise UserError(f"{where}: {option.name} is too large for a number") from None
+    if type(value) is not option.kind:
+        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, {value!r} given")
     return value
+
+
+def _check(option: Option, value: Any) -> None:
+    """Refuse a value outside the option's limits or choices."""
+    flag = option.flag
+    if option.choices and value not in option.choices:
+        raise UserError(f"{flag} {value}: {nearest(value, option.choices)}")
+    if value == "" and option.default is None:
+        raise UserError(f"{flag} is empty; leave it out, or give a value")
+    if option.check is not None:
+        option.check(value)
+    if option.most is not None and value > option.most:
+        raise UserError(f"{flag}: {option.most:,} is the most that is allowed")
+    if option.limits and not (
+        (option.least is None or value >= option.least)
+        and (option.above is None or value > option.above)
+        and value < (math.inf if option.below is None else option.below)
+    ):
+        raise UserError(f"{flag} {value}: give {option.limits}")
 
 
 def _absolute(text: str, *prefixes: str) -> str:
@@ -169,7 +152,3 @@ def _absolute(text: str, *prefixes: str) -> str:
             except RuntimeError as error:
                 raise UserError(f"{text}: {error}") from error
     return text
-
-
-def _flag(key: str) -> str:
-    return "--" + key.replace("_", "-")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from unskew import engines, methods, models
+from unskew import engines, methods
 from unskew.calibration.classifier import load_calibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -86,7 +86,7 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
     prepared = prepared_of(path, result, None, None, data_dir)
-    network = models.build(prepared.blueprint.model, prepared.blueprint.shape, prepared.blueprint.classes)
+    network = prepared.blueprint.network()
     network.load_state_dict(
         {name.partition("/")[2]: value for name, value in weights_of(path, result, network).items()}
     )
@@ -164,6 +164,8 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
     config: Config = prepared.config
     sizes: Sequence[int] = prepared.population.sizes.tolist()
     count = min(config.workers or cores(), len(sizes))
+    if not prepared.blueprint.crosses:
+        return "loop", count
     step = engines.seconds_per_step(side, config.batch) if config.engine == "auto" else 0.0
     work = step * passes * steps_for(sum(sizes), replace(config.local(), epochs=1))
     return engines.choose(config.engine, count, work, len(sizes)), count

@@ -1,4 +1,4 @@
-"""Before the first round: images read, partition made, what the data decides filled in, what it all will take."""
+"""Before the first round: read the images, make the partition, fill in what the data decides, estimate the costs."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -10,15 +10,18 @@ from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
-from unskew.data.population import Partition, Population, emd
+from unskew.data.population import Ints, Partition, Population, emd
 from unskew.data.sources import load
-from unskew.engines.blueprint import Blueprint
+from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.runs import config as configs
-from unskew.runs.config import Config
+from unskew.runs.config import FROM_PYTHON, Config, from_python
+from unskew.runs.given import Given, parse_given
+from unskew.runs.recording import Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 
 DEFAULT_CLIENTS = 10
@@ -37,6 +40,7 @@ class Prepared:
     algorithm: Algorithm
     data_sha256: str
     baseline: Result | None
+    recordings: tuple[Recorded, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,52 +58,68 @@ class Overview:
     parameters: int
     first_round: int
     local: Local
-    visits: tuple[Visit, ...]  # of a first round: how many come and how much they take
+    visits: tuple[Visit, ...]  # of a first round: how many there are and how much each takes
     data_bytes: int
     memory_bytes: int
     disk_bytes: int
+    algorithm: Algorithm
     baseline: Result | None = None
     unlike_baseline: tuple[str, ...] = ()
+    batch_norm: str = ""  # what becomes of BatchNorm's running statistics; empty where the network has none
 
 
-def prepare(config: Config, kept: str | None = None) -> Prepared:
-    """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides."""
-    images = load(config.data, Path(config.data_dir) if config.data_dir else None)
+def prepare(config: Config, kept: str | None = None, given: Given | None = None) -> Prepared:
+    """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides.
+
+    ``given`` has the values that the configuration only describes.
+    """
+    given = given or Given()
+    _check_given(config, given, kept)
+    resolve_device(config.device)
+    method, algorithm_for = parse_given(given, config.method)
+    recordings = parse_recording(config.during) if config.during else ()
+    images = given.data or load(config.data, Path(config.data_dir) if config.data_dir else None)
     classes = len(images.classes)
-    found = split(config, images, kept)
-    per_round = config.per_round or found.clients
-    if per_round > found.clients:
-        raise UserError(f"--per-round {per_round}: there are only {found.clients} clients")
+    parts = split(config, images, kept, given)
+    per_round = config.per_round or parts.clients
+    if per_round > parts.clients:
+        raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
     filled = replace(
         config,
-        partition=config.partition if kept else found.scheme,
-        clients=found.clients,
+        method=method,
+        partition=config.partition if kept else parts.scheme,
+        clients=parts.clients,
         per_round=per_round,
         model=config.model or models.suited(images.shape),
         augment=images.augment if config.augment is None else config.augment,
+        during=plain_spelling(config.during) if config.during else None,
     )
-    blueprint = Blueprint(filled.method, filled.model or "", images.shape, classes, filled.local())
-    algorithm = methods.parse_method(
-        blueprint.method, blueprint.local
-    )  # what is wrong shows now, before a folder is made
+    algorithm = algorithm_for(filled.local())
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
-        raise UserError(f"{filled.method}: nothing is protected, for no calibration sends statistics; add ccvr or lda")
-    driver.start(algorithm, tensors.of_module(models.build(blueprint.model, blueprint.shape, blueprint.classes)))
+        raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
+    blueprint = Blueprint(
+        method, filled.model or "", images.shape, classes, filled.local(), device=filled.device, crosses=given.crosses,
+        values=Values(algorithm, given.model),
+    )  # fmt: skip
+    driver.start(algorithm, tensors.of_module(blueprint.network()))
     sha256 = _fingerprint(images)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
-    return Prepared(filled, images, found, Population.from_partition(found), blueprint, algorithm, sha256, baseline)
+    population = Population.from_partition(parts)
+    return Prepared(filled, images, parts, population, blueprint, algorithm, sha256, baseline, recordings)
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
-    """Who would come to a first round."""
+    """The visits of a first round."""
     per_round = prepared.config.per_round or 1
     return prepared.algorithm.sampler(
         Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population.roster, per_round
     )
 
 
-def split(config: Config, images: ImageSet, kept: str | None = None) -> Partition:
-    """The partition that a configuration asks for."""
+def split(config: Config, images: ImageSet, kept: str | None = None, given: Given | None = None) -> Partition:
+    """The partition that a configuration asks for, or the one that was given."""
+    if given is not None and given.partition is not None and not kept:
+        return _given_partition(given.partition, config, len(images.train))
     return partition(
         kept or config.partition,
         images.train.labels,
@@ -116,6 +136,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
     memory = tensors.count_bytes(state.memory | state.sent)
     kept = sum(tensors.count_bytes(each.blank(state.tensors)) for each in prepared.algorithm.remember)
     own = tensors.count_bytes(data)
+    policy = getattr(models, "batch_norm_policy", None)
     visits = first_visits(prepared)
     held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
     plans = 11 * prepared.algorithm.local.epochs * max(held, default=0)
@@ -132,6 +153,8 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         first_round=state.round + 1,
         local=prepared.algorithm.local,
         visits=tuple(visits),
+        algorithm=prepared.algorithm,
+        batch_norm=policy(prepared.blueprint.network()) if policy else "",
         baseline=prepared.baseline,
         unlike_baseline=_differences(prepared) if prepared.baseline else (),
         data_bytes=own,
@@ -154,19 +177,37 @@ def skew(found: Partition, images: ImageSet) -> float:
     return emd(found.client, images.train.labels, len(images.classes))
 
 
-def asked(config: Config) -> str:
-    """SHA-256 over what decides the result: neither where the data lie nor how the work is done."""
-    plain = replace(
-        config,
-        data_dir=None,
-        engine=Config.engine,
-        workers=None,
-        on_failure=Config.on_failure,
-        checkpoint_seconds=Config.checkpoint_seconds,
-        baseline=None,
-        during=None,
-    )
-    return hashlib.sha256(configs.to_toml(plain).encode()).hexdigest()
+def _check_given(config: Config, given: Given, kept: str | None) -> None:
+    """Refuse descriptions whose values are missing, and values that cannot go where the engine would send them."""
+    for name in ("data", "model", "method", *(() if kept else ("partition",))):
+        if from_python(getattr(config, name)) and getattr(given, name) is None:
+            raise UserError(
+                f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, a value that was given from Python; "
+                f"give it again: unskew.run(…, {name}=…) or unskew.resume(…, {name}=…)"
+            )
+    if not given.crosses and config.engine not in ("auto", "loop"):
+        name = "model" if given.model is not None else "method"
+        what = getattr(config, name).removeprefix(FROM_PYTHON)
+        raise UserError(f"--engine {config.engine} with {name} {what}: {CANNOT_CROSS}")
+
+
+def _given_partition(value: Partition | Ints, config: Config, examples: int) -> Partition:
+    """The partition that was given as a value, if it fits the training examples and ``--clients``."""
+    client = value.client if isinstance(value, Partition) else value
+    if len(client) != examples:
+        raise UserError(
+            f"partition: {len(client):,} client numbers for {examples:,} training examples; give one for each"
+        )
+    if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
+        raise UserError("partition: give client numbers from 0 on, -1 where no client holds the example")
+    clients = value.clients if isinstance(value, Partition) else config.clients or int(client.max()) + 1
+    if client.max() >= clients or (config.clients or clients) != clients:
+        raise UserError(
+            f"--clients {config.clients}: the partition has {int(client.max()) + 1:,} clients; leave it out"
+        )
+    if isinstance(value, Partition):
+        return replace(value, scheme=config.partition)
+    return Partition(client.astype(np.int32), clients, config.partition, config.seed)
 
 
 def _fingerprint(images: ImageSet) -> str:
@@ -182,24 +223,26 @@ def _fingerprint(images: ImageSet) -> str:
 def _baseline(path: str, sha256: str) -> Result:
     """The finished run that accuracy is compared with; one on other data would compare nothing."""
     try:
-        found = read_result(Path(path))
+        result = read_result(Path(path))
         configs.read(Path(path) / "config.toml")
     except UserError as error:
-        raise UserError(f"--baseline: {error}; a run whose baseline was moved finds it by its config.toml") from error
-    if found.data_sha256 != sha256:
-        raise UserError(f"--baseline {path} was trained on other data ({found.data}); give a run on the same set")
-    if not found.accuracy > 0:
-        raise UserError(f"--baseline {path} has an accuracy of {found.accuracy}; nothing can be relative to that")
-    return found
+        raise UserError(
+            f"--baseline: {error}; if the baseline was moved, give its new folder in config.toml"
+        ) from error
+    if result.data_sha256 != sha256:
+        raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
+    if not result.accuracy > 0:
+        raise UserError(f"--baseline {path} has an accuracy of {result.accuracy}; nothing can be relative to that")
+    return result
 
 
 def _differences(prepared: Prepared) -> tuple[str, ...]:
-    """What the baseline did otherwise: relative accuracy means most where nothing but the method differs."""
+    """The baseline's settings that differ: relative accuracy means most where only the method does."""
     there, here = configs.read(Path(prepared.config.baseline or "") / "config.toml"), prepared.config
     others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
-    local = methods.parse_method(
-        there.method, there.local()
-    ).local  # as the methods use it: fedvc has epochs of its own
+    if from_python(there.method):
+        return tuple(f"{key} {theirs} there" for key, theirs, ours in others if theirs != ours)
+    local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
     for key in ("epochs", "batch", "lr", "momentum", "weight_decay"):
         others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
     return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)

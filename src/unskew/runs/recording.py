@@ -79,7 +79,6 @@ def parse_recording(source: str) -> tuple[Recorded, ...]:
 
 def plain_spelling(source: str) -> str:
     """The text in its plainest spelling."""
-    parse_recording(source)
     return " + ".join(map(str, text.parse_calls(source, "recording")))
 
 

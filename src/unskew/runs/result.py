@@ -1,11 +1,19 @@
-"""What came out of a run: the record behind result.json."""
+"""The result of a run: the record behind result.json, and how it shows itself in Python and in a notebook."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from unskew.charts import Axis, Chart, Line
+from unskew.charts.svg import svg
 from unskew.core.errors import UserError
+from unskew.core.units import format_bytes, format_duration
 from unskew.runs.folder import read_json
+from unskew.runs.metrics import read_metrics
+
+MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
 @dataclass(frozen=True)
@@ -19,9 +27,9 @@ class Calibration:
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What came out: the fields of result.json, and where the run lies."""
+    """The fields of result.json, and the run folder."""
 
     path: Path
     method: str
@@ -46,13 +54,77 @@ class Result:
     data_sha256: str
     failures: int = 0
     calibrations: dict[str, Calibration] = field(default_factory=dict)
-    baseline: str | None = None  # the run trained centrally that this one is held against
+    baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
 
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one for each round: ``round``, ``train_loss``, ``accuracy`` where evaluated, …"""
+        return read_metrics(self.path)
+
+    def __repr__(self) -> str:
+        after = "".join(f", {name} {each.accuracy:.2%}" for name, each in self.calibrations.items())
+        return f"<Result of {self.method} on {self.data}: accuracy {self.accuracy:.2%}{after}; {self.path}>"
+
+    def __str__(self) -> str:
+        """A summary, one fact a line."""
+        rows = summary_rows(self)
+        width = max(len(word) for word, _ in rows)
+        return "\n".join(f"{word:<{width}}  {fact}" for word, fact in rows)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the summary as a table, and the accuracy by round."""
+        cells = "".join(
+            f'<tr><th style="text-align:left">{escape(word)}</th><td style="text-align:left">{escape(fact)}</td></tr>'
+            for word, fact in summary_rows(self)
+        )
+        try:
+            picture = accuracy_picture(self.history, {name: row.accuracy for name, row in self.calibrations.items()})
+        except UserError as error:  # the folder was damaged or moved: the numbers are still right
+            picture = f"<p>{escape(str(error))}</p>"
+        return f"<div><table>{cells}</table>{picture}</div>"
+
+
+def summary_rows(result: Result) -> list[tuple[str, str]]:
+    """The result as words and facts."""
+    rows = [
+        ("method", result.method),
+        ("data", f"{result.data}, {result.partition}, {result.clients:,} clients, EMD {result.emd:.2f}"),
+        ("accuracy", f"{result.accuracy:.2%} on the test set, loss {result.loss:.4f}"),
+    ]
+    if result.relative_accuracy is not None:
+        relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
+        rows.append(("relative", relative))
+    for name, each in result.calibrations.items():
+        costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
+        rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+    rows += [
+        ("trained", f"{result.rounds} rounds, {result.examples:,} examples, {format_duration(result.seconds)}"),
+        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
+    ]
+    if result.failures:
+        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+    return [*rows, ("run", str(result.path))]
+
+
+def accuracy_picture(rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None) -> str:
+    """Accuracy by round as inline SVG, with a dashed line for each calibration; empty where no round was evaluated."""
+    known = [row for row in rows if row.get("accuracy") is not None]
+    if not known:
+        return ""
+    rounds = [row["round"] for row in known]
+    marks = [Line(rounds, [row["accuracy"] for row in known], "trained", 0, points=len(known) <= MAX_POINTS_MARKED)]
+    for colour, (name, accuracy) in enumerate((calibrated or {}).items(), 1):
+        ends = [rounds[0], rounds[-1]] if rounds[-1] > rounds[0] else [rounds[0], rounds[0] + 1]
+        marks.append(Line(ends, [accuracy, accuracy], f"after {name}", colour % 10, dashed=True))
+    alt = f"Accuracy by round; the last is {known[-1]['accuracy']:.2%}."
+    x, y = Axis("round", kind="count"), Axis("accuracy", kind="percent")
+    return svg(Chart("accuracy", "Accuracy on the test set", alt, marks, x=x, y=y))
+
 
 def to_json(result: Result) -> dict[str, Any]:
-    """A result as result.json holds it: without its own place and what is None, calibrations as a list."""
+    """A result as result.json has it: without its folder and what is None, calibrations as a list."""
     values = {key: value for key, value in asdict(result).items() if value is not None}
     del values["path"]
     values["calibrations"] = list(values["calibrations"].values())
@@ -64,7 +136,7 @@ def read_result(path: Path) -> Result:
     if not (path / "result.json").is_file():
         if not path.exists():
             raise UserError(f"there is no folder {path}")
-        hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is no run folder"
+        hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run folder"
         raise UserError(f"{path} has no result.json; {hint}")
     values = read_json(path / "result.json")
     try:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -45,60 +45,94 @@ from unskew.runs.folder import (
     write_json,
     write_model,
 )
+from unskew.runs.given import take_values
 from unskew.runs.metrics import MetricsFile, read_metrics
-from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
+from unskew.runs.prepare import Overview, Prepared, first_visits, overview, prepare, skew
 from unskew.runs.result import Result, to_json
+from unskew.runs.stop import STOP, StopRun
 
-Observer = Callable[[Overview | Metrics | Event], None]
+Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
 
 def run(
     recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None, **options: Any
 ) -> Result:
-    """Train, evaluate, write the run folder. The options are those of ``unskew run``, with underscores.
+    """Train, evaluate, write the run folder. ``unskew.run`` is this function with every option spelled out.
 
-    ``observe`` is called with an Overview before the first round and with the Metrics of each round.
+    Whatever is refused is refused before the run folder is made.
     """
     base = configs.read(Path(recipe)) if recipe else Config()
-    config = configs.checked(configs.with_values(base, options, "run"))
-    prepared = prepare(config)
-    _check_calibrations(prepared)  # before a folder is made
-    path = Path(out) if out else unused_path(Path("runs"), _slug(config))
+    texts, given = take_values(options)
+    config = configs.checked(configs.with_values(base, texts, "run"))
+    prepared = prepare(config, given=given)
+    _rehearse(prepared)
+    path = Path(out) if out else unused_path(Path("runs"), _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         write_whole(path / "config.toml", configs.to_toml(prepared.config).encode())
         _write_partition(path / "partition.npz", prepared.partition, prepared.images)
-        return _execute(prepared, path, observe or _ignore)
+        return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
-def resume(path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None) -> Result:
-    """Go on where a run stopped; the result equals that of a run never stopped."""
+def resume(
+    path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
+    **values: Any,
+) -> Result:  # fmt: skip
+    """Continue where a run stopped; the result equals that of a run that never stopped.
+
+    ``values`` are the data, model and method of a run that was given them from Python.
+    """
     path = Path(path)
     if not (path / "config.toml").is_file():
-        raise UserError(f"{path} is no run folder: it has no config.toml")
+        raise UserError(f"{path} is not a run folder: it has no config.toml")
     with locked_folder(path):
         if (path / "result.json").exists():
             raise UserError(
-                f"{path} is finished: its result.json says so; start another with: unskew run {path / 'config.toml'}"
+                f"{path} is finished: it has a result.json; start another run with: unskew run {path / 'config.toml'}"
             )
         config = configs.read(path / "config.toml")
-        if on_failure:
-            config = replace(config, on_failure=on_failure)
-        config = configs.checked(config)
+        config = replace(config, on_failure=on_failure or config.on_failure, device=device or config.device)
+        texts, given = take_values(values)
+        _check_same(config, texts)
         kept = (path / "partition.npz").absolute()
-        prepared = prepare(config, f"file:{kept}" if kept.exists() else None)
+        prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
         if not kept.exists():
             _write_partition(kept, prepared.partition, prepared.images)
-        _check_calibrations(prepared)
-        return _execute(prepared, path, observe or _ignore)
+        _rehearse(prepared)
+        return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
-def _check_calibrations(prepared: Prepared) -> None:
-    """Refuse what could not be made after the last round."""
-    if prepared.algorithm.finish:
-        side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
-        for source in side.algorithm.finish:
-            check(source, side.algorithm, side)
+def _check_same(config: Config, texts: Mapping[str, Any]) -> None:
+    """Refuse values on resuming that are not described like those that the run was started with."""
+    for name, text in texts.items():
+        if text is not None and text != (before := getattr(config, name)):
+            raise UserError(
+                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start a new run"
+            )
+
+
+def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[[Overview | Metrics | Event], None]:
+    """The observer, whose answer STOP or StopRun ends the run in a way that can be resumed."""
+    again = [name for name in configs.values_described(config) if name != "partition"]  # partition.npz has that
+
+    def watch(event: Overview | Metrics | Event) -> None:
+        try:
+            stop = observe is not None and observe(event) is STOP
+        except StopRun as error:
+            raise StopRun(str(path), getattr(event, "round", None), again) from error
+        if stop:
+            raise StopRun(str(path), getattr(event, "round", None), again)
+
+    return watch
+
+
+def _rehearse(prepared: Prepared) -> None:
+    """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
+    side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+    models.initialise(side.network, Key(prepared.config.seed).fold("model"))
+    first_visits(prepared)
+    for source in side.algorithm.finish:
+        check(source, side.algorithm, side)
 
 
 def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
@@ -114,9 +148,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         metrics = MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
         stack.callback(metrics.close)
         memories = open_memories(path) if side.algorithm.remember else None
-        recorder = recording.Recorder(
-            recording.parse_recording(config.during) if config.during else (), config.rounds, side, key
-        )
+        recorder = recording.Recorder(prepared.recordings, config.rounds, side, key)
         recorded.start(path, first.round)
         engine = recording.RecordingEngine(
             engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
@@ -176,22 +208,26 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
 def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[ServerState, Progress]:
     """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
-    found = load_checkpoint(path)
-    if found is None:
+    checkpoint = load_checkpoint(path)
+    if checkpoint is None:
         start = driver.start(side.algorithm, tensors.of_module(side.network))
-        return start, Progress(0, 0.0, prepared.data_sha256, prepared.partition.hash, asked(prepared.config))
-    state, progress = found
+        return start, Progress(
+            0, 0.0, prepared.data_sha256, prepared.partition.hash, configs.fingerprint(prepared.config)
+        )
+    state, progress = checkpoint
     if progress.data_sha256 != prepared.data_sha256:
         raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
     if progress.partition_hash != prepared.partition.hash:
         raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
-    if progress.config_sha256 != asked(prepared.config):
+    if progress.config_sha256 != configs.fingerprint(prepared.config):
         raise UserError(f"{path / 'config.toml'} was changed since the run was started; start another with: unskew run")
     return state, progress
 
 
 def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> str:
     config = prepared.config
+    if not prepared.blueprint.crosses:
+        return "loop"
     if config.engine != "auto":
         return engines.choose(config.engine, workers, 0.0, 0)
     visits = first_visits(prepared)
@@ -245,14 +281,12 @@ def _finish(
     return result
 
 
-def _write_partition(path: Path, found: Partition, images: ImageSet) -> None:
-    write_arrays(path, partition_files.to_arrays(found, images.train.labels, len(images.classes)))
+def _write_partition(path: Path, partition: Partition, images: ImageSet) -> None:
+    write_arrays(path, partition_files.to_arrays(partition, images.train.labels, len(images.classes)))
 
 
 def _slug(config: Config) -> str:
-    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(config.data).stem}-{config.method}-seed{config.seed}".lower())
+    data = config.data.removeprefix(configs.FROM_PYTHON).partition(",")[0]
+    method = "method-from-python" if configs.from_python(config.method) else config.method
+    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(data).stem}-{method}-seed{config.seed}".lower())
     return words.strip("-")[:80]
-
-
-def _ignore(_: Overview | Metrics | Event) -> None:
-    return

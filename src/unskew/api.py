@@ -1,0 +1,120 @@
+"""``unskew.run`` and ``unskew.resume``: a run from Python, every option a typed parameter, with progress if wanted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+from torch.utils.data import Dataset
+
+from unskew.console.notebook import NotebookView, in_notebook
+from unskew.console.plain import PlainConsole
+from unskew.console.screen import Screen
+from unskew.core.types import ImageSet
+from unskew.data.population import Partition
+from unskew.round.algorithm import Algorithm
+from unskew.runs import train
+from unskew.runs.options import OPTIONS
+from unskew.runs.result import Result
+from unskew.runs.train import Observer
+
+Text = str | PathLike[str]
+Data = Text | ImageSet | Mapping[str, Any] | Sequence[Any] | Dataset[Any] | Callable[..., Any]
+Model = Text | Callable[..., nn.Module]
+Step = str | Callable[..., Any]
+Method = Step | Algorithm | Sequence[Step]
+Clients = Text | Partition | npt.NDArray[np.integer[Any]] | Sequence[int] | Callable[..., Any]
+
+
+def run(
+    recipe: Text | None = None,
+    *,
+    out: Text | None = None,
+    observe: Observer | None = None,
+    progress: bool | None = None,
+    data: Data | None = None,
+    data_dir: Text | None = None,
+    partition: Clients | None = None,
+    clients: int | None = None,
+    per_round: int | None = None,
+    method: Method | None = None,
+    model: Model | None = None,
+    rounds: int | None = None,
+    epochs: int | None = None,
+    batch: int | None = None,
+    lr: float | None = None,
+    momentum: float | None = None,
+    weight_decay: float | None = None,
+    augment: bool | None = None,
+    engine: str | None = None,
+    workers: int | None = None,
+    seed: int | None = None,
+    evaluate_every: int | None = None,
+    on_failure: str | None = None,
+    checkpoint_seconds: float | None = None,
+    baseline: Text | None = None,
+    during: str | None = None,
+    device: str | None = None,
+) -> Result:
+    """Train, evaluate, calibrate, write the run folder.
+
+    The options are those of ``unskew run``; docs/runs.md lists them with their defaults. None leaves an option as the
+    recipe has it, or at its default. Beside texts these take values:
+
+    - ``data``: an ImageSet, a dict or tuple of arrays (x_train, y_train, x_test, y_test), a torch Dataset or two
+    - ``model``: a function (shape, classes) -> nn.Module
+    - ``method``: an Algorithm, a function from Algorithm to Algorithm, or a list of texts and functions
+    - ``partition``: the client's number for each training example, or a Partition
+
+    ``observe`` is called with an Overview before the first round, with the Metrics of each round and with what there is
+    to say of each calibration. If it returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run ends after the round
+    with its checkpoint written, and StopRun says how to resume it. ``progress`` shows the run as it goes, by default in
+    a notebook only.
+    """
+    given = locals()
+    options = {name: given[name] for name in OPTIONS if given[name] is not None}
+    place = None if recipe is None else Path(recipe)
+    folder = None if out is None else Path(out)
+    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, **options))
+
+
+def resume(
+    path: Text,
+    *,
+    observe: Observer | None = None,
+    progress: bool | None = None,
+    on_failure: str | None = None,
+    device: str | None = None,
+    data: Data | None = None,
+    model: Model | None = None,
+    method: Method | None = None,
+) -> Result:
+    """Continue where a run stopped; the result equals that of a run that never stopped.
+
+    A run that was given values from Python (config.toml says which) needs the same values again.
+    """
+    values = {"data": data, "model": model, "method": method}
+    return _shown(
+        progress,
+        observe,
+        lambda watch: train.resume(Path(path), observe=watch, on_failure=on_failure, device=device, **values),
+    )
+
+
+def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Result]) -> Result:
+    """Do the work with a view of it beside the observer, in a notebook or on the terminal."""
+    if not (in_notebook() if progress is None else progress):
+        return work(observe)
+    view: NotebookView | Screen = NotebookView() if in_notebook() else Screen(PlainConsole())
+
+    def watch(event: Any) -> Any:
+        view(event)
+        return None if observe is None else observe(event)
+
+    try:
+        return work(watch)
+    finally:
+        view.close()

@@ -1,0 +1,215 @@
+"""Values given from Python instead of texts: data sets, networks, methods, partitions; and how a run describes them.
+
+A function that another process can import becomes its ``package.module:function`` text. Everything else stays a value,
+and the configuration has a description of it that begins with ``python:``.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from unskew import methods
+from unskew.core.errors import UserError
+from unskew.core.types import ImageSet, Local
+from unskew.data.convert import image_set_from
+from unskew.data.population import Partition
+from unskew.round.algorithm import Algorithm, Named, compose
+from unskew.runs.config import FROM_PYTHON
+
+Factory = Callable[..., nn.Module]  # (shape, classes) -> the network
+
+PLAIN = (int, float, bool, str, type(None))  # values that a description spells out
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """The values of a run that no text stands for; None where the configuration has a text."""
+
+    data: ImageSet | None = None
+    model: Factory | None = None
+    method: Algorithm | tuple[str | Callable[..., Any], ...] | None = None
+    partition: Partition | npt.NDArray[np.int64] | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether another process can make the same: data and partitions go through shared memory."""
+        return self.model is None and self.method is None
+
+
+def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
+    """The options with a text for every value, and the values."""
+    texts, given = dict(options), dict[str, Any]()
+    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition)):
+        value = options.get(name)
+        if value is None or isinstance(value, str | PathLike):
+            continue
+        texts[name], kept = take(value)
+        if kept is not None:
+            given[name] = kept
+    return texts, Given(**given)
+
+
+def parse_given(given: Given, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
+    """The method's plainest spelling, and what makes the algorithm from the clients' training settings."""
+    if isinstance(given.method, Algorithm):
+        return method, functools.partial(_with_local, given.method)
+    named = methods.parse_methods(method) if given.method is None else _named(given.method)
+    spelling = " + ".join(each.name for each in named) if given.method is None else method
+    return spelling, lambda local: compose(named, Algorithm(local=local))
+
+
+def _with_local(algorithm: Algorithm, local: Local) -> Algorithm:
+    """The algorithm with the run's settings, but for those that it changes itself."""
+    standard = Local()
+    own = {each.name: getattr(algorithm.local, each.name) for each in fields(Local)}
+    changed = {name: value for name, value in own.items() if value != getattr(standard, name)}
+    return replace(algorithm, local=replace(local, **changed))
+
+
+def importable(function: Any) -> str | None:
+    """``package.module:function`` where another process can import the function by that name, otherwise None."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if not module or module == "__main__" or not name.isidentifier():
+        return None
+    try:
+        same = getattr(importlib.import_module(module), name, None) is function
+    except Exception:  # noqa: BLE001  a module may raise anything when it is imported
+        return None
+    return f"{module}:{name}" if same else None
+
+
+def description(value: Any) -> str:
+    """A function by its name and the plain values that it was made with: the same for the same value in another run."""
+    if isinstance(value, functools.partial):
+        knobs = {str(place): each for place, each in enumerate(value.args)} | value.keywords
+        return description(value.func) + _spelled({name: each for name, each in knobs.items() if _plain(each)})
+    name = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return f"{getattr(value, '__module__', None) or type(value).__module__}.{name}{_spelled(dict(_captured(value)))}"
+
+
+def _data(value: Any) -> tuple[str, ImageSet | None]:
+    if callable(value) and (name := importable(value)):
+        return name, None
+    images = value if isinstance(value, ImageSet) else image_set_from(value, name=type(value).__name__)
+    _, height, width = images.shape
+    sizes = f"{len(images.train):,} train and {len(images.test):,} test images of {width}x{height}"
+    return f"{FROM_PYTHON}{images.name}, {sizes}", images
+
+
+def _model(value: Any) -> tuple[str, Factory | None]:
+    if isinstance(value, nn.Module) or not callable(value):
+        raise UserError(
+            f"model: give a name, or a function that takes (shape, classes) and gives an nn.Module; this is a "
+            f"{type(value).__name__}"
+        )
+    if name := importable(value):
+        return name, None
+    return FROM_PYTHON + description(value), value
+
+
+def _method(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Algorithm):
+        return f"{FROM_PYTHON}{_slots(value)}", value
+    parts = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not parts:
+        raise UserError("method: the list is empty; give a text such as fedavg, or a function")
+    for part in parts:
+        if not isinstance(part, str) and not callable(part):
+            raise UserError(
+                f"method: give texts and functions from Algorithm to Algorithm, or one Algorithm; this is {part!r}"
+            )
+    names = [part if isinstance(part, str) else _method_name(part) for part in parts]
+    if None not in names:
+        return " + ".join(name for name in names if name), None
+    texts = [name or description(part) for name, part in zip(names, parts, strict=True)]
+    return FROM_PYTHON + " + ".join(texts), parts
+
+
+def _partition(value: Any) -> tuple[str, Any]:
+    if isinstance(value, Partition):
+        return FROM_PYTHON + value.scheme.removeprefix(FROM_PYTHON), value
+    if callable(value):
+        if name := importable(value):
+            return name, None
+        raise UserError("partition: this function cannot be imported by its name; give the array that it makes")
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise UserError(
+            f"partition: give the client's number for each training example, -1 for none; this is an array of "
+            f"{array.dtype} with shape {array.shape}"
+        )
+    return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
+
+
+def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
+    """Texts parsed; a function with one required argument is a method, one that needs none makes a method."""
+    named = []
+    for part in parts:
+        if isinstance(part, str):
+            named += methods.parse_methods(part)
+        else:
+            named.append(Named(description(part), part if methods.required(part) else part()))
+    return named
+
+
+def _method_name(function: Callable[..., Any]) -> str | None:
+    """The text of a function that ``parse_methods`` understands as this function is meant."""
+    name = importable(function)
+    return name if methods.takes_algorithm(function) or not methods.required(function) else None
+
+
+def _slots(algorithm: Algorithm) -> str:
+    base = Algorithm()
+    changed = {each.name: getattr(algorithm, each.name) for each in fields(Algorithm)}
+    words = [f"{name}={_value_text(value)}" for name, value in changed.items() if value != getattr(base, name)]
+    return f"Algorithm({', '.join(words)})"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_value_text, value))})"
+    if _plain(value):
+        return repr(value)
+    if is_dataclass(value):
+        parts = [f"{each.name}={_value_text(getattr(value, each.name))}" for each in fields(value)]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    return description(value)
+
+
+def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """The plain values in a function's closure and defaults, and in the closures of functions in it."""
+    function = getattr(value, "__func__", value)
+    code = getattr(function, "__code__", None)
+    if code is None or depth == 0:
+        return
+    cells = {}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cells[name] = cell.cell_contents
+        except ValueError:  # not yet assigned
+            continue
+    defaults = function.__defaults__ or ()
+    first = code.co_argcount - len(defaults)
+    cells |= dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True)) | (
+        function.__kwdefaults__ or {}
+    )
+    for name, inside in sorted(cells.items()):
+        if _plain(inside):
+            yield name, inside
+        else:
+            yield from ((f"{name}.{deeper}", each) for deeper, each in _captured(inside, depth - 1))
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, PLAIN)
+
+
+def _spelled(values: Mapping[str, Any]) -> str:
+    return f"({', '.join(f'{name}={value!r}' for name, value in values.items())})" if values else ""

@@ -1,0 +1,78 @@
+"""A result in Python: its history, its words, and how a notebook shows it."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import unskew
+from unskew.runs.result import Calibration, Result, accuracy_picture, read_result, to_json
+
+RESULT = Result(
+    path=Path("runs/a<b>"), method="fedavg + lda", data="digits", partition="iid", clients=2, per_round=2, rounds=3,
+    seed=0, engine="loop", accuracy=0.5, loss=1.25, emd=0.0, examples=1234, seconds=75.0, examples_per_second=16.0,
+    bytes_up=1_500, bytes_down=2_500_000, weights_sha256="0123456789abcdef" * 4, model="tiny-cnn",
+    partition_hash="", data_sha256="", calibrations={"lda": Calibration("lda", 0.75, 0.5, 300, 1.0)},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return unskew.run(
+        out=tmp_path_factory.mktemp("runs") / "a", rounds=3, epochs=1, evaluate_every=2, method="fedavg + lda"
+    )
+
+
+def test_the_history_is_the_rows_of_the_rounds(finished):
+    assert [row["round"] for row in finished.history] == [1, 2, 3]
+    assert "accuracy" not in finished.history[0]
+    assert finished.history[-1]["accuracy"] == finished.accuracy
+    assert read_result(finished.path).history == finished.history
+
+
+def test_a_result_in_one_line_and_in_a_summary():
+    assert repr(RESULT) == "<Result of fedavg + lda on digits: accuracy 50.00%, lda 75.00%; runs/a<b>>"
+    lines = str(RESULT).splitlines()
+    assert lines[0] == "method     fedavg + lda"
+    assert "after lda  75.00%, loss 0.5000; 300 B up, 1.0 s" in lines
+    assert "failed" not in str(RESULT)
+    assert "failed     2 visits" in str(replace(RESULT, failures=2))
+    compared = replace(RESULT, baseline="runs/central", baseline_accuracy=0.8, relative_accuracy=0.625)
+    assert "62.50% of 80.00%, runs/central" in str(compared)
+
+
+def test_a_notebook_gets_a_table_and_a_picture(finished):
+    page = finished._repr_html_()
+    assert f"{finished.accuracy:.2%}" in page
+    assert "after lda" in page
+    start, end = page.index("<svg"), page.index("</svg>") + len("</svg>")
+    picture = ElementTree.fromstring(page[start:end])
+    assert picture.tag.endswith("svg")
+    assert "after lda" in "".join(picture.itertext())
+
+
+def test_names_cannot_break_the_page_and_a_moved_folder_shows_its_numbers(tmp_path):
+    page = replace(RESULT, path=tmp_path / "gone", method="<script>alert(1)</script>")._repr_html_()
+    assert "<script>" not in page
+    assert "50.00%" in page
+    assert "<svg" not in page
+    (tmp_path / "metrics.jsonl").write_text("not JSON\n")
+    assert "is damaged" in replace(RESULT, path=tmp_path)._repr_html_()
+
+
+@pytest.mark.parametrize("rows", [[], [{"round": 1}], [{"round": 1, "accuracy": None}]])
+def test_without_an_evaluated_round_there_is_no_picture(rows):
+    assert accuracy_picture(rows) == ""
+
+
+def test_one_round_and_many_rounds_are_drawn():
+    for count in (1, 2, 1000):
+        rows = [{"round": number + 1, "accuracy": number / count} for number in range(count)]
+        ElementTree.fromstring(accuracy_picture(rows, {"ccvr": 0.5}))
+
+
+def test_a_result_of_an_older_version_is_read(tmp_path):
+    (tmp_path / "result.json").write_text(json.dumps(to_json(replace(RESULT, path=tmp_path))))
+    assert read_result(tmp_path) == replace(RESULT, path=tmp_path)
