@@ -13,7 +13,7 @@ import numpy as np
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.types import ImageSet, Split
-from unskew.data import binary, folders, pickles
+from unskew.data import arrays, binary, folders, pickles
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
@@ -25,7 +25,7 @@ DAMAGED = "does not read whole"
 LATER = ("cinic10", "inaturalist", "landmarks")
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder a class", folders.load_folder),
-    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", folders.load_arrays),
+    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
 }
 _OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
@@ -266,6 +266,6 @@ def _digits(source: Source) -> ImageSet:
 
     held = load_digits()
     images = np.rint(held.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
-    labels, out = held.target.astype(np.int64), folders.fifth(len(images))
+    labels, out = held.target.astype(np.int64), arrays.fifth(len(images))
     train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
     return ImageSet("digits", source.classes, train, test, source.mean, source.std, notes=source.notes)

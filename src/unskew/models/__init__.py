@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
@@ -54,3 +55,15 @@ def initialise(network: Network, key: Key) -> None:
             module.reset_parameters()  # ones and zeros: nothing is drawn
         elif any(True for _ in module.parameters(recurse=False)):
             raise UserError(f"{name} ({type(module).__name__}) has weights and no known way to draw them")
+
+
+def batch_norm_policy(network: nn.Module) -> str:
+    """What is done with the running statistics of the network's BatchNorm layers; "" where it has none."""
+    count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in network.modules())
+    if not count:
+        return ""
+    layers = "1 BatchNorm layer" if count == 1 else f"{count} BatchNorm layers"
+    return (
+        f"{layers}: running statistics are averaged over the clients by their weights; "
+        "the server optimiser never moves them"
+    )
