@@ -193,7 +193,8 @@ def _picture(image: Any, where: str) -> Array:
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
     if isinstance(image, Tensor):
-        return _array(image[None], where)[0]
+        one: Array = _array(image[None], where)[0]
+        return one
     if isinstance(image, np.ndarray):
         return image
     raise UserError(f"{where} is a {type(image).__name__}; give a PIL image, an array or a tensor")

@@ -27,9 +27,11 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         images, labels = side.train.batch(*_row(batches, step, count))
         features = network.encoder(images)
         logits = side.logits(features)
-        seen = Step(features, logits, labels, side.params, shared, memory, counts, partial(encode, images))
+        seen = Step(
+            features, logits, labels, side.params, shared, memory, counts, partial(encode, images), side.classifier
+        )
         value = objective(terms, seen).value()
-        gradients = torch.autograd.grad(value, values)
+        gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
         total += value.item() * count
     return total

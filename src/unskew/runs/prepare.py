@@ -82,7 +82,8 @@ def prepare(config: Config, kept: str | None = None) -> Prepared:
     algorithm = methods.parse_method(blueprint.method, blueprint.local)  # what is wrong shows now, before a folder is made
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{filled.method}: nothing is protected, for no calibration sends statistics; add ccvr or lda")
-    driver.start(algorithm, tensors.of_module(models.build(blueprint.model, blueprint.shape, blueprint.classes)))
+    network = models.build(blueprint.model, blueprint.shape, blueprint.classes)
+    driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = _fingerprint(images)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     return Prepared(filled, images, found, Population.from_partition(found), blueprint, algorithm, sha256, baseline)
