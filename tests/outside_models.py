@@ -133,7 +133,7 @@ def vit(shape, classes):
 
 
 class Palette(nn.Module):
-    """Grey levels looked up in an embedding, scaled by a free parameter; a count among the buffers; functional dropout."""
+    """An embedding, a free parameter, one that is not used, a frozen one, a count, functional dropout."""
 
     def __init__(self, shape, classes):
         super().__init__()

@@ -4,7 +4,13 @@ Shapes: N images [N, ch, H, W], bytes. In a NumPy array the channels are taken t
 torch tensor first: that is how either library stores images.
 """
 
+import inspect
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +22,8 @@ from torch.utils.data import IterableDataset
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key, seeded
+from unskew.core.plugins import load_function
+from unskew.core.text import apply, parse_calls
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import KEYS, OPTIONAL, Array, assemble, from_arrays, numbered, texts, to_bytes
 
@@ -41,6 +49,31 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     if _is_dataset(value):
         return checked(_from_datasets((value,), name), name)
     raise UserError(f"{name} is a {type(value).__name__}; give {FORMS}")
+
+
+def is_function(name: str) -> bool:
+    """Whether a data set's name is ``package.module:function``, perhaps with knobs."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?", name.strip()) is not None and not name.startswith(
+        "table:"
+    )
+
+
+def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
+    """What ``package.module:function(knobs)`` gives; a function with a knob ``data_dir`` is told the data folder."""
+    calls = parse_calls(name, "data set")
+    if len(calls) > 1:
+        raise UserError(f"data {name!r}: give one data set; data sets cannot be added")
+    function = load_function(calls[0].name, "data set")
+    with suppress(TypeError, ValueError):
+        if "data_dir" in inspect.signature(function).parameters and "data_dir" not in calls[0].knobs:
+            function = partial(function, data_dir=data_dir)
+    try:
+        value = apply(calls[0], function, "data set")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"data {name!r} raises {type(error).__name__}: {error}") from error
+    return replace(image_set_from(value, f"data {name!r}"), name=name)
 
 
 def checked(images: ImageSet, name: str) -> ImageSet:

@@ -17,6 +17,7 @@ from unskew.data import arrays, binary, folders, pickles
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
+from unskew.data.convert import is_function, load_from_function
 
 AS_PUBLISHED = "as published"
 OTHER = "reads whole, but is not the published file"
@@ -76,6 +77,8 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
     for prefix, (_, _, read) in OWN.items():
         if name.startswith(prefix):
             return read(name.removeprefix(prefix))
+    if is_function(name):
+        return load_from_function(name, data_dir)
     source = find(name)
     if source.name == "digits":
         return _digits(source)
@@ -96,7 +99,7 @@ def find(name: str) -> Source:
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
     if name not in SOURCES:
-        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values())]
+        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
         raise UserError(f"there is no data set {name!r}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
@@ -117,14 +120,15 @@ def survey(data_dir: Path | None) -> list[Listing]:
 
 def check(name: str, data_dir: Path | None) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
-    if not name.startswith(tuple(OWN)) and (source := find(name)).layouts:
+    if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
         found = locate(source, data_dir)
         findings = [_examine(source, found.layout, path) for path in (*found.train, *found.test)]
         if not all(finding.whole for finding in findings):
             return findings
         where = found.folder
     else:
-        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0])
+        own = name.startswith(tuple(OWN))
+        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0] if own else name)
     try:
         loaded = load(name, data_dir)
     except UserError as error:
