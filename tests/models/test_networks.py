@@ -314,11 +314,6 @@ def test_norms_begin_with_ones_and_zeros(name):
             assert norm.num_batches_tracked.item() == 0
 
 
-def test_weights_that_nobody_knows_how_to_draw_are_refused_by_name():
-    with pytest.raises(UserError, match=r"encoder\.1 \(Embedding\) has weights and no known way to draw them"):
-        drawn("outside_models:embedding", Key(0))
-
-
 def test_a_constant_of_a_network_is_kept():
     """Only weights are drawn: what a constructor wrote into a buffer stays."""
     assert drawn("outside_models:constant", Key(0)).encoder[0].shift.item() == 3.0

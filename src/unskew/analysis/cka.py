@@ -17,7 +17,7 @@ from unskew.charts import Axis, Bars, Cells, Chart
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
-from unskew.models.layers import Network, layer_name
+from unskew.models.layers import Network, layer_names
 from unskew.round.client import IMAGES_AT_ONCE as CHUNK
 from unskew.runs.study import FinishedRun, Missing
 
@@ -180,25 +180,29 @@ def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> It
     """Layer after layer, of every model: outputs [b, d], or kernels [b, b] of a wide layer, which are far smaller."""
     outputs: dict[str, list[Tensor]] = {}
     wide: set[str] = set()
-    handles = []
+    handles, current = [], 0
 
     def keep(name: str) -> Any:
         def seen(module: nn.Module, inputs: Any, output: Tensor) -> None:
             features = output.detach().flatten(1)
             if features.shape[1] > WIDE:
                 wide.add(name)
-            outputs.setdefault(name, []).append(kernel(features) if name in wide else features)
+            seen_so_far = outputs.setdefault(name, [])
+            if len(seen_so_far) < current:  # of a layer that runs twice the first output counts
+                seen_so_far.append(kernel(features) if name in wide else features)
 
         return seen
 
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv2d):
-            handles.append(module.register_forward_hook(keep(layer_name(name))))
+    layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
+    short = layer_names(layers)
+    for name, module in layers.items():
+        handles.append(module.register_forward_hook(keep(short[name])))
     own = tensors.of_module(network)
     try:
         network.eval()
         with torch.no_grad():
             for model in models:
+                current += 1
                 torch._foreach_copy_(list(own.values()), [model[name] for name in own])
                 network(images)
     finally:

@@ -72,7 +72,7 @@ def measure(subject: FinishedRun, *, clients: int = 10, round: int = -1, local: 
     return Norms(
         classes=classes,
         total=np.bincount(held.cells[:, 1], held.cells[:, 2], len(classes)).astype(int).tolist(),
-        server=own_lengths(subject.weights["classifier.weight"]),
+        server=own_lengths(subject.classifier_weight),
         calibrated={name: _last_rows(values) for name, values in subject.calibrated.items()},
         rounds=sorted(found, key=lambda row: int(row["round"])),
         counts=counts.tolist(),
@@ -110,9 +110,10 @@ def _known(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rows(subject: FinishedRun, model: dict[str, torch.Tensor]) -> list[float]:
-    weight, head = model["params/classifier.weight"], subject.algorithm.head
+    names, head = subject.side.classifier, subject.algorithm.head
+    weight = model[names[0]]
     if head is not None:
-        weight, _ = head(weight, model.get("params/classifier.bias"))
+        weight, _ = head(weight, model[names[1]] if len(names) > 1 else None)
     lengths: list[float] = weight.double().norm(dim=1).tolist()
     return lengths
 

@@ -39,7 +39,7 @@ class Federation:
         """The state before the first round."""
         side = build(self.blueprint, self.data)
         models.initialise(side.network, self.key.fold("model"))
-        return driver.start(self.algorithm, tensors.of_module(side.network))
+        return driver.start(self.algorithm, tensors.of_module(side.network), side.network.classifier_names)
 
     def states(
         self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,

@@ -5,6 +5,8 @@ draw disturbs another, since nothing is consumed from a shared generator.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,3 +36,18 @@ class Key:
     def torch(self) -> torch.Generator:
         """A fresh CPU torch generator at the start of this key's stream."""
         return torch.Generator().manual_seed(self.number() % 2**63)
+
+
+@contextmanager
+def seeded(key: Key) -> Iterator[None]:
+    """Torch's global generators at the start of this key's stream inside, as they were outside.
+
+    For code that is not ours and draws from them: a network's own initialisation, its dropout, a Dataset's transforms.
+    Nothing of ours draws from a global generator.
+    """
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(devices=devices):
+        torch.default_generator.manual_seed(key.number() % 2**63)
+        for device in devices:
+            torch.cuda.default_generators[device].manual_seed(key.number() % 2**63)
+        yield

@@ -15,7 +15,7 @@ from unskew.core.errors import UserError, nearest
 Value = int | float | bool | str
 
 EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
-            "recording": "norms", "measure": "cka"}  # fmt: skip
+            "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits"}  # fmt: skip
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"

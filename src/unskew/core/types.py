@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
 Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
 
+CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
+
 EVERYONE = -1  # in the place of a client: all that anybody holds, as if it lay in one place
 
 
@@ -135,6 +137,7 @@ class Step:
     counts: Tensor  # [C], how many examples of each class the client holds
     encode: Callable[[str], Tensor]  # "shared" or a memory's name -> [B, d], features of that model: eval, no gradient
     predict: Callable[[str], Tensor]  # the same name -> [B, C], logits of that model: eval, no gradient
+    classifier: tuple[str, ...] = CLASSIFIER  # the names of the classifier's weight and, where it has one, bias
 
 
 @dataclass(frozen=True)
@@ -149,6 +152,7 @@ class Visited:
     steps: int
     local: Local
     features: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # ([B, d], [B]) over the visit's examples, each once
+    classifier: tuple[str, ...] = CLASSIFIER  # as in Step
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,7 @@ class Memory:
 class Statistic:
     """A second thing that travels: clients measure it after their training, it is added up, the server folds it.
 
+    ``init`` takes the model's tensors; its classifier is there also as "classifier/weight" and "classifier/bias".
     ``fold(last sent, sums, moment)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
     "sent/<name>/…", in the model's own type. ``survey`` is measured once, on every client, before the first round.
     """

@@ -1,61 +1,24 @@
-"""Reads a user's own pictures: ``folder:DIR`` with one folder a class, and ``arrays:FILE.npz``.
+"""Reads ``folder:DIR``: a user's own pictures, one folder for each class.
 
-Both measure their normalisation from the training images. Where there is no test part, every fifth example is
-test, and the set's notes say so. Shapes: N images [N, ch, H, W], bytes.
+Where there is no test folder, every fifth picture of each class is test, and the set's notes say so.
 """
 
-import struct
-import zipfile
-import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
 from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Split
-from unskew.data.binary import Images
+from unskew.data.arrays import DAMAGE, measure
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
 _IGNORED = {"thumbs.db", "desktop.ini"}
 _GREY = {"1", "L", "LA", "La"}
 _DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
-_UNREADABLE = (*_DAMAGE, Image.DecompressionBombError)
-_KEYS = (
-    ("x_train", "y_train", "x_test", "y_test"),
-    ("train_images", "train_labels", "test_images", "test_labels"),
-)
-_KNOWN = {*_KEYS[0], *_KEYS[1], "users", "classes"}
-_CLASSES = 1_000_000  # more than any image set has: a label beyond it is no class number
-_CHUNK = 1024
+_UNREADABLE = (*DAMAGE, Image.DecompressionBombError)
 
-Array = npt.NDArray[Any]
-Numbers = tuple[float, ...]
 Classes = dict[str, list[Path]]  # the files of each class
-
-
-def measure(images: Images) -> tuple[Numbers, Numbers]:
-    """Each channel's mean and standard deviation for pixels scaled to 0..1, exact: their values are counted.
-
-    A deviation below one grey level counts as one, so that a constant channel does not divide by zero.
-    """
-    counts = np.zeros((images.shape[1], 256), np.int64)
-    for start in range(0, len(images), _CHUNK):
-        for channel, row in enumerate(counts):
-            row += np.bincount(images[start : start + _CHUNK, channel].ravel(), minlength=256)
-    values = np.arange(256) / 255
-    share = counts / counts.sum(axis=1, keepdims=True)
-    mean = share @ values  # [ch]
-    std = np.sqrt((share * (values - mean[:, None]) ** 2).sum(axis=1))
-    return tuple(mean.tolist()), tuple(np.maximum(std, 1 / 255).tolist())
-
-
-def fifth(count: int) -> npt.NDArray[np.bool_]:
-    """True for every fifth of ``count`` examples, those that serve as test."""
-    return np.equal(np.arange(count) % 5, 4)
 
 
 def load_folder(text: str) -> ImageSet:
@@ -189,93 +152,3 @@ def _square(picture: Image.Image, size: int) -> Image.Image:
     left, top = (width - size) // 2, (height - size) // 2
     scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
     return scaled.crop((left, top, left + size, top + size))
-
-
-def load_arrays(text: str) -> ImageSet:
-    """``FILE.npz`` with x_train, y_train and perhaps x_test, y_test, users (of the training part), classes.
-
-    Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3
-    channels; where both of the latter fit, the channels are taken to be last. Labels are numbers from 0.
-    """
-    path = Path(text).expanduser()
-    held = _load_npz(path)
-    keys = next((k for k in _KEYS if k[0] in held), _KEYS[0])
-    wanted = keys if keys[2] in held or keys[3] in held else keys[:2]
-    missing = [k for k in wanted if k not in held]
-    if missing:
-        have = ", ".join(sorted(held)[:9]) or "nothing"
-        raise UserError(f"{path} has no {missing[0]!r}, it holds {have}; save it with {', '.join(_KEYS[0])}")
-    # Each array leaves the dict on its way in, so that floats are freed once they are bytes.
-    train, *tests = [_split(held.pop(x), held[y], path, x, y) for x, y in zip(wanted[::2], wanted[1::2], strict=True)]
-    users = None if "users" not in held else _texts(held["users"], f"{path}: users", len(train))
-    notes = []
-    if not tests:
-        out = fifth(len(train))
-        if not out.any():
-            raise UserError(f"{path} has neither {keys[2]} nor five examples to take a test from; add it")
-        tests = [Split(train.images[out], train.labels[out])]
-        train = Split(train.images[~out], train.labels[~out])
-        users = None if users is None else users[~out]
-        notes.append("every fifth example is test: the file has no test part")
-    if train.images.shape[1:] != tests[0].images.shape[1:]:
-        shapes = [list(s.images.shape[1:]) for s in (train, tests[0])]
-        raise UserError(f"{path}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
-    largest = int(max(train.labels.max(), tests[0].labels.max()))
-    classes = tuple(map(str, range(largest + 1)))
-    if "classes" in held:
-        classes = tuple(map(str, _texts(held["classes"], f"{path}: classes")))
-        if len(classes) <= largest:
-            raise UserError(f"{path}: classes names {len(classes)}, but a label is {largest}; name all")
-    mean, std = measure(train.images)
-    return ImageSet(f"arrays:{text}", classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
-
-
-def _load_npz(path: Path) -> dict[str, Array]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {k: archive[k] for k in archive.files if k in _KNOWN}
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is not there; give the path of an .npz file") from error
-    except (*_DAMAGE, AttributeError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is no .npz of plain arrays ({error}); save it by np.savez") from error
-
-
-def _split(given: Array, labels: Array, path: Path, x: str, y: str) -> Split:
-    """Images and labels of one part, which the file calls ``x`` and ``y``."""
-    labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if labels.ndim != 1 or labels.dtype.kind not in "iu":
-        raise UserError(f"{path}: {y} is {labels.dtype} {list(labels.shape)}; give whole numbers, one an image")
-    images = _images(given, f"{path}: {x}")
-    if len(images) != len(labels):
-        raise UserError(f"{path}: {len(images):,} images in {x}, {len(labels):,} labels in {y}; give as many")
-    if labels.min() < 0 or labels.max() >= _CLASSES:
-        raise UserError(f"{path}: {y} goes from {labels.min()} to {labels.max()}; number the classes from 0")
-    return Split(images, labels.astype(np.int64))
-
-
-def _images(given: Array, where: str) -> Images:
-    """[N, ch, H, W] bytes."""
-    if given.ndim == 3:
-        given = given[:, None]
-    elif given.ndim == 4 and given.shape[3] in (1, 3):
-        given = given.transpose(0, 3, 1, 2)
-    if given.ndim != 4 or given.shape[1] not in (1, 3) or not given.size:
-        raise UserError(f"{where} has shape {list(given.shape)}; give [N, H, W] or [N, H, W, 1 or 3], N > 0")
-    if given.dtype.kind != "f" and given.dtype != np.uint8:
-        raise UserError(f"{where} is {given.dtype}; give uint8, or floats from 0 to 1")
-    images = np.empty(given.shape, np.uint8)
-    for start in range(0, len(given), _CHUNK):
-        part = given[start : start + _CHUNK]
-        if given.dtype.kind == "f":
-            if not ((part >= 0) & (part <= 1)).all():
-                raise UserError(f"{where} has values outside 0..1 or NaN; scale them, or give uint8")
-            part = np.rint(part.astype(np.float64) * 255)
-        images[start : start + _CHUNK] = part
-    return images
-
-
-def _texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.str_]:
-    if given.ndim != 1 or given.dtype.kind not in "iuUS" or count not in (None, len(given)):
-        wanted = "one text or number each" if count is None else f"{count:,} texts or numbers, one an example"
-        raise UserError(f"{where} is {given.dtype} of shape {list(given.shape)}; give {wanted}")
-    return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)

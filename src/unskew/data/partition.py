@@ -17,6 +17,7 @@ from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.text import Call, apply, complain, parse_calls
 from unskew.data.partition_files import number_users, read_partition
+from unskew.data.partition_values import from_function
 from unskew.data.population import Ints, Partition
 
 REDRAWS = 1000  # draws of dirichlet before it gives up …
@@ -220,7 +221,7 @@ def partition(
     users: npt.NDArray[np.str_] | None = None,
     classes: int,
 ) -> Partition:
-    """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``.
+    """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``, ``"mine:f"``.
 
     ``users`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
     file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
@@ -241,20 +242,28 @@ def partition(
             raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
         client, names = number_users(users)
         return _agree(Partition(client, len(names), "users", key.seed, names), clients)
+    if ":" in call.name:
+        return from_function(call, labels, _enough(call.name, clients, labels), key)
     if call.name not in SCHEMES:
         if call.name == "geo":
             raise UserError("partition geo comes with a later version; take users, dirichlet-client or file:FILE")
-        hint = nearest(call.name, [*SCHEMES, "users", "file:FILE"])
+        hint = nearest(call.name, [*SCHEMES, "users", "file:FILE", "package.module:function"])
         raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
     scheme = apply(call, SCHEMES[call.name], "partition")
-    if clients is None:
-        raise UserError(f"partition {call.name}: say how many clients there are (--clients 10)")
-    if clients > len(labels):
-        raise UserError(f"{clients} clients share {len(labels)} training examples: give at most {len(labels)}")
+    clients = _enough(call.name, clients, labels)
     client, redraws = scheme.deal(labels, clients, key.fold("partition", call.name))
     client = client.astype(np.int32)
     client.flags.writeable = False
     return Partition(client, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
+
+
+def _enough(name: str, clients: int | None, labels: Ints) -> int:
+    """How many clients there are, if there are examples for all of them."""
+    if clients is None:
+        raise UserError(f"partition {name}: say how many clients there are (--clients 10)")
+    if clients > len(labels):
+        raise UserError(f"{clients} clients share {len(labels)} training examples: give at most {len(labels)}")
+    return clients
 
 
 def _single(text: str) -> Call:

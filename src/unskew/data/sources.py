@@ -13,10 +13,11 @@ import numpy as np
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.types import ImageSet, Split
-from unskew.data import binary, folders, pickles
+from unskew.data import arrays, binary, folders, pickles
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
+from unskew.data.convert import is_function, load_from_function
 
 AS_PUBLISHED = "as published"
 OTHER = "reads whole, but is not the published file"
@@ -25,7 +26,7 @@ DAMAGED = "does not read whole"
 LATER = ("cinic10", "inaturalist", "landmarks")
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder a class", folders.load_folder),
-    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", folders.load_arrays),
+    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
 }
 _OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
@@ -76,6 +77,8 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
     for prefix, (_, _, read) in OWN.items():
         if name.startswith(prefix):
             return read(name.removeprefix(prefix))
+    if is_function(name):
+        return load_from_function(name, data_dir)
     source = find(name)
     if source.name == "digits":
         return _digits(source)
@@ -96,7 +99,7 @@ def find(name: str) -> Source:
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
     if name not in SOURCES:
-        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values())]
+        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
         raise UserError(f"there is no data set {name!r}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
@@ -117,14 +120,15 @@ def survey(data_dir: Path | None) -> list[Listing]:
 
 def check(name: str, data_dir: Path | None) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
-    if not name.startswith(tuple(OWN)) and (source := find(name)).layouts:
+    if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
         found = locate(source, data_dir)
         findings = [_examine(source, found.layout, path) for path in (*found.train, *found.test)]
         if not all(finding.whole for finding in findings):
             return findings
         where = found.folder
     else:
-        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0])
+        own = name.startswith(tuple(OWN))
+        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0] if own else name)
     try:
         loaded = load(name, data_dir)
     except UserError as error:
@@ -266,6 +270,6 @@ def _digits(source: Source) -> ImageSet:
 
     held = load_digits()
     images = np.rint(held.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
-    labels, out = held.target.astype(np.int64), folders.fifth(len(images))
+    labels, out = held.target.astype(np.int64), arrays.fifth(len(images))
     train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
     return ImageSet("digits", source.classes, train, test, source.mean, source.std, notes=source.notes)

@@ -4,14 +4,17 @@ An engine is opened from an ``EngineSetup`` and stands behind the ``Engine`` pro
 which one it is.
 """
 
+import copy
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
 from unskew.core.tensors import one_thread
 from unskew.core.types import Engine, Tensors
@@ -101,21 +104,19 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:
     """What one step of training takes on one thread: measured, on images of the set, weights left as they were."""
-    network = side.network
+    network = copy.deepcopy(side.network)
     index = torch.arange(min(batch, len(side.train.labels)))
-    values = [value.detach().clone().requires_grad_() for value in network.parameters()]
-    names = [name for name, _ in network.named_parameters()]
+    values: list[Tensor] = [value for value in network.parameters() if value.requires_grad]
     with torch.no_grad():
         for value in values:
             value.fill_(0.01)
     update = sgd(values, side.algorithm.local)
     times = []
-    with one_thread():
+    with one_thread(), seeded(Key(0)):
         for _ in range(4):
             began = time.perf_counter()
             images, labels = side.train.batch(index)
-            weights = dict(zip(names, values, strict=True))
-            logits = torch.func.functional_call(network, weights, (images,))
-            update(torch.autograd.grad(torch.nn.functional.cross_entropy(logits, labels), values))
+            loss = torch.nn.functional.cross_entropy(network.classifier(network.encoder(images)), labels)
+            update(torch.autograd.grad(loss, values, materialize_grads=True))
             times.append(time.perf_counter() - began)
     return min(times[1:])

@@ -22,7 +22,7 @@ def clsprox(mu: float = 0.001) -> Method:
         raise ValueError(f"clsprox(mu={mu}): mu weighs a penalty, give 0 or more")
 
     def proximal(loss: Loss, step: Step) -> Loss:
-        names = [name for name in step.params if name.startswith("params/classifier.")]
+        names = [name for name in step.classifier if name in step.params]
         own, reference = [step.params[name] for name in names], [step.shared[name] for name in names]
         return loss.plus(mu * half_squared_distance(own, reference))
 

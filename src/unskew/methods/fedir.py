@@ -26,7 +26,7 @@ def fedir(target: str = "population") -> Method:
     given = None if target in ("population", "uniform") else _shares(target)
 
     def init(model: Tensors) -> Tensors:
-        classes = len(model["params/classifier.weight"])
+        classes = len(model["classifier/weight"])
         if given is not None and len(given) != classes:
             raise UserError(f"fedir(target=…): {len(given)} shares given, the data has {classes} classes")
         shares = torch.full((classes,), 1 / classes, dtype=torch.float64) if given is None else given

@@ -60,7 +60,7 @@ def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor,
 
 def _local_prototypes(visited: Visited) -> Sums:
     """The mean feature of each class after training [C, d], zero where the visit saw none, and which it saw [C]."""
-    classes, width = visited.model["params/classifier.weight"].shape
+    classes, width = visited.model[visited.classifier[0]].shape
     total = torch.zeros(classes, width, dtype=torch.float64)
     count = torch.zeros(classes, dtype=torch.float64)
     for features, labels in visited.features():

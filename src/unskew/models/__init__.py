@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from unskew.core import tensors
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
-from unskew.core.plugins import load_function
+from unskew.models.any_module import AnyNetwork, check_forward, find_classifier
+from unskew.models.factory import as_pytorch_drew_them, make, maker
 from unskew.models.layers import Network
 from unskew.models.networks import Shape, lenet_64, simple_cnn, tiny_cnn
-
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,
@@ -21,36 +25,83 @@ NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
 }
 
 
-def build(name: str | Callable[..., nn.Module], shape: Shape, classes: int) -> Network:
-    """The network of that name, ``package.module:function`` or factory for such images, its weights not yet ours."""
-    make = name if callable(name) else load_function(name, "model") if ":" in name else NETWORKS.get(name)
-    if make is None:
-        raise UserError(f"no model is called {name!r}; {nearest(str(name), NETWORKS)}")
-    with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over, and disturbs nobody
-        try:
-            network = make(shape, classes)
-        except TypeError as error:
-            raise UserError(f"model {name!r} does not take (shape, classes): {error}") from error
-    if not isinstance(network, Network):
-        raise UserError(f"model {name!r} gives a {type(network).__name__}, not an unskew.models.layers.Network")
+@dataclass(frozen=True)
+class Origin:
+    """Where a network from outside comes from: how it is made under a key, and which weights we draw by name."""
+
+    make: Callable[[Key], nn.Module]
+    drawn: frozenset[str] = frozenset()
+
+
+def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Network:
+    """The network of that name, of ``package.module:function(knobs)``, of a factory, or a module itself.
+
+    ``initialise`` gives it the weights that belong to a key.
+    """
+    if isinstance(model, str) and ":" not in model:
+        if model not in NETWORKS:
+            known = f"{nearest(model, NETWORKS)}; your own network is package.module:function"
+            raise UserError(f"no model is called {model!r}; {known}")
+        with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over
+            return NETWORKS[model](shape, classes)
+    name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    call = maker(model, shape, classes)
+    remake = partial(make, call, name, shape)
+    module = remake(Key(0))
+    if isinstance(module, Network):
+        check_forward(module, name, shape, classes)
+        module.__dict__["origin"] = Origin(remake, as_pytorch_drew_them(call, Key(0)))
+        return module
+    network = AnyNetwork(module, find_classifier(module, name, shape, classes), shape)
+    network.__dict__["origin"] = Origin(remake)
     return network
 
 
 def suited(shape: Shape) -> str:
-    """The network a user probably wants who named none."""
+    """The network for images of this shape where the user named none."""
     return "simple-cnn" if min(shape[1:]) >= 16 else "tiny-cnn"
 
 
-def initialise(network: Network, key: Key) -> None:
-    """Draw every weight from the key: uniform in ±1/√(inputs), PyTorch's own default for these layers."""
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Conv2d | nn.Linear):
-            bound = 1 / math.sqrt(module.weight[0].numel())
+def initialise(network: nn.Module, key: Key) -> None:
+    """Give the network the weights that belong to the key.
+
+    Of our own networks every weight is drawn by its layer's name, uniform in ±1/√(inputs), PyTorch's own default. A
+    network from outside is made again by its factory under the key: what that draws or loads counts. Only in a
+    ``Network`` whose convolutions and linear layers are as PyTorch drew them are these drawn by name, like ours.
+    """
+    origin: Origin | None = getattr(network, "origin", None)
+    if origin is not None:
+        _copy(origin.make(key), network)
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
             generator = key.fold("init", name).torch()
-            for value in (module.weight, module.bias):
-                if value is not None:
+            for part in ("weight", "bias"):
+                value = getattr(layer, part)
+                if value is not None and (origin is None or f"{name}.{part}" in origin.drawn):
                     nn.init.uniform_(value, -bound, bound, generator=generator)
-        elif isinstance(module, _NORMS):
-            module.reset_parameters()  # ones and zeros: nothing is drawn
-        elif any(True for _ in module.parameters(recurse=False)):
-            raise UserError(f"{name} ({type(module).__name__}) has weights and no known way to draw them")
+
+
+def from_outside(network: nn.Module) -> bool:
+    """Whether the network is not one of ours: its layers may draw while they train, as dropout does."""
+    return getattr(network, "origin", None) is not None
+
+
+def batch_norm_policy(network: nn.Module) -> str:
+    """What is done with the running statistics of the network's BatchNorm layers; "" where it has none."""
+    count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in network.modules())
+    if not count:
+        return ""
+    layers = "1 BatchNorm layer" if count == 1 else f"{count} BatchNorm layers"
+    return (
+        f"{layers}: running statistics are averaged over the clients by their weights; "
+        "the server optimiser never moves them"
+    )
+
+
+def _copy(source: nn.Module, network: nn.Module) -> None:
+    """Overwrite the network's tensors with the source's."""
+    values, own = tensors.of_module(source), tensors.of_module(network)
+    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
+        raise UserError("the model's factory gives other layers when it is called a second time; give the same ones")
+    tensors.overwrite(network, values)

@@ -25,18 +25,31 @@ class Network(nn.Module):
         logits: Tensor = self.classifier(self.encoder(images))
         return logits
 
+    @property
+    def classifier_names(self) -> tuple[str, ...]:
+        """The classifier's weight and, where it has one, its bias, as the state's tensors are named."""
+        names = {id(value): f"params/{name}" for name, value in self.named_parameters()}
+        own = (self.classifier.weight, self.classifier.bias)
+        return tuple(names[id(value)] for value in own if value is not None)
+
 
 def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Parameters such as ``params/encoder.fc1.weight`` grouped by their layer, ``fc1``, in the order of the network."""
-    found: dict[str, list[str]] = {}
+    """Parameters such as ``params/encoder.fc1.weight`` grouped by their layer, ``fc1``, in the order of the network.
+
+    A parameter that belongs to no layer, such as ``params/cls_token``, is a layer by its own name.
+    """
+    layers: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(layer_name(name.partition("/")[2].rpartition(".")[0]), []).append(name)
-    return found
+        plain = name.partition("/")[2]
+        layers.setdefault(plain.rpartition(".")[0] or plain, []).append(name)
+    short = layer_names(layers)
+    return {short[layer]: parameters for layer, parameters in layers.items()}
 
 
-def layer_name(module: str) -> str:
-    """A layer's name without the part of the network that it belongs to."""
-    return module.removeprefix("encoder.") or module
+def layer_names(modules: Iterable[str]) -> dict[str, str]:
+    """Layers' names without the part of the network that they belong to, unless two would then be the same."""
+    short = {name: name.removeprefix("encoder.") or name for name in modules}
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
 
 
 class ConvPool(nn.Conv2d):
@@ -124,7 +137,7 @@ class _MixedConv(torch.autograd.Function):
 
 def _backward(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
     """PyTorch's own gradients of a convolution with respect to weight and bias, not to its input."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+    gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
         gradient, x, weight, [len(weight)], [stride, stride], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
     )
-    return found
+    return gradients

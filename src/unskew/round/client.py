@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.core import tensors
-from unskew.core.key import Key
+from unskew.core.key import Key, seeded
 from unskew.core.types import Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
+from unskew.models import from_outside
 from unskew.models.layers import Network
 from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
@@ -47,8 +49,13 @@ class ClientSide:
 
     @cached_property
     def params(self) -> Tensors:
-        """The network's parameters by name, as autograd knows them."""
-        return {f"params/{name}": value for name, value in self.network.named_parameters()}
+        """The network's parameters that are trained, by name, as autograd knows them."""
+        return {f"params/{name}": value for name, value in self.network.named_parameters() if value.requires_grad}
+
+    @cached_property
+    def classifier(self) -> tuple[str, ...]:
+        """The names of the classifier's weight and bias."""
+        return self.network.classifier_names
 
     @cached_property
     def _references(self) -> dict[str, tuple[Network, Tensors]]:
@@ -100,7 +107,8 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     memory = {} if side.memory is None else side.memory.recall(visit)
     counts = side.counts(visit.client)
     side.load(shared, training=True)
-    loss = descend(side, shared, memory, counts, batches)
+    with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
+        loss = descend(side, shared, memory, counts, batches)
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
@@ -113,7 +121,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
         "metric/visits": _scalar(1),
     }
     features = _features(side, batches)
-    visited = Visited(visit, shared, memory, side.weights, counts, steps, algorithm.local, features)
+    visited = Visited(visit, shared, memory, side.weights, counts, steps, algorithm.local, features, side.classifier)
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")

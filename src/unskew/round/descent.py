@@ -29,9 +29,9 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         features = network.encoder(images)
         logits = side.logits(features)
         others = partial(encode, images), partial(predict, images)
-        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others)
+        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
         value = objective(algorithm, seen).value()
-        gradients = torch.autograd.grad(value, values)
+        gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
         total += value.item() * count
     return total

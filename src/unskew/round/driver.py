@@ -1,6 +1,6 @@
 """A whole round on one screen, and rounds one after another."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
-from unskew.core.types import Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
+from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client_memory import with_tickets
@@ -35,9 +35,9 @@ class Metrics:
     loss: float | None = None
 
 
-def start(algorithm: "Algorithm", model: Tensors) -> ServerState:
-    """The state before the first round."""
-    sent = statistics.first_sent(algorithm.statistics, model)
+def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
+    """The state before the first round; ``classifier`` names the model's last layer."""
+    sent = statistics.first_sent(algorithm.statistics, model, classifier)
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 
 
@@ -131,10 +131,10 @@ def _buffers(model: Tensors) -> Tensors:
     return {name: value for name, value in model.items() if name.startswith("buffers/")}
 
 
-def as_used(algorithm: "Algorithm", model: Tensors) -> Tensors:
+def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
     """The model as anybody may use it: a classifier that the algorithm transforms is given transformed."""
     if algorithm.head is None:
         return model
-    names = ("params/classifier.weight", "params/classifier.bias")
-    used = algorithm.head(model[names[0]], model.get(names[1]))
-    return model | {name: value for name, value in zip(names, used, strict=True) if value is not None}
+    bias = next((model[name] for name in classifier[1:] if name in model), None)
+    used = algorithm.head(model[classifier[0]], bias)
+    return model | {name: value for name, value in zip(classifier, used, strict=False) if value is not None}

@@ -7,11 +7,13 @@ import torch
 
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure
-from unskew.core.types import EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
+from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
-def first_sent(statistics: Sequence[Statistic], model: Tensors) -> Tensors:
-    """What the clients are sent beside the model in the first round."""
+def first_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
+    """What the clients are sent beside the model in the first round; ``classifier`` names its weight and bias."""
+    parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
+    model = model | {alias: model[name] for alias, name in parts if name in model}
     return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
 
 

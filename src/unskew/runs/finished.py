@@ -16,6 +16,7 @@ from unskew.core.machine import cores
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
+from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
@@ -87,12 +88,10 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
     prepared = prepared_of(path, result, None, None, data_dir)
     network = prepared.blueprint.network()
-    network.load_state_dict(
-        {name.partition("/")[2]: value for name, value in weights_of(path, result, network).items()}
-    )
+    tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
     if calibration is None:
-        return network
+        return network.module if isinstance(network, AnyNetwork) else network
     encoder, classifier = load_calibrated(read_calibration(path, calibration), lambda layers: cut(network, layers))
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
@@ -143,7 +142,7 @@ def prepared_of(
 def _moved(data: str, folder: Path) -> str:
     """A user's own ``arrays:`` or ``folder:`` is looked for by its last name in the folder."""
     kind, colon, place = data.partition(":")
-    return f"{kind}:{folder / Path(place).name}" if colon else data
+    return f"{kind}:{folder / Path(place).name}" if colon and kind in ("arrays", "folder") else data
 
 
 def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:

@@ -7,7 +7,7 @@ import fcntl
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +21,7 @@ from safetensors.torch import save
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
-from unskew.core.types import Tensors
+from unskew.core.types import CLASSIFIER, Tensors
 
 
 def create_run_folder(path: Path) -> None:
@@ -82,10 +82,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def write_model(path: Path, model: Tensors) -> None:
-    """Weights as safetensors, under the network's own names."""
+def write_model(path: Path, model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> None:
+    """Weights as safetensors, under the network's own names; the file says which of them are the classifier's."""
     plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in model.items()}
-    write_whole(path, save({name: value.contiguous() for name, value in plain.items()}))
+    usual = set(classifier) <= set(CLASSIFIER)
+    about = None if usual else {"classifier": json.dumps([name.partition("/")[2] for name in classifier])}
+    write_whole(path, save({name: value.contiguous() for name, value in plain.items()}, metadata=about))
 
 
 def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -> None:
@@ -110,6 +112,17 @@ def read_calibration(path: Path, name: str) -> Tensors:
 def read_model(path: Path) -> Tensors:
     """The weights that ``write_model`` wrote, under the network's own names."""
     return _read_tensors(path)
+
+
+def read_classifier_names(path: Path) -> list[str]:
+    """The names of the classifier's weight and, where it has one, bias in a file that ``write_model`` wrote."""
+    try:
+        with safe_open(path, framework="pt") as content:
+            about = content.metadata() or {}
+        names: list[str] = json.loads(about.get("classifier", "null")) or [n.partition("/")[2] for n in CLASSIFIER]
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    return names
 
 
 def _read_tensors(path: Path) -> Tensors:

@@ -101,7 +101,8 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
         method, filled.model or "", images.shape, classes, filled.local(), device=filled.device, crosses=given.crosses,
         values=Values(algorithm, given.model),
     )  # fmt: skip
-    driver.start(algorithm, tensors.of_module(blueprint.network()))
+    network = blueprint.network()
+    driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = _fingerprint(images)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     population = Population.from_partition(parts)

@@ -175,8 +175,9 @@ class Recorder:
         if "norms" in due:
             found["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
-            found["drift"]["layers"] = list(by_layer(self.side.params))
-            found["drift"]["server"] = lengths({name: seen.sent[name] for name in self.side.params}).tolist()
+            own = tensors.parameters(self.side.weights)
+            found["drift"]["layers"] = list(by_layer(own))
+            found["drift"]["server"] = lengths({name: seen.sent[name] for name in own}).tolist()
         if "silhouette" in due:
             found["silhouette"] = silhouette_of(*some_features(self.side, self.key))
         return found

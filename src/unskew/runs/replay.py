@@ -75,7 +75,7 @@ def _finished(subject: "FinishedRun") -> ServerState | None:
     """The checkpoint's state, if it is that of the finished run; other versions' and damaged ones are of no use."""
     with suppress(UserError):
         found = load_checkpoint(subject.path)
-        used = None if found is None else driver.as_used(subject.algorithm, found[0].tensors)
+        used = None if found is None else driver.as_used(subject.algorithm, found[0].tensors, subject.side.classifier)
         if found is not None and used is not None and tensors.sha256(used) == subject.result.weights_sha256:
             return found[0]
     return None
@@ -97,7 +97,7 @@ def _earlier(subject: "FinishedRun", number: int) -> ServerState:
             if (found := _kept(subject, earlier)) is not None:
                 return found
     models.initialise(subject.side.network, subject.key.fold("model"))
-    return driver.start(subject.algorithm, tensors.of_module(subject.side.network))
+    return driver.start(subject.algorithm, tensors.of_module(subject.side.network), subject.side.classifier)
 
 
 def _made(subject: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:

@@ -26,7 +26,7 @@ from unskew.runs import config as configs
 from unskew.runs import recorded, replay
 from unskew.runs.checkpoint import MEMORIES, open_memories
 from unskew.runs.finished import engine_for, prepared_of, weights_of
-from unskew.runs.folder import read_calibration, read_model
+from unskew.runs.folder import read_calibration, read_classifier_names, read_model
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Prepared
 from unskew.runs.result import Result, read_result
@@ -137,6 +137,11 @@ class FinishedRun:
             raise UserError(f"{file} does not hold the weights that result.json speaks of")
         return found
 
+    @property
+    def classifier_weight(self) -> Tensor:
+        """[C, d], the weight of the run's own classifier at its end."""
+        return self.weights[read_classifier_names(self.path / "model.safetensors")[0]]
+
     @cached_property
     def model(self) -> Tensors:
         """The final weights as the side takes them."""
@@ -159,7 +164,7 @@ class FinishedRun:
         try:
             return list(self.images.classes)
         except Missing:
-            return [str(label) for label in range(len(self.weights["classifier.weight"]))]
+            return [str(label) for label in range(len(self.classifier_weight))]
 
     @property
     def engine(self) -> Engine:

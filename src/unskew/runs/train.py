@@ -185,7 +185,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:
                     save()
                     saved = time.monotonic()
-            model, calibrated = driver.as_used(side.algorithm, done[0].tensors), list[Calibrated]()
+            model, calibrated = driver.as_used(side.algorithm, done[0].tensors, side.classifier), list[Calibrated]()
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:
@@ -196,10 +196,10 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             try:
                 finish(prepared, side, engine, model, side.algorithm, keep)
             except UserError as error:  # it would come again: what was trained must not wait for it for ever
-                _finish(prepared, path, model, calibrated, chosen, trained)
+                _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {again}") from error
-            return _finish(prepared, path, model, calibrated, chosen, trained)
+            return _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
         except BaseException:
             if done[0].round:
                 save()
@@ -210,7 +210,7 @@ def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[Server
     """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
     checkpoint = load_checkpoint(path)
     if checkpoint is None:
-        start = driver.start(side.algorithm, tensors.of_module(side.network))
+        start = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
         return start, Progress(
             0, 0.0, prepared.data_sha256, prepared.partition.hash, configs.fingerprint(prepared.config)
         )
@@ -238,8 +238,9 @@ def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> 
 
 
 def _finish(
-    prepared: Prepared, path: Path, model: Tensors, calibrated: Sequence[Calibrated], engine: str, seconds: float
-) -> Result:
+    prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
+    engine: str, seconds: float,
+) -> Result:  # fmt: skip
     config, rows = prepared.config, read_metrics(path)
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
@@ -273,7 +274,7 @@ def _finish(
         result = replace(
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
-    write_model(path / "model.safetensors", model)
+    write_model(path / "model.safetensors", model, classifier)
     for each in calibrated:
         write_calibration(path, each.result.name, each.classifier)
     drop_memories(path)  # before the result, which says that nothing is left to do

@@ -1,0 +1,147 @@
+"""Arrays become an image set exactly, or are refused with what is wrong with them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from unskew.core.errors import UserError
+from unskew.data import arrays
+
+
+def refused(read, text):
+    with pytest.raises(UserError) as caught:
+        read(str(text))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def save(tmp_path, **given):
+    path = tmp_path / "set.npz"
+    np.savez(path, **given)
+    return path
+
+
+@given(hnp.arrays(np.uint8, st.tuples(st.integers(1, 9), st.sampled_from([1, 3]), st.just(2), st.just(3))))
+def test_measuring_gives_numpys_mean_and_deviation(images):
+    mean, std = arrays.measure(images)
+    pixels = images.astype(np.float64) / 255
+    assert mean == pytest.approx(pixels.mean(axis=(0, 2, 3)), abs=1e-12)
+    assert std == pytest.approx(np.maximum(pixels.std(axis=(0, 2, 3)), 1 / 255), abs=1e-12)
+
+
+def test_measuring_goes_beyond_one_chunk():
+    images = np.zeros((3000, 1, 1, 1), np.uint8)
+    images[2999] = 255
+    assert arrays.measure(images)[0][0] == pytest.approx(1 / 3000)
+
+
+X, Y = np.arange(10 * 4 * 5, dtype=np.uint8).reshape(10, 4, 5), np.arange(10) % 3
+
+
+def test_arrays_with_a_test_part_are_taken_as_they_are(tmp_path):
+    path = save(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=[5, 0])
+    read = arrays.load_arrays(str(path))
+    np.testing.assert_array_equal(read.train.images[:, 0], X)
+    assert read.test.labels.tolist() == [5, 0]
+    assert read.classes == ("0", "1", "2", "3", "4", "5")
+    assert read.notes == ()
+    assert read.users is None
+
+
+def test_arrays_without_a_test_part_give_every_fifth_example_to_test(tmp_path):
+    users = np.array([f"u{i}" for i in range(10)])
+    read = arrays.load_arrays(str(save(tmp_path, train_images=X, train_labels=Y, users=users)))
+    np.testing.assert_array_equal(read.test.images[:, 0], X[4::5])
+    assert read.users.tolist() == [f"u{i}" for i in range(10) if i % 5 != 4]
+    assert len(read.users) == len(read.train)
+    assert any("every fifth" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [((5, 4, 6), (1, 4, 6)), ((5, 4, 6, 3), (3, 4, 6)), ((5, 3, 4, 6), (3, 4, 6)), ((5, 3, 6, 1), (1, 3, 6)),
+     ((5, 1, 4, 6), (1, 4, 6)), ((5, 3, 6, 3), (3, 3, 6))],
+)  # fmt: skip
+def test_channels_may_be_last_or_first_and_last_wins(tmp_path, shape, wanted):
+    x = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
+    read = arrays.load_arrays(str(save(tmp_path, x_train=x, y_train=np.zeros((5, 1), int))))
+    assert read.shape == wanted
+    if shape[-1] == 3:
+        assert read.train.images[1, 2, 1, 0] == x[1, 1, 0, 2]
+
+
+@given(
+    st.one_of(
+        hnp.arrays(np.float32, (5, 2, 2), elements=st.floats(0, 1, width=32)),
+        hnp.arrays(np.float64, (5, 2, 2), elements=st.floats(0, 1)),
+    )
+)
+def test_floats_are_rounded_to_the_nearest_byte(x):
+    images = arrays.to_bytes(x, "x")[0]
+    assert np.abs(images[:, 0] / 255 - x.astype(np.float64)).max() <= 0.5 / 255 + 1e-12
+
+
+def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
+    x = np.arange(256, dtype=np.uint8).reshape(4, 8, 8).repeat(2, axis=0)
+    for dtype in (np.float32, np.float64):
+        path = save(tmp_path, x_train=(x / 255).astype(dtype), y_train=np.zeros(8, int))
+        np.testing.assert_array_equal(arrays.load_arrays(str(path)).train.images[:4, 0], x[:4])
+
+
+def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
+    path = save(tmp_path, x_train=X, y_train=Y, users=np.arange(10) // 2, classes=np.array(["a", "b", "c", "d"]))
+    read = arrays.load_arrays(str(path))
+    assert read.users.tolist() == ["0", "0", "1", "1", "2", "3", "3", "4"]
+    assert read.classes == ("a", "b", "c", "d")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"y_train": Y}, "has no 'x_train', it has y_train"),
+        ({}, "has no 'x_train', it has nothing"),
+        ({"x_train": X}, "has no 'y_train'"),
+        ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
+        ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, 9 labels in y_train"),
+        ({"x_train": X, "y_train": Y * 1.0}, "y_train is float64"),
+        ({"x_train": X, "y_train": np.eye(10, dtype=int)}, "[10, 10]; give whole numbers"),
+        ({"x_train": X, "y_train": Y - 1}, "goes from -1 to 1"),
+        ({"x_train": X, "y_train": Y + 10**9}, "number the classes from 0"),
+        ({"x_train": X.astype(int), "y_train": Y}, "is int64; give uint8, or floats"),
+        ({"x_train": X * 1.0, "y_train": Y}, "outside 0..1 or NaN"),
+        ({"x_train": np.where(X > 5, np.nan, 0.5), "y_train": Y}, "outside 0..1 or NaN"),
+        ({"x_train": X / -255, "y_train": Y}, "outside 0..1 or NaN"),
+        ({"x_train": X[0], "y_train": Y[:4]}, "has shape [4, 5]"),
+        ({"x_train": X[:0], "y_train": Y[:0]}, "N > 0"),
+        ({"x_train": np.zeros((5, 4, 4, 4), np.uint8), "y_train": Y[:5]}, "has shape [5, 4, 4, 4]"),
+        ({"x_train": X[:4], "y_train": Y[:4]}, "nor five examples"),
+        ({"x_train": X, "y_train": Y, "x_test": X[:, :2], "y_test": Y}, "[1, 4, 5] in train, [1, 2, 5] in test"),
+        ({"x_train": X, "y_train": Y, "users": np.arange(9)}, "10 texts or numbers"),
+        ({"x_train": X, "y_train": Y, "users": np.arange(10.0)}, "users is float64"),
+        ({"x_train": X, "y_train": Y, "classes": np.array(["a", "b"])}, "classes has 2 names, but a label is 2"),
+    ],
+)
+def test_arrays_that_are_no_image_set_are_refused(tmp_path, given, complaint):
+    path = save(tmp_path, **given)
+    message = refused(arrays.load_arrays, path)
+    assert str(path) in message
+    assert complaint in message
+
+
+def test_objects_in_an_npz_are_never_unpickled(tmp_path):
+    path = save(tmp_path, x_train=np.array([{}, []], dtype=object), y_train=Y)
+    assert "not an .npz of plain arrays" in refused(arrays.load_arrays, path)
+
+
+def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
+    path = save(tmp_path, x_train=X, y_train=Y)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), 37):
+        path.write_bytes(whole[:size])
+        assert str(path) in refused(arrays.load_arrays, path)
+    np.save(tmp_path / "one.npy", X)
+    assert "not an .npz" in refused(arrays.load_arrays, tmp_path / "one.npy")
+    assert "is not there" in refused(arrays.load_arrays, tmp_path / "absent.npz")
+    assert "not an .npz" in refused(arrays.load_arrays, tmp_path)

@@ -1,0 +1,229 @@
+"""Whatever a program calls its data becomes one image set, or is refused with what is wrong with it."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from unskew.core.errors import UserError
+from unskew.core.types import ImageSet, Split
+from unskew.data.convert import image_set_from
+
+X = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), dtype=np.uint8)
+Y = np.arange(12) % 3
+FIRST = X.transpose(0, 3, 1, 2)
+
+
+class Examples(Dataset):
+    """A map-style Dataset over a list."""
+
+    def __init__(self, examples, **attributes):
+        self.examples = examples
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.examples)
+
+    def __getitem__(self, place):
+        return self.examples[place]
+
+
+def pairs(make, labels=Y, x=X):
+    return Examples([(make(image), label) for image, label in zip(x, labels, strict=True)])
+
+
+def same_train(found, images=FIRST, labels=Y):
+    np.testing.assert_array_equal(found.train.images, images)
+    assert found.train.labels.tolist() == list(labels)
+
+
+def without_fifth(values):
+    return values[np.arange(len(values)) % 5 != 4]
+
+
+def refused(value):
+    with pytest.raises(UserError) as caught:
+        image_set_from(value, name="mine")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("mine")
+    return str(caught.value)
+
+
+WHOLE = {"x_train": X, "y_train": Y, "x_test": X[:5], "y_test": Y[:5]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        WHOLE,
+        {name: torch.from_numpy(value) for name, value in WHOLE.items()},
+        dict(zip(("train_images", "train_labels", "test_images", "test_labels"), WHOLE.values(), strict=True)),
+        tuple(WHOLE.values()),
+        ((X, Y), (X[:5], Y[:5])),
+        [[X, Y.tolist()], [X[:5], Y[:5].tolist()]],
+        tuple(torch.from_numpy(each) for each in (FIRST.copy(), Y, FIRST[:5].copy(), Y[:5])),
+        {**WHOLE, "x_train": FIRST, "x_test": torch.from_numpy(FIRST[:5].copy()).float() / 255},
+        (pairs(lambda image: image), pairs(lambda image: image, Y[:5], X[:5])),
+        (pairs(Image.fromarray), pairs(Image.fromarray, Y[:5], X[:5])),
+        (
+            TensorDataset(torch.from_numpy(FIRST.copy()).float() / 255, torch.from_numpy(Y)),
+            TensorDataset(torch.from_numpy(FIRST[:5].copy()).double() / 255, torch.from_numpy(Y[:5])),
+        ),
+    ],
+)  # fmt: skip
+def test_every_form_gives_the_same_bytes_and_labels(value):
+    found = image_set_from(value, name="mine")
+    same_train(found)
+    np.testing.assert_array_equal(found.test.images, FIRST[:5])
+    assert found.test.labels.tolist() == Y[:5].tolist()
+    assert (found.name, found.classes, found.notes, found.users) == ("mine", ("0", "1", "2"), (), None)
+    assert found.mean == pytest.approx(X.mean(axis=(0, 1, 2)) / 255)
+    assert found.std == pytest.approx(X.std(axis=(0, 1, 2)) / 255)
+
+
+@pytest.mark.parametrize(
+    "value", [(X, Y), {"x_train": X, "y_train": Y}, pairs(Image.fromarray), (pairs(Image.fromarray),)]
+)
+def test_without_a_test_part_every_fifth_example_is_test(value):
+    found = image_set_from(value)
+    same_train(found, without_fifth(FIRST), without_fifth(Y))
+    np.testing.assert_array_equal(found.test.images, FIRST[4::5])
+    assert any("every fifth" in note for note in found.notes)
+
+
+def test_an_image_set_is_given_back_as_it_is():
+    whole = image_set_from(WHOLE)
+    assert image_set_from(whole) is whole
+
+
+def test_a_tensor_has_its_channels_first_and_an_array_last_where_both_fit():
+    both = np.random.default_rng(0).integers(0, 256, (10, 3, 4, 3), dtype=np.uint8)
+    labels = np.arange(10) % 2
+    assert image_set_from((both, labels)).shape == (3, 3, 4)
+    assert image_set_from((torch.from_numpy(both), labels)).shape == (3, 4, 3)
+    assert image_set_from(pairs(torch.from_numpy, labels, both)).shape == (3, 4, 3)
+    assert image_set_from(pairs(lambda image: image, labels, both)).shape == (3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda i: Image.fromarray(i[..., 0]), lambda i: i[..., 0], lambda i: torch.from_numpy(i)[..., 0]]
+)
+def test_grey_images_have_one_channel(make):
+    found = image_set_from((pairs(make), pairs(make)))
+    assert found.shape == (1, 4, 5)
+    np.testing.assert_array_equal(found.train.images[:, 0], X[..., 0])
+
+
+def test_texts_are_classes_in_sorted_order_or_in_the_order_of_classes():
+    words = np.array(["dog", "ant", "cat"])[Y]
+    assert image_set_from({**WHOLE, "y_train": words, "y_test": words[:5]}).classes == ("ant", "cat", "dog")
+    given = {**WHOLE, "y_train": words, "y_test": words[:5], "classes": ["dog", "cat", "ant", "bee"]}
+    found = image_set_from(given)
+    assert found.classes == ("dog", "cat", "ant", "bee")
+    assert [found.classes[n] for n in found.train.labels] == words.tolist()
+    data = pairs(Image.fromarray, words.tolist())
+    assert image_set_from((data, data)).classes == ("ant", "cat", "dog")
+    assert "'dog' is not in classes" in refused({**given, "classes": ["cat", "ant"]})
+
+
+def test_classes_and_users_come_from_the_dataset_and_through_a_subset():
+    data = Examples(list(zip(X, Y.tolist(), strict=True)), classes=["a", "b", "c"], users=[f"u{n}" for n in range(12)])
+    found = image_set_from((data, data))
+    assert found.classes == ("a", "b", "c")
+    assert found.users.tolist() == [f"u{n}" for n in range(12)]
+    part = image_set_from((Subset(data, [3, 1, 5]), data))
+    assert part.classes == ("a", "b", "c")
+    assert part.users.tolist() == ["u3", "u1", "u5"]
+    assert len(image_set_from(data).users) == 10
+
+
+def test_floats_off_the_256_levels_are_rounded_with_a_note():
+    for value in ((X / 254.9 * 0.99, Y), pairs(lambda image: image / 300)):
+        assert any("rounded to 256 levels" in note for note in image_set_from(value).notes)
+    for dtype in (np.float16, np.float32, np.float64):
+        found = image_set_from(((X / 255).astype(dtype), Y))
+        assert not any("rounded" in note for note in found.notes)
+        np.testing.assert_array_equal(found.train.images, without_fifth(FIRST))
+
+
+def test_transforms_that_draw_with_torch_draw_the_same_every_time_and_leave_the_generator_alone():
+    data = pairs(lambda image: image)
+    data.__class__ = type(
+        "Drawing", (Examples,), {"__getitem__": lambda self, place: (torch.rand(1, 4, 5), int(Y[place]))}
+    )
+    before = torch.random.get_rng_state()
+    first, again = image_set_from(data), image_set_from(data)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    np.testing.assert_array_equal(first.train.images, again.train.images)
+    assert len(np.unique(first.train.images)) > 50
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(X[0], 0)])
+
+
+class Endless(Dataset):
+    def __getitem__(self, place):
+        return X[0], 0
+
+
+def broken(place):
+    raise OSError("no such file")
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        (None, "NoneType; give an ImageSet"),
+        (7, "is a int"),
+        ("digits", "is a str"),
+        (X, "is a ndarray"),
+        ((), "is a tuple; give"),
+        ((X,), "tuple of 1"),
+        ((X, Y, X), "tuple of 3"),
+        ({}, "has no 'x_train', it has nothing"),
+        ({"x": X}, "has an entry 'x'; give x_train"),
+        ({"x_train": X}, "has no 'y_train'"),
+        ((X[:0], Y[:0]), "is empty"),
+        ((X, Y[:3]), "12 images in x_train, 3 labels"),
+        ((X, Y * 0), "have one class"),
+        ((X, Y - 1), "goes from -1"),
+        ((X, Y / 2), "is float64"),
+        ((X, np.eye(12)[Y]), "give whole numbers or texts"),
+        ((X.astype(np.int64), Y), "give uint8"),
+        ((X.astype(float), Y), "outside 0..1"),
+        ((np.where(X > 9, np.nan, 0.5), Y), "NaN"),
+        ((np.full(X.shape, np.inf), Y), "outside 0..1"),
+        ((X - 128.0, Y), "undo its normalisation"),
+        (([X[0], X[1, :2]], [0, 1]), "give images of one shape"),
+        ((X[..., :2], Y), "has shape"),
+        ((X, Y, X[:, :2], Y), "in train"),
+        ({**WHOLE, "users": ["a"]}, "12 texts or numbers"),
+        (Stream(), "can only be iterated over"),
+        (iter([(X[0], 0)]), "can only be iterated over"),
+        (Endless(), "has no length"),
+        (Examples([]), "is empty"),
+        (Examples([X[0], X[1]]), "give pairs (image, label)"),
+        (Examples([(X[0], 0, 1)]), "give pairs (image, label)"),
+        (Examples([(X[0], 0.5)]), "label 0 is a float"),
+        (Examples([(X[0], True)]), "label 0 is a bool"),
+        (Examples([(X[0], 2**70)]), "label 0 is a int"),
+        (Examples([(X[0], 0), (X[1], "a")]), "some labels are texts"),
+        (Examples([(X[0], 0), (X[1, :2], 1)]), "image 0 is [3, 4, 5], image 1 is [3, 2, 5]"),
+        (Examples([("cat.png", 0)]), "image 0 is a str; give a PIL image"),
+        (Examples([(torch.full((3, 4, 5), -1.0), 0)]), "image 0 has values outside 0..1"),
+        (Examples([(X[n], n % 2) for n in range(4)]), "five examples"),
+        (Examples([(X[n], 0) for n in range(9)]), "have one class"),
+        (Examples([(X[n], n) for n in range(9)], classes=["a"]), "classes has 1 names"),
+        (type("Broken", (Endless,), {"__len__": lambda self: 3, "__getitem__": broken})(), "example 0 raises"),
+        (ImageSet("x", ("a", "b"), Split(X, Y), Split(X, Y), (0.5,), (0.5,)), "labels of train go from 0 to 2"),
+        (ImageSet("x", ("a", "b", "c"), Split(X / 2, Y), Split(X, Y), (0.5,), (0.5,)), "this is float64"),
+        (ImageSet("x", ("a", "b", "c"), Split(X, Y), Split(X, Y), (0.5,), (0.5,)), "need 4 numbers each"),
+        (ImageSet("x", ("a", "b", "c"), Split(FIRST, Y), Split(FIRST, Y), (0.5,) * 3, (0.5, 0.0, 1.0)), "std above 0"),
+        (ImageSet("x", ("a",), Split(FIRST, Y * 0), Split(FIRST, Y * 0), (0.5,) * 3, (0.5,) * 3), "have one class"),
+    ],
+)  # fmt: skip
+def test_what_is_not_an_image_set_is_refused(value, complaint):
+    assert complaint in refused(value)

@@ -1,0 +1,118 @@
+"""``package.module:function`` as a data set and as a partition: what it gives is checked before anything is trained."""
+
+import numpy as np
+import pytest
+import torch
+
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.data.partition import partition
+from unskew.data.partition_values import partition_from
+from unskew.data.population import Partition
+from unskew.data.sources import check, load
+
+LABELS = np.arange(20) % 4
+
+
+def split(text, clients=4, seed=0):
+    return partition(text, LABELS, clients=clients, key=Key(seed), classes=4)
+
+
+def test_a_function_gives_a_data_set_with_knobs():
+    images = load("outside_data:stripes", None)
+    assert (images.name, images.classes, len(images.train)) == ("outside_data:stripes", ("row 0", "row 1", "row 2"), 60)
+    assert len(load("outside_data:stripes(examples=30)", None).train) == 30
+    assert len(load("outside_data:stripes(30)", None).train) == 30
+
+
+def test_a_function_that_takes_data_dir_is_told_it(tmp_path):
+    (tmp_path / "level.txt").write_text("0.5")
+    bright, dark = load("outside_data:dataset", None), load("outside_data:dataset", tmp_path)
+    assert dark.mean[0] == pytest.approx(bright.mean[0] / 2, rel=0.02)
+
+
+def test_checking_a_function_says_what_it_gives():
+    (finding,) = check("outside_data:stripes", None)
+    assert finding.detail == "60 training and 15 test images"
+    (finding,) = check("outside_data:wrong", None)
+    assert not finding.whole
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("outside_data:wrong", "is a int; give an ImageSet"),
+        ("outside_data:fails", "raises OSError: disk on fire"),
+        ("outside_data:complains", "mine: give another folder"),
+        ("outside_data:missing", "cannot be imported"),
+        ("nowhere:stripes", "cannot be imported"),
+        ("outside_data:stripes(depth=3)", "has no knob 'depth'"),
+        ("outside_data:stripes(examples=2.5)", "must be a whole number"),
+        ("outside_data:stripes(classes=1)", "have one class"),
+    ],
+)
+def test_a_function_that_gives_no_data_set_is_refused(name, complaint):
+    with pytest.raises(UserError) as caught:
+        load(name, None)
+    assert complaint in str(caught.value)
+
+
+def test_a_function_gives_the_client_of_each_example():
+    made = split("outside_data:by_class")
+    assert made.client.tolist() == LABELS.tolist()
+    assert (made.clients, made.scheme) == (4, "outside_data:by_class")
+    assert split("outside_data:by_class(offset=1)").client.tolist() == ((LABELS + 1) % 4).tolist()
+    assert split("outside_data:by_class( 1 )").scheme == "outside_data:by_class(1)"
+
+
+def test_a_function_that_draws_from_the_key_gives_the_same_for_the_same_seed():
+    first, again, other = (split("outside_data:drawn", seed=seed).client for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_a_function_cannot_change_the_labels():
+    before = LABELS.copy()
+    split("outside_data:in_place")
+    np.testing.assert_array_equal(LABELS, before)
+
+
+@pytest.mark.parametrize(
+    ("what", "complaint"),
+    [
+        ("float", "gives float64"), ("short", "gives [3] numbers for 20"), ("negative", "gives the client -2"),
+        ("large", "gives the client 4, but there are 4"), ("none", "gives [] numbers"), ("nobody", "to no client"),
+        ("table", "gives [20, 2] numbers"), ("text", "gives <U1"), ("ragged", "is not an array"),
+        ("nan", "gives float64"), ("raises", "raises RuntimeError: no luck"),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):
+    with pytest.raises(UserError) as caught:
+        split(f"outside_data:answer(what={what})")
+    assert complaint in str(caught.value)
+    assert "outside_data:answer" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [LABELS, LABELS.tolist(), torch.from_numpy(LABELS), LABELS.astype(np.uint8)])
+def test_an_array_is_a_partition(value):
+    made = partition_from(value, LABELS)
+    assert made.client.tolist() == LABELS.tolist()
+    assert made.clients == 4
+    assert partition_from(value, LABELS, clients=9).clients == 9
+
+
+def test_examples_may_belong_to_no_client_and_are_counted():
+    made = partition_from(np.where(LABELS == 3, -1, LABELS), LABELS)
+    assert made.clients == 3
+    assert made.notes == ("5 of 20 training examples belong to no client",)
+
+
+def test_a_partition_is_checked_against_the_data():
+    made = Partition(LABELS.astype(np.int32), 4, "mine", 0)
+    assert partition_from(made, LABELS) is made
+    with pytest.raises(UserError, match="for 10 training examples"):
+        partition_from(made, LABELS[:10])
+    with pytest.raises(UserError, match="has 4 clients, 5 were asked for"):
+        partition_from(made, LABELS, clients=5)
+    with pytest.raises(UserError, match="gives the client 3, but there are 2"):
+        partition_from(Partition(LABELS.astype(np.int32), 2, "mine", 0), LABELS)
