@@ -1,8 +1,8 @@
 """A device that pretends: tensors that report another device and compute with the CPU's own kernels.
 
 There is no GPU where these tests run. ``with PretendDevice("cuda:0"):`` makes ``tensor.to("cuda:0")`` and
-``torch.zeros(…, device="cuda:0")`` work. What comes out has the CPU's values inside, so that a whole run can be compared
-bit for bit with one on the CPU, and it refuses what a real device would refuse:
+``torch.zeros(…, device="cuda:0")`` work. What comes out has the CPU's values inside, so that a whole run can be
+compared bit for bit with one on the CPU, and it refuses what a real device would refuse:
 
 - an operation on tensors of both sides, except a CPU scalar (no dimensions) in a pointwise operation, as CUDA has it;
 - writing into a CPU tensor from the device or the other way round, except by ``copy_``;
@@ -17,12 +17,12 @@ never asks a driver. Only Python sees the pretended name.
 """
 
 from collections import Counter
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
 
 aten = torch.ops.aten
 META = torch.device("meta")
@@ -87,7 +87,7 @@ class PretendTensor(Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
-        given = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, Tensor)]
+        given = list(_tensors((args, kwargs)))
         home = next(each.home for each in given if isinstance(each, PretendTensor))
         if func is aten._to_copy.default:
             return _moved_copy(home, args[0], kwargs)
@@ -101,7 +101,7 @@ class PretendTensor(Tensor):
             if len(func._schema.returns) == 0:
                 return None
             return written[0] if len(written) == 1 else tuple(written)
-        return tree_map(lambda each: PretendTensor(each, home) if isinstance(each, Tensor) else each, result)
+        return _each(result, lambda each: PretendTensor(each, home))
 
 
 class PretendDevice(TorchFunctionMode):
@@ -186,7 +186,7 @@ class _MetaFactories(TorchDispatchMode):
         kwargs = kwargs or {}
         if kwargs.get("device") != META or self._asked_for:
             return func(*args, **kwargs)
-        if any(isinstance(each, PretendTensor) for each in tree_flatten((args, kwargs))[0]):
+        if any(isinstance(each, PretendTensor) for each in _tensors((args, kwargs))):
             return func(*args, **kwargs)
         return PretendTensor(func(*args, **{**kwargs, "device": CPU}), self._home)
 
@@ -203,7 +203,26 @@ class _Deeper:
 
 
 def _plain(values):
-    return tree_map(lambda each: each.value if isinstance(each, PretendTensor) else each, values)
+    return _each(values, lambda each: each.value if isinstance(each, PretendTensor) else each)
+
+
+def _each(values, change):
+    """The same lists, tuples and dicts with every tensor in them changed."""
+    if isinstance(values, Tensor):
+        return change(values)
+    if isinstance(values, dict):
+        return {name: _each(value, change) for name, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)([_each(value, change) for value in values])
+    return values
+
+
+def _tensors(values):
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict | list | tuple):
+        for value in values.values() if isinstance(values, dict) else values:
+            yield from _tensors(value)
 
 
 def _moved_copy(home, value, kwargs):
@@ -223,7 +242,7 @@ def _check_sides(func, args, kwargs, given):
     strangers = [each for each in given if not isinstance(each, PretendTensor)]
     if not strangers or func in COPIES:
         return
-    written = {id(each) for each in tree_flatten(_written(func, args, kwargs))[0]}
+    written = {id(each) for each in _tensors(_written(func, args, kwargs))}
     for each in strangers:
         scalar = each.dim() == 0 and each.device == CPU and torch.Tag.pointwise in func.tags
         if not scalar or id(each) in written:
@@ -234,7 +253,7 @@ def _count_wait(home, func, args, kwargs):
     if func in WAITS:
         home.waits[str(func)] += 1
     elif func in COPIES:
-        onto, given = (tree_flatten(args[place])[0] for place in (0, 1))
+        onto, given = (list(_tensors(args[place])) for place in (0, 1))
         pairs = zip(onto, given, strict=True)
         home.waits["copy to the CPU"] += sum(
             isinstance(b, PretendTensor) and not isinstance(a, PretendTensor) for a, b in pairs
@@ -246,10 +265,11 @@ def _count_wait(home, func, args, kwargs):
 
 def _written(func, args, kwargs):
     """The arguments that an operation writes into, in their order."""
-    written = []
-    for place, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            if value is not None:
-                written.append(value)
-    return written
+    values = (args[place] if place < len(args) else kwargs.get(name) for place, name in _writes(func))
+    return [value for value in values if value is not None]
+
+
+@cache
+def _writes(func):
+    arguments = enumerate(func._schema.arguments)
+    return [(place, each.name) for place, each in arguments if each.alias_info is not None and each.alias_info.is_write]

@@ -10,8 +10,8 @@ from pretend import PretendDevice, PretendTensor, WrongDevice
 from torch import nn
 
 from unskew.core.tensors import half_squared_distance
-from unskew.round.descent import sgd
 from unskew.core.types import Local
+from unskew.round.descent import sgd
 
 
 def network(seed=0):
@@ -35,47 +35,51 @@ def trained(made, images, labels):
     return losses, {name: value.cpu() for name, value in made.state_dict().items()}
 
 
-def test_training_there_gives_the_same_bits_as_here(home):
+def test_training_there_gives_the_same_bits_as_here(each_home):
     images, labels = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(5)
-    here, there = network(), network().to(home.device)
+    here, there = network(), network().to(each_home.device)
     losses, state = trained(here, images, labels)
-    other_losses, other_state = trained(there, images.to(home.device), labels.to(home.device))
+    other_losses, other_state = trained(there, images.to(each_home.device), labels.to(each_home.device))
     assert losses == other_losses
     assert all(torch.equal(state[name], other_state[name]) for name in state)
     assert not any(isinstance(value, PretendTensor) for value in other_state.values())
 
 
-def test_modules_and_copies_of_them_stay_there(home):
-    made = network().to(home.device)
+def test_modules_and_copies_of_them_stay_there(each_home):
+    made = network().to(each_home.device)
     again = copy.deepcopy(made)
     for each in (made, again):
-        assert {value.device for value in each.state_dict().values()} == {home.device}
+        assert {value.device for value in each.state_dict().values()} == {each_home.device}
         assert all(isinstance(value, nn.Parameter) and value.requires_grad for value in each.parameters())
     with torch.no_grad():
         again[0].weight.zero_()
     assert made[0].weight.abs().sum().item() > 0
     assert nn.Linear(2, 3, device="meta").weight.device.type == "meta"
-    assert nn.Linear(2, 3, device="meta").to_empty(device=home.device).weight.device == home.device
+    assert nn.Linear(2, 3, device="meta").to_empty(device=each_home.device).weight.device == each_home.device
 
 
-def test_moving_copies_and_moving_nowhere_does_not(home):
+def test_moving_copies_and_moving_nowhere_does_not(each_home):
     here = torch.zeros(3)
-    there = here.to(home.device)
-    assert there.device == home.device and there.cpu().device.type == "cpu"
+    there = here.to(each_home.device)
+    assert there.device == each_home.device
+    assert there.cpu().device.type == "cpu"
     here.fill_(5)
     assert there.tolist() == [0, 0, 0]
-    assert there.to(home.device) is there and here.to("cpu") is here
-    assert there.to(torch.int64).device == home.device and here.to(there).device == home.device
-    assert torch.zeros(2, device=home.device).device == there.new_zeros(2).device == home.device
-    assert torch.zeros_like(there).device == home.device and torch.zeros_like(there, device="cpu").device.type == "cpu"
+    assert there.to(each_home.device) is there
+    assert here.to("cpu") is here
+    assert there.to(torch.int64).device == each_home.device
+    assert here.to(there).device == each_home.device
+    assert torch.zeros(2, device=each_home.device).device == there.new_zeros(2).device == each_home.device
+    assert torch.zeros_like(there).device == each_home.device
+    assert torch.zeros_like(there, device="cpu").device.type == "cpu"
     there[1:].add_(1)  # a view writes into what it is a view of
     assert there.tolist() == [0, 1, 1]
 
 
-def test_a_gradient_crosses_to_the_cpu_and_back(home):
-    there = torch.ones(3).to(home.device).requires_grad_()
+def test_a_gradient_crosses_to_the_cpu_and_back(each_home):
+    there = torch.ones(3).to(each_home.device).requires_grad_()
     (gradient,) = torch.autograd.grad((there.cpu() * torch.tensor([1.0, 2.0, 3.0])).sum(), there)
-    assert gradient.device == home.device
+    assert gradient.device == each_home.device
     assert gradient.tolist() == [1, 2, 3]
 
 
@@ -98,10 +102,10 @@ def test_a_gradient_crosses_to_the_cpu_and_back(home):
         lambda there: torch.func.functional_call(nn.ReLU(), {}, (there,)),
     ],
 )
-def test_these_pass_through(home, work):
+def test_these_pass_through(each_home, work):
     here = torch.tensor([0.0, 1.0, 3.0])
-    result = work(here.to(home.device))
-    assert result.device == home.device
+    result = work(here.to(each_home.device))
+    assert result.device == each_home.device
     assert torch.equal(result.cpu(), work(here))
 
 
@@ -131,22 +135,22 @@ def test_these_pass_through(home, work):
         lambda there, here: torch.randn(3, generator=torch.Generator(), device=there.device),
     ],
 )
-def test_these_are_refused(home, mistake):
+def test_these_are_refused(each_home, mistake):
     here = torch.tensor([0.0, 1.0, 2.0])
     with pytest.raises(WrongDevice):
-        mistake(here.to(home.device), here)
+        mistake(here.to(each_home.device), here)
 
 
-def test_copies_may_cross_and_are_counted(home):
-    here, there = torch.zeros(3), torch.ones(3).to(home.device)
+def test_copies_may_cross_and_are_counted(each_home):
+    here, there = torch.zeros(3), torch.ones(3).to(each_home.device)
     there.copy_(torch.full((3,), 2.0))
-    assert home.waits.total() == 0
+    assert each_home.waits.total() == 0
     here.copy_(there)
     torch._foreach_copy_([here], [there])
     assert here.tolist() == [2, 2, 2]
-    assert home.waits == {"copy to the CPU": 2}
+    assert each_home.waits == {"copy to the CPU": 2}
     assert there.sum().item() == 6.0
-    assert home.waits["aten._local_scalar_dense.default"] == 1
+    assert each_home.waits["aten._local_scalar_dense.default"] == 1
 
 
 def test_only_mps_refuses_float64():
@@ -162,5 +166,5 @@ def test_only_mps_refuses_float64():
 def test_outside_there_is_no_such_device():
     with PretendDevice("mps:0"):
         pass
-    with pytest.raises(Exception, match="(?i)mps"):
+    with pytest.raises(Exception, match=r"(?i)mps"):
         torch.zeros(2).to("mps:0")

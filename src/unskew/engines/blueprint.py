@@ -25,6 +25,7 @@ class Blueprint:
     classes: int
     local: Local
     dtype: str = "float32"
+    device: str = "cpu"
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings."""
@@ -55,9 +56,9 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
 
     ``memories`` is the descriptor of the file that holds what clients remember, where they do.
     """
-    dtype = getattr(torch, blueprint.dtype)
+    dtype, device = getattr(torch, blueprint.dtype), torch.device(blueprint.device)
     parts = {
-        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype)
+        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype).to(device)
         for part in ("train", "test")
     }
     algorithm = methods.parse_method(blueprint.method, blueprint.local)
@@ -65,7 +66,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     kept = None if memories is None else Memories(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,
-        network=network,
+        network=network.to(device),
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),

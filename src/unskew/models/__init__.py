@@ -49,7 +49,9 @@ def initialise(network: Network, key: Key) -> None:
             generator = key.fold("init", name).torch()
             for value in (module.weight, module.bias):
                 if value is not None:
-                    nn.init.uniform_(value, -bound, bound, generator=generator)
+                    drawn = torch.empty_like(value, device="cpu")  # whatever the device, a key draws on the CPU
+                    nn.init.uniform_(drawn, -bound, bound, generator=generator)
+                    value.detach().copy_(drawn)
         elif isinstance(module, _NORMS):
             module.reset_parameters()  # ones and zeros: nothing is drawn
         elif any(True for _ in module.parameters(recurse=False)):

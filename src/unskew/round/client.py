@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -60,12 +61,34 @@ class ClientSide:
         """The network's parameters by name, as autograd knows them."""
         return {f"params/{name}": value for name, value in self.network.named_parameters()}
 
+    @property
+    def device(self) -> torch.device:
+        """What this side trains on: the device of its images and its network."""
+        return self.train.images.device
+
+    @cached_property
+    def _received(self) -> list[tuple[Tensors, Tensors]]:
+        return []
+
+    @cached_property
+    def _labels(self) -> npt.NDArray[np.int64]:
+        return self.train.labels.cpu().numpy()
+
     @cached_property
     def _references(self) -> dict[str, tuple[Network, Tensors]]:
         return {}
 
+    def received(self, shared: Tensors) -> Tensors:
+        """What the server sent, on this side's device: copied once a round, not once a visit."""
+        if self.device.type == "cpu":
+            return shared
+        if not self._received or self._received[0][0] is not shared:
+            self._received[:] = [(shared, tensors.on_device(shared, self.device))]
+        return self._received[0][1]
+
     def load(self, shared: Tensors, *, training: bool) -> None:
         """Overwrite the network's tensors with the server's."""
+        shared = self.received(shared)
         torch._foreach_copy_(list(self.weights.values()), [shared[name] for name in self.weights])
         if self.network.training != training:
             self.network.train(training)
@@ -88,8 +111,8 @@ class ClientSide:
         return network.encoder
 
     def counts(self, client: int) -> Tensor:
-        """[C], how many examples of each class the client holds."""
-        labels = self.train.labels.numpy()[self.population.examples(client)]
+        """[C], how many examples of each class the client holds; on the CPU."""
+        labels = self._labels[self.population.examples(client)]
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
@@ -106,10 +129,11 @@ def job(side: ClientSide, name: str) -> Job:
 
 
 def attempt(work: Job, shared: Tensors, visit: Visit, key: Key) -> Sums | Failure:
-    """One visit, or the reason why it came to nothing."""
+    """One visit, or the reason why it came to nothing. Sums leave a client on the CPU."""
     try:
         sums = work(shared, visit, key.fold("client", visit.client, visit.repeat))
         _check(sums)
+        sums = tensors.on_device(sums, "cpu")
     except StorageFailure:
         raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
@@ -137,32 +161,38 @@ def survey(side: ClientSide, visit: Visit) -> Sums:
 
 
 def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watch | None = None) -> Sums:
-    """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
+    """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64.
+
+    Training is on the side's device. What follows it (the update, statistics, memories) is on the CPU, so that a
+    method's own functions need no word about devices, and float64 is there on every machine.
+    """
     algorithm = side.algorithm
     batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
     memory = side.memories.recall(visit) if side.memories else {}
     counts = side.counts(visit.client)
     side.load(shared, training=True)
-    loss = descend(side, shared, memory, counts, batches)
+    received, recalled = side.received(shared), tensors.on_device(memory, side.device)
+    loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device))
+    model = tensors.on_device(side.weights, "cpu")
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
     sums = {
         "weight": _scalar(visit.weight),
         "scaled": _scalar(visit.weight / factor),
-        **_weighted_delta(shared, side.weights, visit.weight, factor),
+        **_weighted_delta(shared, model, visit.weight, factor),
         "metric/loss": _scalar(loss),
         "metric/examples": _scalar(sum(batches.counts)),
         "metric/visits": _scalar(1),
     }
     features = _features(side, batches)
-    visited = Visited(visit, shared, memory, side.weights, counts, steps, algorithm.local, features)
+    visited = Visited(visit, shared, memory, model, counts, steps, algorithm.local, features)
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
     if side.memories:
         side.memories.keep(visited)
-    return sums if watch is None else sums | tensors.prefixed(watched(side, shared, visit, watch), "watch/")
+    return sums if watch is None else sums | tensors.prefixed(watched(side, model, shared, visit, watch), "watch/")
 
 
 def moments(side: ClientSide, shared: Tensors, visit: Visit, question: str) -> Sums:
@@ -194,9 +224,10 @@ def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:
         images, labels = side.test.batch(index)
         if other := tensors.under(shared, "calibrated/"):
             encoder, classifier = load_calibrated(other, lambda layers: cut(side.network, layers))
-            logits = classifier(encoder(images))
+            logits = classifier.to(side.device)(encoder(images))
         else:
             logits = side.logits(side.network.encoder(images))
+        logits, labels = logits.cpu(), labels.cpu()  # as statistics are: see train
         loss = F.cross_entropy(logits.double(), labels, reduction="sum")
     right = labels[logits.argmax(1) == labels]
     classes = logits.shape[1]
@@ -208,7 +239,7 @@ def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:
 
 
 def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
-    """The client's own features of the examples in the plan, each once and as it is, in eval mode."""
+    """The client's own features of the examples in the plan, each once and as it is, in eval mode; on the CPU."""
 
     def features() -> Iterator[tuple[Tensor, Tensor]]:
         side.network.eval()
@@ -216,7 +247,7 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
             images, labels = side.train.batch(index)
             with torch.no_grad():
                 found = side.network.encoder(images)
-            yield found, labels
+            yield found.cpu(), labels.cpu()
 
     return features
 

@@ -1,6 +1,6 @@
 """A client's training: SGD along the plan of its batches, on the objective that the methods put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
-    """SGD along the plan, in place; the sum of the loss over all examples seen."""
-    network, terms, total = side.network, side.algorithm.terms, 0.0
+    """SGD along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
+    network, terms, losses = side.network, side.algorithm.terms, list[Tensor]()
     values = list(side.params.values())
     update = sgd(values, side.algorithm.local)
     encode = _references(side, shared, memory)
@@ -31,7 +31,15 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         value = objective(terms, seen).value()
         gradients = torch.autograd.grad(value, values)
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
-        total += value.item() * count
+        losses.append(value.detach())  # read after the last step: reading one waits for the device
+    return _total(losses, batches.counts)
+
+
+def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
+    """Σ loss·count, in the order of the steps."""
+    total = 0.0
+    for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
+        total += loss * count
     return total
 
 

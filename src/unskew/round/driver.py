@@ -44,7 +44,8 @@ class Evaluation:
 
 
 def start(algorithm: "Algorithm", model: Tensors) -> ServerState:
-    """The state before the first round."""
+    """The state before the first round. The server's side is on the CPU, whatever the clients compute with."""
+    model = tensors.on_device(model, "cpu")
     sent = statistics.first_sent(algorithm.statistics, model)
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 
