@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Job = Callable[[Tensors, Visit, Key], Sums]
 
 UNFINITE = "its result holds NaN or infinity; a smaller --lr or smaller knobs of the method may help"
+TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
 CHUNK = 500  # images in one forward pass without gradient: test images in one visit of the job "evaluate"
 
 
@@ -79,11 +80,12 @@ class ClientSide:
         return {}
 
     def received(self, shared: Tensors) -> Tensors:
-        """What the server sent, on this side's device: copied once a round, not once a visit."""
+        """What training uses of what the server sent, on this side's device: copied once a round, not once a visit."""
         if self.device.type == "cpu":
             return shared
         if not self._received or self._received[0][0] is not shared:
-            self._received[:] = [(shared, tensors.on_device(shared, self.device))]
+            used = {name: value for name, value in shared.items() if name.startswith(TRAINED_WITH)}
+            self._received[:] = [(shared, tensors.on_device(used, self.device))]
         return self._received[0][1]
 
     def load(self, shared: Tensors, *, training: bool) -> None:
@@ -192,7 +194,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watc
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
     if side.memories:
         side.memories.keep(visited)
-    return sums if watch is None else sums | tensors.prefixed(watched(side, model, shared, visit, watch), "watch/")
+    return sums if watch is None else sums | tensors.prefixed(watched(side, shared, visit, watch), "watch/")
 
 
 def moments(side: ClientSide, shared: Tensors, visit: Visit, question: str) -> Sums:
@@ -224,7 +226,7 @@ def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:
         images, labels = side.test.batch(index)
         if other := tensors.under(shared, "calibrated/"):
             encoder, classifier = load_calibrated(other, lambda layers: cut(side.network, layers))
-            logits = classifier.to(side.device)(encoder(images))
+            logits = classifier.cpu()(encoder(images).cpu())  # it clips features in float64
         else:
             logits = side.logits(side.network.encoder(images))
         logits, labels = logits.cpu(), labels.cpu()  # as statistics are: see train

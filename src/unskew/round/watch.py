@@ -36,12 +36,12 @@ class Watch:
         return Watch(tuple(fields["what"]), tuple(fields["clients"]))
 
 
-def watched(side: "ClientSide", model: Tensors, shared: Tensors, visit: Visit, watch: Watch) -> Sums:
+def watched(side: "ClientSide", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
     """What the client's training left, in its row; zeros in the rows of others, so that visits add up.
 
-    ``model`` is the client's own, on the CPU. "visits" [k] says who reported. Of a client that comes twice the first
-    visit is seen.
+    "visits" [k] says who reported. Of a client that comes twice the first visit is seen. All of it is on the CPU.
     """
+    model = tensors.on_device(side.weights, "cpu")
     found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
     if "norms" in watch.what:
         found["norms"] = class_norms(side)  # [C]

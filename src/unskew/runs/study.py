@@ -191,7 +191,7 @@ class FinishedRun:
         pairs = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():
             encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
-            pairs[name] = (encoder, classifier.to(side.device))  # type: ignore[assignment]
+            pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
         count = len(side.test.labels)
         with torch.no_grad():
             for some in torch.split(torch.arange(count), CHUNK):
@@ -200,8 +200,8 @@ class FinishedRun:
                 known = {id(side.network.encoder): side.network.encoder(images)}
                 features.append(known[id(side.network.encoder)].cpu())
                 for name, (encoder, classifier) in pairs.items():
-                    inside = known.get(id(encoder))
-                    logits = classifier(encoder(images) if inside is None else inside)
+                    inside = known[id(encoder)] if id(encoder) in known else encoder(images)
+                    logits = classifier(inside.cpu() if name else inside)  # a calibrated one works on the CPU
                     found.setdefault(name, []).append(logits.argmax(1).cpu())
         joined = {name: torch.cat(parts) for name, parts in found.items()}
         return Outputs(torch.cat(features), side.test.labels.cpu(), joined)

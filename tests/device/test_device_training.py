@@ -143,6 +143,26 @@ def test_evaluation_is_the_same_to_the_last_bit(home):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("lifted", [False, True])
+def test_a_calibrated_classifier_that_is_sent_is_used_on_the_device(home, lifted):
+    here, draw = small(), torch.Generator().manual_seed(0)
+    model = here.state().tensors
+    width = 64 + 5 * lifted
+    calibrated = {
+        "calibrated/steps": torch.tensor([1.0, 0.0, 1.0, 2.0], dtype=torch.float64),
+        "calibrated/head.weight": torch.randn(4, width, generator=draw),
+        "calibrated/head.bias": torch.randn(4, generator=draw),
+    }
+    if lifted:
+        calibrated["calibrated/lift"] = torch.randn(64, 5, generator=draw)
+    sums = []
+    for each in (here, on(home.device, here)):
+        outcome = Loop(side_of(each)).map_sum("evaluate", model | calibrated, [Visit(0, 1.0)], Key(0))
+        assert not outcome.failures
+        sums.append(outcome.sums)
+    assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
+
+
 def test_a_blueprint_says_its_device_and_is_on_the_cpu_without_one():
     blueprint = small().blueprint
     assert blueprint.device == "cpu"
