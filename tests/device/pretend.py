@@ -107,13 +107,15 @@ class PretendTensor(Tensor):
 class PretendDevice(TorchFunctionMode):
     """``with PretendDevice("cuda:0") as home``: that device exists inside.
 
-    ``home.waits`` counts by name the operations for which the host has to wait for the device.
+    ``home.waits`` counts by name the operations for which the host has to wait for the device, ``home.arrivals`` the
+    tensors that came from the CPU.
     """
 
     def __init__(self, name="cuda:0"):
         super().__init__()
         self.device = torch.device(name)
         self.waits = Counter()
+        self.arrivals = 0
         self._factories = _MetaFactories(self)
 
     def __enter__(self):
@@ -128,6 +130,7 @@ class PretendDevice(TorchFunctionMode):
         """A CPU tensor's values on this device, in memory of their own."""
         if value.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("a gradient that would flow from the device back to the CPU")
+        self.arrivals += 1
         return PretendTensor(value.detach().clone(), self)
 
     def is_here(self, device):

@@ -75,13 +75,27 @@ def test_training_is_on_the_device_and_what_follows_it_on_the_cpu(home):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedir + fedprox", "feddyn"])
-def test_more_steps_do_not_make_the_host_wait_more_often(home, method):
-    waits = []
-    for epochs in (1, 5):
-        home.waits.clear()
-        on(home.device, small(method, epochs=epochs)).run(1)
-        waits.append(home.waits.total())
-    assert waits[0] == waits[1] > 0
+def test_more_steps_neither_make_the_host_wait_nor_copy_more_often(home, method):
+    counts = []
+    for epochs in (1, 1, 5):  # the first fills a cache
+        before = home.waits.total(), home.arrivals
+        on(home.device, small(method, epochs=epochs, augment=True)).run(1)
+        counts.append((home.waits.total() - before[0], home.arrivals - before[1]))
+    assert counts[1] == counts[2]
+    assert min(counts[1]) > 0
+
+
+def test_a_batch_may_be_asked_for_from_the_cpu(each_home):
+    """As measures do, which draw which images they look at."""
+    here = small(images=image_set(40, channels=3))
+    index, flip = torch.tensor([3, 0, 5]), torch.tensor([True, False, True])
+    shift = torch.tensor([[0, 8], [4, 4], [7, 1]], dtype=torch.uint8)
+    for draws in ((), (shift, flip)):
+        images, labels = side_of(here).train.batch(index, *draws)
+        others, other_labels = side_of(on(each_home.device, here)).train.batch(index, *draws)
+        assert others.device == other_labels.device == each_home.device
+        assert torch.equal(images, others.cpu())
+        assert torch.equal(labels, other_labels.cpu())
 
 
 def test_what_the_server_sends_is_copied_once_a_round(home):
