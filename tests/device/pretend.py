@@ -257,10 +257,9 @@ def _count_wait(home, func, args, kwargs):
         home.waits[str(func)] += 1
     elif func in COPIES:
         onto, given = (list(_tensors(args[place])) for place in (0, 1))
-        pairs = zip(onto, given, strict=True)
-        home.waits["copy to the CPU"] += sum(
-            isinstance(b, PretendTensor) and not isinstance(a, PretendTensor) for a, b in pairs
-        )
+        sides = [tuple(isinstance(each, PretendTensor) for each in pair) for pair in zip(onto, given, strict=True)]
+        home.waits["copy to the CPU"] += sides.count((False, True))
+        home.arrivals += sides.count((True, False))
     elif func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
         masks = [each for each in args[1] if each is not None and each.dtype == torch.bool]
         home.waits["a mask as an index"] += len(masks)

@@ -104,6 +104,9 @@ def test_what_the_server_sends_is_copied_once_a_round(home):
     first = side.received(shared)
     assert {value.device for value in first.values()} == {home.device}
     assert side.received(shared) is first
+    arrived = home.arrivals
+    side.load(shared, training=True)
+    assert home.arrivals == arrived
     assert side.received(dict(shared)) is not first
     plain = side_of(small())
     assert plain.received(shared) is shared
