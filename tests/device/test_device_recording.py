@@ -78,3 +78,11 @@ def test_a_finished_run_has_the_same_outputs_states_and_local_models_there(each_
         assert list(models[0]) == list(models[1])
         for client, model in models[0].items():
             assert all(torch.equal(value, models[1][client][name]) for name, value in model.items())
+
+
+def test_two_calibrated_layers_predict_the_same_there(home, runs_of):
+    path = runs_of(calibrations=("ccvr(per_class=30, epochs=2, layers=2)",))
+    with opened(path, "cpu") as here, opened(path, home.device) as there:
+        predicted, others = here.outputs.predicted, there.outputs.predicted
+        assert len(predicted) == 2
+        assert all(torch.equal(value, others[name]) for name, value in predicted.items())

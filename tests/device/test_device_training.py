@@ -14,6 +14,7 @@ from unskew.core.types import Failure, ServerState, Visit
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
+from unskew.models.cut import cut
 from unskew.models.layers import ConvPool
 from unskew.round import driver, statistics
 from unskew.round.client import attempt, job
@@ -172,6 +173,19 @@ def test_a_calibrated_classifier_that_is_sent_is_used_on_the_device(home, lifted
     }
     if lifted:
         calibrated["calibrated/lift"] = torch.randn(64, 5, generator=draw)
+    sums = []
+    for each in (here, on(home.device, here)):
+        outcome = Loop(side_of(each)).map_sum("evaluate", model | calibrated, [Visit(0, 1.0)], Key(0))
+        assert not outcome.failures
+        sums.append(outcome.sums)
+    assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
+
+
+def test_two_calibrated_layers_that_are_sent_are_used_wherever_the_network_is(home):
+    here = small()
+    model, head = here.state().tensors, cut(side_of(here).network, 2)[1].state_dict()
+    calibrated = {f"calibrated/head.{name}": value.clone() for name, value in head.items()}
+    calibrated["calibrated/steps"] = torch.tensor([2.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     sums = []
     for each in (here, on(home.device, here)):
         outcome = Loop(side_of(each)).map_sum("evaluate", model | calibrated, [Visit(0, 1.0)], Key(0))
