@@ -48,7 +48,7 @@ def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: 
     )
     with torch.no_grad():
         images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        return score(classifier(encoder(images)), labels)
+        return score(classifier.cpu()(encoder(images).cpu()), labels.cpu())  # it clips features in float64
 
 
 JOBS: Mapping[str, Job] = {

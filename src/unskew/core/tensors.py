@@ -35,6 +35,11 @@ def copy(tensors: Tensors) -> Tensors:
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
+def on_device(tensors: Tensors, device: torch.device | str) -> Tensors:
+    """The same values on that device; what is there already is not copied."""
+    return {name: value.to(device) for name, value in tensors.items()}
+
+
 def under(tensors: Tensors, prefix: str) -> Tensors:
     """The part of a namespace, its names without the prefix."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -24,7 +24,7 @@ def draw(generator: np.random.Generator, count: int) -> tuple[npt.NDArray[np.uin
 def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
     """Reflect-pad by PAD, crop to the old size at ``shift``, mirror where ``flip``: one gather for the whole batch."""
     count, channels, height, width = images.shape
-    rows, columns = _sources(height, width)
+    rows, columns = _sources(height, width, images.device)
     top, left = shift.long().unbind(1)
     side = columns.index_select(0, 2 * left + flip)
     source = rows.index_select(0, top)[:, :, None] + side[:, None, :]  # [B, H, W], places in a flat image
@@ -34,12 +34,12 @@ def crop_and_flip(images: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _sources(height: int, width: int) -> tuple[Tensor, Tensor]:
+def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Where each row [2·PAD+1, H] and column [2·(2·PAD+1), W] of a crop comes from; columns plain, then mirrored."""
     corners = torch.arange(2 * PAD + 1)[:, None] - PAD
     rows = _reflected(torch.arange(height) + corners, height) * width
     columns = _reflected(torch.arange(width) + corners, width)
-    return rows, torch.stack((columns, columns.flip(1)), 1).flatten(0, 1)
+    return rows.to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
 
 
 def _reflected(place: Tensor, size: int) -> Tensor:

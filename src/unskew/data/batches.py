@@ -24,6 +24,11 @@ class Plan:
     shift: Tensor | None = None  # uint8 [steps, batch, 2]
     flip: Tensor | None = None  # bool [steps, batch]
 
+    def to(self, device: torch.device) -> "Plan":
+        """The same plan on that device: copied once a visit, not once a step."""
+        moved = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
+        return Plan(self.index.to(device), self.counts, *moved)
+
 
 @dataclass(frozen=True)
 class Pixels:
@@ -40,11 +45,16 @@ class Pixels:
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
         return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype))
 
+    def to(self, device: torch.device) -> "Pixels":
+        """The same images on that device."""
+        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)))
+
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The examples' normalised images [B, ch, H, W] and labels [B]."""
+        """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
+        index = index.to(self.images.device)
         images = self.images.index_select(0, index)
         if shift is not None and flip is not None:
-            images = augment.crop_and_flip(images, shift, flip)
+            images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
         normal = images.to(self.scale.dtype).mul_(self.scale).add_(self.offset)
         return normal, self.labels.index_select(0, index)
 

@@ -11,6 +11,7 @@ from torch import nn
 from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
+from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
@@ -91,16 +92,16 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
 
     ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
     """
-    dtype = getattr(torch, blueprint.dtype)
+    dtype, device = getattr(torch, blueprint.dtype), resolve_device(blueprint.device)
     parts = {
-        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype)
+        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype).to(device)
         for part in ("train", "test")
     }
     algorithm, network = blueprint.algorithm(), blueprint.network().to(dtype)
     kept = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,
-        network=network,
+        network=network.to(device),
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),

@@ -79,7 +79,9 @@ def initialise(network: nn.Module, key: Key) -> None:
             for part in ("weight", "bias"):
                 value = getattr(layer, part)
                 if value is not None and (origin is None or f"{name}.{part}" in origin.drawn):
-                    nn.init.uniform_(value, -bound, bound, generator=generator)
+                    drawn = torch.empty_like(value, device="cpu")  # whatever the device, a key draws on the CPU
+                    nn.init.uniform_(drawn, -bound, bound, generator=generator)
+                    value.detach().copy_(drawn)
 
 
 def from_outside(network: nn.Module) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
 
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
+TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,35 @@ class ClientSide:
         """The names of the classifier's weight and bias."""
         return self.network.classifier_names
 
+    @property
+    def device(self) -> torch.device:
+        """What this side trains on: the device of its images and its network."""
+        return self.train.images.device
+
+    @cached_property
+    def _received(self) -> list[tuple[Tensors, Tensors]]:
+        return []
+
+    @cached_property
+    def _labels(self) -> npt.NDArray[np.int64]:
+        return self.train.labels.cpu().numpy()
+
     @cached_property
     def _references(self) -> dict[str, tuple[Network, Tensors]]:
         return {}
 
+    def received(self, shared: Tensors) -> Tensors:
+        """What training uses of what the server sent, on this side's device: copied once a round, not once a visit."""
+        if self.device.type == "cpu":
+            return shared
+        if not self._received or self._received[0][0] is not shared:
+            used = {name: value for name, value in shared.items() if name.startswith(TRAINED_WITH)}
+            self._received[:] = [(shared, tensors.on_device(used, self.device))]
+        return self._received[0][1]
+
     def load(self, shared: Tensors, *, training: bool) -> None:
         """Overwrite the network's tensors with the server's."""
+        shared = self.received(shared)
         torch._foreach_copy_(list(self.weights.values()), [shared[name] for name in self.weights])
         if self.network.training != training:
             self.network.train(training)
@@ -85,8 +110,8 @@ class ClientSide:
         return network
 
     def counts(self, client: int) -> Tensor:
-        """[C], how many examples of each class the client holds."""
-        labels = self.train.labels.numpy()[self.population.examples(client)]
+        """[C], how many examples of each class the client holds; on the CPU."""
+        labels = self._labels[self.population.examples(client)]
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
@@ -101,27 +126,33 @@ def survey(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: s
 
 
 def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
-    """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64."""
+    """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64.
+
+    Training is on the side's device. What follows it (the update, statistics, memories) is on the CPU, so that a
+    method's own functions need no word about devices, and float64 is there on every machine.
+    """
     algorithm = side.algorithm
     batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
     memory = {} if side.memory is None else side.memory.recall(visit)
     counts = side.counts(visit.client)
     side.load(shared, training=True)
+    received, recalled = side.received(shared), tensors.on_device(memory, side.device)
     with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
-        loss = descend(side, shared, memory, counts, batches)
+        loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device))
+    model = tensors.on_device(side.weights, "cpu")
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
     sums = {
         "weight": _scalar(visit.weight),
         "scaled": _scalar(visit.weight / factor),
-        **_weighted_delta(shared, side.weights, visit.weight, factor),
+        **_weighted_delta(shared, model, visit.weight, factor),
         "metric/loss": _scalar(loss),
         "metric/examples": _scalar(sum(batches.counts)),
         "metric/visits": _scalar(1),
     }
     features = _features(side, batches)
-    visited = Visited(visit, shared, memory, side.weights, counts, steps, algorithm.local, features, side.classifier)
+    visited = Visited(visit, shared, memory, model, counts, steps, algorithm.local, features, side.classifier)
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
@@ -132,7 +163,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
 
 
 def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
-    """The client's own features of the examples in the plan, each once and as it is, in eval mode."""
+    """The client's own features of the examples in the plan, each once and as it is, in eval mode; on the CPU."""
 
     def features() -> Iterator[tuple[Tensor, Tensor]]:
         side.network.eval()
@@ -140,7 +171,7 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
             images, labels = side.train.batch(index)
             with torch.no_grad():
                 found = side.network.encoder(images)
-            yield found, labels
+            yield found.cpu(), labels.cpu()
 
     return features
 

@@ -1,6 +1,6 @@
 """A client's training: SGD along the plan of its batches, on the objective that the methods put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
-    """SGD along the plan, in place; the sum of the loss over all examples seen."""
-    network, algorithm, total = side.network, side.algorithm, 0.0
+    """SGD along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
+    network, algorithm, losses = side.network, side.algorithm, list[Tensor]()
     values = list(side.params.values())
     update = sgd(values, algorithm.local)
     encode, predict = _references(side, shared, memory)
@@ -33,7 +33,15 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         value = objective(algorithm, seen).value()
         gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
-        total += value.item() * count
+        losses.append(value.detach())  # read after the last step: reading one waits for the device
+    return _total(losses, batches.counts)
+
+
+def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
+    """Σ loss·count, in the order of the steps."""
+    total = 0.0
+    for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
+        total += loss * count
     return total
 
 

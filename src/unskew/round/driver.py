@@ -36,7 +36,11 @@ class Metrics:
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
-    """The state before the first round; ``classifier`` names the model's last layer."""
+    """The state before the first round; ``classifier`` names the model's last layer.
+
+    The server's side is on the CPU, whatever the clients compute with.
+    """
+    model = tensors.on_device(model, "cpu")
     sent = statistics.first_sent(algorithm.statistics, model, classifier)
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 

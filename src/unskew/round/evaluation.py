@@ -40,7 +40,7 @@ def evaluate_part(side: ClientSide, shared: Tensors, part: TestPart, key: Key, o
     side.load(shared, training=False)
     with torch.no_grad():
         images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        return score(side.logits(side.network.encoder(images)), labels)
+        return score(side.logits(side.network.encoder(images)).cpu(), labels.cpu())
 
 
 def score(logits: Tensor, labels: Tensor) -> Sums:

@@ -70,6 +70,7 @@ def attempt(
         answer = work(side, shared, visit, key, options)  # type: ignore[arg-type]  # a job knows what it is given
         answer = answer if isinstance(answer, Answer) else Answer(answer)
         _require_sums(answer.sums)
+        answer = Answer(tensors.on_device(answer.sums, "cpu"), answer.kept)
     except StorageFailure:
         raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows

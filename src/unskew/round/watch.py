@@ -39,24 +39,25 @@ class Watch:
 def watched(side: "ClientSide", shared: Tensors, visit: Visit, watch: Watch) -> Sums:
     """What the client's training left, in its row; zeros in the rows of others, so that visits add up.
 
-    "visits" [k] says who reported. Of a client that comes twice the first visit is seen.
+    "visits" [k] says who reported. Of a client that comes twice the first visit is seen. All of it is on the CPU.
     """
+    model = tensors.on_device(side.weights, "cpu")
     found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
     if "norms" in watch.what:
         found["norms"] = class_norms(side)  # [C]
     if "drift" in watch.what:
-        found["drift"] = distances(side.weights, shared)  # [L]
+        found["drift"] = distances(model, shared)  # [L]
     if "model" in watch.what:
-        found |= {f"model/{name}": value.detach().double() for name, value in side.weights.items()}
+        found |= {f"model/{name}": value.detach().double() for name, value in model.items()}
     place = watch.clients.index(visit.client) if visit.client in watch.clients and visit.repeat == 0 else None
     return {name: _in_row(value, place, len(watch.clients)) for name, value in found.items()}
 
 
 def class_norms(side: "ClientSide") -> Tensor:
-    """[C], the length of each class's row in the classifier as the algorithm uses it."""
+    """[C], the length of each class's row in the classifier as the algorithm uses it; on the CPU."""
     classifier, head = side.network.classifier, side.algorithm.head
     weight = classifier.weight if head is None else head(classifier.weight, classifier.bias)[0]
-    lengths: Tensor = weight.detach().double().norm(dim=1)
+    lengths: Tensor = weight.detach().cpu().double().norm(dim=1)
     return lengths
 
 

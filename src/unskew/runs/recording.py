@@ -184,7 +184,7 @@ class Recorder:
 
 
 def some_features(side: ClientSide, key: Key, most: int = MOST_IMAGES) -> tuple[Tensor, Tensor]:
-    """Features [n, d] and classes [n] of at most so many test images, the same ones every time for a seed."""
+    """Features [n, d] and classes [n] of at most so many test images, on the CPU; the same ones for the same seed."""
     count = len(side.test.labels)
     index = torch.arange(count)
     if count > most:
@@ -193,8 +193,8 @@ def some_features(side: ClientSide, key: Key, most: int = MOST_IMAGES) -> tuple[
     side.network.eval()
     with torch.no_grad(), tensors.one_thread():
         for some in torch.split(index, IMAGES_AT_ONCE):
-            features.append(side.network.encoder(side.test.batch(some)[0]))
-    return torch.cat(features), side.test.labels[index]
+            features.append(side.network.encoder(side.test.batch(some)[0]).cpu())
+    return torch.cat(features), side.test.labels.cpu()[index]
 
 
 def silhouette_of(features: Tensor, labels: Tensor) -> float | None:

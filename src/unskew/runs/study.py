@@ -36,7 +36,10 @@ Say = Callable[[str, int, int], None]  # what is being done, how much of it, of 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the model makes of the test images: features [n, d], true classes [n], predictions [n] by classifier."""
+    """What the model makes of the test images: features [n, d], true classes [n], predictions [n] by classifier.
+
+    All of it is on the CPU, whatever the network computes on.
+    """
 
     features: Tensor
     labels: Tensor
@@ -191,20 +194,20 @@ class FinishedRun:
         pairs = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():
             encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
-            pairs[name] = (encoder, classifier)  # type: ignore[assignment]
+            pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
         count = len(side.test.labels)
         with torch.no_grad():
             for some in torch.split(torch.arange(count), CHUNK):
                 self.say("classifying the test images", int(some[0]), count)
                 images, _ = side.test.batch(some)
                 known = {id(side.network.encoder): side.network.encoder(images)}
-                features.append(known[id(side.network.encoder)])
+                features.append(known[id(side.network.encoder)].cpu())
                 for name, (encoder, classifier) in pairs.items():
-                    inside = known.get(id(encoder))
-                    logits = classifier(encoder(images) if inside is None else inside)
-                    found.setdefault(name, []).append(logits.argmax(1))
+                    inside = known[id(encoder)] if id(encoder) in known else encoder(images)
+                    logits = classifier(inside.cpu() if name else inside)  # a calibrated one works on the CPU
+                    found.setdefault(name, []).append(logits.argmax(1).cpu())
         joined = {name: torch.cat(parts) for name, parts in found.items()}
-        return Outputs(torch.cat(features), side.test.labels, joined)
+        return Outputs(torch.cat(features), side.test.labels.cpu(), joined)
 
     def state(self, number: int | None = None) -> ServerState:
         """The server's state after that round (None: the last): as it was kept, or made again by training up to it."""
