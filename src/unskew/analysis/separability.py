@@ -52,7 +52,7 @@ def measure(subject: FinishedRun) -> Separability:
     side.load(subject.model, training=False)
     width = width_of(side.network.encoder, tuple(side.train.images.shape[1:]))
     form = "full" if Form.parse("full").bytes(len(subject.classes), width) <= MOST_BYTES else "shared"
-    statistics = _gathered(subject, StatisticsRequest(form))
+    statistics = _gathered(subject, StatisticsRequest(Form.parse(form)))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
     if len(held) > 1:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import copy_of
 from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.heads import copy_of
 from unskew.calibration.retraining import discriminant, varied
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key

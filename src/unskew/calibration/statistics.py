@@ -139,6 +139,10 @@ class ClassStatistics:
         """What they are, in a few words."""
         return f"{self.form} over {self.classes} classes of {self.width} features, {len(self.held)} held"
 
+    def means(self) -> Tensor:
+        """[P, d], the mean feature of each class held, in the order of ``held``."""
+        return self.sums["sums"] / self.number[:, None]
+
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
         place = self._place(label)
@@ -226,7 +230,7 @@ class ClassStatistics:
     def _place(self, label: int) -> int:
         found = (self.held == label).nonzero()
         if not len(found):
-            raise UserError(f"nobody holds class {label}; {len(self.held)} of {self.classes} classes are held")
+            raise UserError(f"no client holds class {label}; {len(self.held)} of {self.classes} classes are held")
         return int(found[0, 0])
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import shortened
 from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.calibration.transformations import shortened
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra

@@ -15,9 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import load_calibrated
-from unskew.calibration.mixture import by_part
-from unskew.calibration.request import StatisticsRequest
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.jobs import moments
 from unskew.core import tensors
 from unskew.core.errors import StorageFailure
 from unskew.core.key import Key
@@ -99,7 +97,7 @@ def job(side: ClientSide, name: str) -> Job:
     table: dict[str, Job] = {
         "survey": lambda shared, visit, key: survey(side, visit),
         "train": lambda shared, visit, key: train(side, shared, visit, key, Watch.from_text(more) if more else None),
-        "moments": lambda shared, visit, key: moments(side, shared, visit, more),
+        "moments": lambda shared, visit, key: moments(side, shared, visit, key, more),
         "evaluate": lambda shared, visit, key: evaluate(side, shared, visit),
     }
     return table[word]
@@ -163,23 +161,6 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, watch: Watc
     if side.memories:
         side.memories.keep(visited)
     return sums if watch is None else sums | tensors.prefixed(watched(side, shared, visit, watch), "watch/")
-
-
-def moments(side: ClientSide, shared: Tensors, visit: Visit, question: str) -> Sums:
-    """The class statistics of the client's features under the server's model; classes that it lacks are zero."""
-    side.load(shared, training=False)
-    ask, centres = StatisticsRequest.from_text(question), shared.get("centres")
-    encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
-    index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
-    index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
-    classes = side.network.classifier.out_features * ask.components
-    if len(index):
-        batches = (side.train.batch(some) for some in torch.split(index, CHUNK))
-        relabel = None if centres is None else by_part(centres)
-        found = ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
-    else:
-        found = ClassStatistics.empty(classes, width, ask.form)
-    return tensors.prefixed(found.spread_out(), "stat/moments/")
 
 
 def evaluate(side: ClientSide, shared: Tensors, visit: Visit) -> Sums:

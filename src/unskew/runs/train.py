@@ -23,7 +23,8 @@ from unskew.data.batches import steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.core.errors import UserError
-from unskew.runs.finish import Calibrated, Event, check, finish
+from unskew.calibration.feasible import check
+from unskew.runs.finish import Calibrated, Event, finish
 from unskew.core.key import Key
 from unskew.runs.prepare import Overview, Prepared, asked, first_visits, overview, prepare, skew
 from unskew.runs.result import Result, to_json
@@ -80,8 +81,8 @@ def _check_calibrations(prepared: Prepared) -> None:
     """Refuse what could not be made after the last round."""
     if prepared.algorithm.finish:
         side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
-        for source in side.algorithm.finish:
-            check(source, side.algorithm, side)
+        for finisher in side.algorithm.finish:
+            check(finisher, side.algorithm, side)
 
 
 def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
@@ -147,7 +148,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 observe(event)
 
             try:
-                finish(prepared, side, engine, model, side.algorithm, keep)
+                finish(engine, side, model, side.algorithm, key, keep)
             except UserError as error:  # it would come again: what was trained must not wait for it for ever
                 _finish(prepared, path, model, calibrated, chosen, trained)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
