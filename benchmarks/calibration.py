@@ -11,7 +11,8 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
-from unskew.calibration.forms import Form
+from unskew.calibration.covariances import Diagonal, Full, Shared
+from unskew.calibration.forms import check_memory, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -100,9 +101,9 @@ def _large():
 
 def _refusal():
     """``full`` statistics of that size say beforehand what they would take."""
-    needed = Form("full").bytes(CLASSES, WIDTH) / 1e9
+    needed = statistics_bytes(Full(), CLASSES, WIDTH) / 1e9
     try:
-        Form("full").must_fit(CLASSES, WIDTH)
+        check_memory(Full(), (Shared(), Diagonal()), CLASSES, WIDTH)
     except UserError as error:
         return Row("full statistics of that size", needed, "GB", remark=f"refused beforehand: {error}")
     return Row("full statistics of that size", needed, "GB", remark="fit on this machine")

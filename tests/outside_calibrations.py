@@ -5,8 +5,8 @@ import copy
 import torch
 from torch import nn
 
+from unskew.calibration.covariances import Diagonal
 from unskew.calibration.finisher import Finisher, RealFeatures, finisher
-from unskew.calibration.forms import Form
 from unskew.calibration.request import StatisticsRequest
 
 
@@ -30,7 +30,7 @@ def shrink(weight: float = 0.5) -> Finisher:
             linear.bias.lerp_(mean.bias, weight)
         return linear
 
-    return Finisher(make, StatisticsRequest(Form.parse("diagonal")))
+    return Finisher(make, StatisticsRequest(Diagonal()))
 
 
 @finisher

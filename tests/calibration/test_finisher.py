@@ -160,3 +160,16 @@ def test_the_decorator_keeps_the_signature_and_docstring_for_the_list_of_methods
     assert "per_class" in inspect.signature(ccvr).parameters
     assert (inspect.getdoc(ccvr) or "").startswith("Re-trains the classifier")
     assert finisher.__doc__
+
+
+def test_the_example_of_the_guide_works_by_its_text(tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "calibration.md").read_text()
+    code = page.partition("## Your own calibration")[2].partition("```python\n")[2].partition("```")[0]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    (tmp_path / "mine_of_the_guide.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    statistics = statistics_of("diagonal")
+    made = calibrate(nn.Linear(D, C), statistics, "mine_of_the_guide:nearest_mean")
+    torch.testing.assert_close(made.linear().weight, statistics.means().float())
+    features = statistics.means().float()
+    assert made(features).argmax(1).tolist() == list(range(C))

@@ -18,9 +18,10 @@ from safetensors.torch import load_file
 import unskew
 from unskew.calibration import federated, parse_calibration
 from unskew.calibration.calibrate import calibrate
+from unskew.calibration.covariances import parse_form
 from unskew.calibration.federated import real_features
-from unskew.calibration.forms import Form
-from unskew.calibration.mixture import PASSES, by_part, found_centres
+from unskew.calibration.forms import statistics_bytes
+from unskew.calibration.mixture import PASSES, by_part, centres_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift
 from unskew.console.main import main
@@ -285,13 +286,13 @@ def test_several_gaussians_a_class_cost_what_all_questions_together_cost(capsys,
         sent.append(sum(map(weight_of, parts)))
         return ClassStatistics.merged(parts)
 
-    centres = found_centres(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
+    centres = centres_of(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
     assert_made_of(ask(centres, "full"), run, clients, method)
     assert len(sent) == PASSES + 1
 
     def at_most(form):
         """Said beforehand: as if every client had examples of every part of its classes."""
-        return sum(Form(form).bytes(2 * len(part.held), part.width) for part in first)
+        return sum(statistics_bytes(parse_form(form), 2 * len(part.held), part.width) for part in first)
 
     assert rows(run)[method]["bytes_up"] == sum(map(weight_of, first)) + PASSES * at_most("diagonal") + at_most("full")
     assert 0.8 * rows(run)[method]["bytes_up"] < sum(map(weight_of, first)) + sum(sent) <= rows(run)[method]["bytes_up"]

@@ -60,7 +60,7 @@ def in_units_of_noise(statistics, radius):
             upper = torch.triu_indices(*value.shape[-2:], offset=1)
             diagonal = value.diagonal(dim1=-2, dim2=-1)
             value = torch.cat([diagonal, 2**0.5 * value[..., upper[0], upper[1]]], -1)
-        if statistics.form.name == "shared" and name == "second":
+        if str(statistics.form) == "shared" and name == "second":
             parts.append(value.flatten() / radius**power)
         else:
             whole = torch.zeros(statistics.classes, value.shape[-1], dtype=torch.float64)

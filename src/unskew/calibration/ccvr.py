@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from unskew.calibration.covariances import parse_form
 from unskew.calibration.finisher import Finisher, Made, finisher
-from unskew.calibration.forms import Form
 from unskew.calibration.heads import last_linear
 from unskew.calibration.knobs import check_positive, descent_of
 from unskew.calibration.request import StatisticsRequest
@@ -34,7 +34,7 @@ def ccvr(
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
     """
-    form = Form.parse(covariance)
+    form = parse_form(covariance)
     check_positive("ccvr", per_class=per_class, layers=layers, components=components)
     descent = descent_of("ccvr", epochs, batch, lr, momentum, weight_decay)
     if not 0 <= tukey <= 1:

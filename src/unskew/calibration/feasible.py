@@ -4,20 +4,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from unskew.calibration.covariances import Diagonal, LowRank, Shared
 from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.forms import Form
+from unskew.calibration.forms import statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
 from unskew.privacy.masking import LEAST
+from unskew.privacy.noise import sensitivity_known
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.round.client import ClientSide
 
-OTHER_FORMS = ("shared", "diagonal", "low-rank(32)")
+OTHER_FORMS = (Shared(), Diagonal(), LowRank(32))
 MAX_BYTES = 2 * 2**30  # of one client's statistics laid out for all classes, in this process
 
 
@@ -70,10 +72,10 @@ def protections(algorithm: "Algorithm") -> list[str]:
 
 
 def _check_memory(text: str, needs: StatisticsRequest, classes: int, width: int) -> None:
-    needed = needs.form.bytes(classes, width)
+    needed = statistics_bytes(needs.form, classes, width)
     if needed > MAX_BYTES:
-        forms = [f"{form} ({Form.parse(form).bytes(classes, width) / 1e9:.2f} GB)" for form in OTHER_FORMS]
-        hint = f"take covariance = {', '.join(forms)}" if needs.form.name != "shared" else "give a smaller expand"
+        forms = [f"{form} ({statistics_bytes(form, classes, width) / 1e9:.2f} GB)" for form in OTHER_FORMS]
+        hint = f"take covariance = {', '.join(forms)}" if needs.form != Shared() else "give a smaller expand"
         raise UserError(
             f"{text}: {needs.form} covariances of {classes:,} classes and {width:,} features take "
             f"{needed / 1e9:.1f} GB a client, more than {MAX_BYTES / 1e9:.1f} GB; {hint}"
@@ -86,7 +88,7 @@ def _check_private(text: str, needs: StatisticsRequest, withhold: int) -> None:
             f"{text} with withhold and private: one example more may bring a whole class of its client into the "
             "sum, and the promise is for one example; leave withhold out"
         )
-    if needs.components > 1 or needs.form.name == "low-rank":
+    if needs.components > 1 or not sensitivity_known(needs.form):
         what = "components" if needs.components > 1 else str(needs.form)
         raise UserError(f"{text} with private: the promise is for one release, one Gaussian a class, not {what}")
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.covariances import Diagonal
 from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.forecast import Forecast, forecast
-from unskew.calibration.forms import Form
+from unskew.calibration.forms import statistics_bytes
 from unskew.calibration.heads import device_of
 from unskew.calibration.jobs import IMAGES_PER_PASS
-from unskew.calibration.mixture import PASSES, found_centres
+from unskew.calibration.mixture import PASSES, centres_of
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
@@ -100,11 +101,11 @@ class Federation:
         centres, sent = None, self.sent_bytes(request)
         if request.components > 1:
             first, before, _ = self.statistics(finisher, replace(request, components=1))
-            step = replace(request, form=Form.parse("diagonal"))
+            step = replace(request, form=Diagonal())
             sent += before + PASSES * self.sent_bytes(step)
             words = f"statistics of {request.components} parts of each class, {PASSES + 1} times in all"
             self.observe(Gathering(name, words, self._clients, sent - before))
-            centres = found_centres(first, request.components, lambda moved: self.gather(step, moved), self.key)
+            centres = centres_of(first, request.components, lambda moved: self.gather(step, moved), self.key)
         else:
             self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
         statistics = self.gather(request, centres)
@@ -161,7 +162,7 @@ class Federation:
             return self._clients * Layout.of(self._classes * request.components, width, request.form).bytes
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
-        return sum(request.form.bytes(int(classes) * request.components, width) for classes in held)
+        return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
 
 
 def real_features(side: "ClientSide", needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from unskew.calibration.covariances import Shared
 from unskew.calibration.finisher import Finisher, Made, finisher
-from unskew.calibration.forms import Form
 from unskew.calibration.gaussians import ClassReport
 from unskew.calibration.heads import last_linear
 from unskew.calibration.knobs import check_positive
@@ -39,4 +39,4 @@ def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
         return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
 
-    return Finisher(make, StatisticsRequest(Form.parse("shared"), layers, expand))
+    return Finisher(make, StatisticsRequest(Shared(), layers, expand))

@@ -1,11 +1,12 @@
 """What clients are asked to measure: from which layer on, how much of a covariance, what they keep to themselves."""
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.covariances import Full, parse_form
 from unskew.calibration.forms import Form
 from unskew.calibration.heads import device_of
 from unskew.calibration.transformations import Lift, shortened
@@ -17,7 +18,7 @@ from unskew.models.layers import Network
 class StatisticsRequest:
     """A question to every client; a job's name carries it as JSON."""
 
-    form: Form = field(default_factory=Form)  # how much of each covariance
+    form: Form = field(default_factory=Full)  # how much of each covariance
     layers: int = 1  # linear layers behind the features
     expand: int = 0  # random features beside them
     components: int = 1  # Gaussians a class; above 1, centres are sent along
@@ -32,11 +33,7 @@ class StatisticsRequest:
     def from_text(source: str) -> "StatisticsRequest":
         """What ``to_text`` gave."""
         values = json.loads(source)
-        return StatisticsRequest(**values | {"form": Form.parse(values["form"])})
-
-    def whole_classes(self) -> "StatisticsRequest":
-        """The same request with one Gaussian a class."""
-        return replace(self, components=1)
+        return StatisticsRequest(**values | {"form": parse_form(values["form"])})
 
     def encoder(self, network: Network, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         """Images to the features asked for, and how many these are."""

@@ -60,7 +60,7 @@ def shortened(features: Tensor, clip: float) -> Tensor:
     """[n, d], features longer than ``clip`` (L2) scaled down to it, a rounding error below; 0: no limit."""
     if clip == 0.0:
         return features
-    length = features.double().norm(dim=1, keepdim=True)  # [n, 1]
+    length = torch.linalg.vector_norm(features.double(), 2, dim=[1], keepdim=True)  # [n, 1]
     below = clip * (1 - 4 * _rounding(features))
     return torch.where(length > clip, (features.double() * (below / length)).to(features.dtype), features)
 
