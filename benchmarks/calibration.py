@@ -90,12 +90,12 @@ def _large():
     rows = []
     for form, (method, most, limit) in LARGE.items():
         said = subprocess.run([sys.executable, __file__, form, method], capture_output=True, text=True, check=True)
-        found = json.loads(said.stdout)
+        measured = json.loads(said.stdout)
         name = f"{CLASSES:,} classes, {WIDTH:,} features, {CLIENTS:,} clients of {EACH}: {form}, {method}"
-        rows.append(at_most(f"{name}: memory", found["gb"], "GB", most, "the whole process"))
+        rows.append(at_most(f"{name}: memory", measured["gb"], "GB", most, "the whole process"))
         time_row = f"{name}: time"
-        rows.append(Row(time_row, found["seconds"], "s") if limit is None else
-                    at_most(time_row, found["seconds"], "s", limit, "features to classifier"))  # fmt: skip
+        rows.append(Row(time_row, measured["seconds"], "s") if limit is None else
+                    at_most(time_row, measured["seconds"], "s", limit, "features to classifier"))  # fmt: skip
     return rows
 
 
@@ -110,7 +110,7 @@ def _refusal():
 
 
 def _one_large(form, method):
-    """In a process of its own: features drawn client by client, statistics merged, the classifier made."""
+    """In a separate process: features drawn client by client, statistics merged, the classifier made."""
     means = torch.randn(CLASSES, WIDTH, generator=Key(0).torch())
     classifier = torch.nn.Linear(WIDTH, CLASSES)
 

@@ -123,7 +123,7 @@ class Shared:
         torch.mm(features.t(), features, out=sums["second"])
 
     def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
-        """The pooled covariance at the scale of one class: no class has a scatter of its own."""
+        """The pooled covariance at the scale of one class: no class has its own scatter."""
         return statistics.within() * (statistics.number[place] - 1)
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:

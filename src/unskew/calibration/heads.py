@@ -1,4 +1,4 @@
-"""The linear layers behind the features: copied, made blank, and the last of them found."""
+"""The linear layers behind the features: copies, blank layers, the last layer, their device."""
 
 import copy
 

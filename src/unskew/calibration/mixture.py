@@ -22,7 +22,7 @@ PASSES = 8  # of Lloyd's algorithm
 def centres_of(whole: ClassStatistics, components: int, ask: Callable[[Tensor], ClassStatistics], key: Key) -> Tensor:
     """[C, K, d] after PASSES passes; ``ask`` gathers the statistics of all parts under given centres.
 
-    The first centres are virtual features, so that no client shows one of its own.
+    The first centres are virtual features, so that no client reveals a feature.
     """
     centres = torch.zeros(whole.classes, components, whole.width, dtype=torch.float64)
     gaussians = Gaussians(whole)
