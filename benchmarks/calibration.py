@@ -11,7 +11,8 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
-from unskew.calibration.forms import Form
+from unskew.calibration.covariances import Diagonal, Full, Shared
+from unskew.calibration.forms import check_memory, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -89,27 +90,27 @@ def _large():
     rows = []
     for form, (method, most, limit) in LARGE.items():
         said = subprocess.run([sys.executable, __file__, form, method], capture_output=True, text=True, check=True)
-        found = json.loads(said.stdout)
+        measured = json.loads(said.stdout)
         name = f"{CLASSES:,} classes, {WIDTH:,} features, {CLIENTS:,} clients of {EACH}: {form}, {method}"
-        rows.append(at_most(f"{name}: memory", found["gb"], "GB", most, "the whole process"))
+        rows.append(at_most(f"{name}: memory", measured["gb"], "GB", most, "the whole process"))
         time_row = f"{name}: time"
-        rows.append(Row(time_row, found["seconds"], "s") if limit is None else
-                    at_most(time_row, found["seconds"], "s", limit, "features to classifier"))  # fmt: skip
+        rows.append(Row(time_row, measured["seconds"], "s") if limit is None else
+                    at_most(time_row, measured["seconds"], "s", limit, "features to classifier"))  # fmt: skip
     return rows
 
 
 def _refusal():
     """``full`` statistics of that size say beforehand what they would take."""
-    needed = Form("full").bytes(CLASSES, WIDTH) / 1e9
+    needed = statistics_bytes(Full(), CLASSES, WIDTH) / 1e9
     try:
-        Form("full").must_fit(CLASSES, WIDTH)
+        check_memory(Full(), (Shared(), Diagonal()), CLASSES, WIDTH)
     except UserError as error:
         return Row("full statistics of that size", needed, "GB", remark=f"refused beforehand: {error}")
     return Row("full statistics of that size", needed, "GB", remark="fit on this machine")
 
 
 def _one_large(form, method):
-    """In a process of its own: features drawn client by client, statistics merged, the classifier made."""
+    """In a separate process: features drawn client by client, statistics merged, the classifier made."""
     means = torch.randn(CLASSES, WIDTH, generator=Key(0).torch())
     classifier = torch.nn.Linear(WIDTH, CLASSES)
 

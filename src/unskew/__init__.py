@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from unskew.analysis import analyse
     from unskew.api import resume, run
-    from unskew.calibration.classifier import CalibratedClassifier, Lift
-    from unskew.calibration.methods import calibrate
+    from unskew.calibration.calibrate import calibrate
+    from unskew.calibration.classifier import CalibratedClassifier
     from unskew.calibration.statistics import ClassStatistics
+    from unskew.calibration.transformations import Lift
     from unskew.core.errors import ClientFailure, UserError
     from unskew.core.key import Key
     from unskew.loggers import open_logger
@@ -52,13 +53,13 @@ _HOME = {
     "ClassStatistics": "calibration.statistics",
     "ClientFailure": "core.errors",
     "Key": "core.key",
-    "Lift": "calibration.classifier",
+    "Lift": "calibration.transformations",
     "Result": "runs.result",
     "STOP": "runs.stop",
     "StopRun": "runs.stop",
     "UserError": "core.errors",
     "analyse": "analysis",
-    "calibrate": "calibration.methods",
+    "calibrate": "calibration.calibrate",
     "calibrate_run": "runs.finished",
     "load": "runs.finished",
     "open_logger": "loggers",

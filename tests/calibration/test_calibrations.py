@@ -1,6 +1,8 @@
 """Every calibration is what its formula says, leaves what it was given as it was, and refuses what it cannot do."""
 
+import inspect
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -8,17 +10,14 @@ import torch
 from torch import nn
 
 import unskew
-from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
-from unskew.calibration.methods import (
-    CALIBRATIONS,
-    Calibration,
-    calibrate,
-    parse_calibration,
-    retrained_on,
-    virtual_features,
-)
+from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
+from unskew.calibration.calibrate import calibrate, calibrate_on_features
+from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.transformations import Lift, Transformation
+from unskew.calibration.virtual import virtual_features
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
@@ -55,7 +54,7 @@ def statistics_of(counts=(30, 20, 40), form="full", classes=C, **knobs):
 
 def fitting(method, *, width=D, classes=C, counts=(30, 20, 40)):
     """Statistics such as the method wants, of features beside which it may want random ones."""
-    wanted = parse_calibration(method)
+    wanted = parse_calibration(method).needs
     features, labels = examples(counts, width=width)
     if wanted.expand:
         features = Lift.of(width, wanted.expand)(features)
@@ -116,7 +115,7 @@ def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
 
 
 def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
-    monkeypatch.setattr("unskew.calibration.methods.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
+    monkeypatch.setattr("unskew.calibration.virtual.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
     with pytest.raises(UserError, match=r"300 virtual features take 0.0 GB, .*; give per_class=50 or less"):
         virtual_features(statistics_of(), 100, Key(0))
     assert len(virtual_features(statistics_of(), 50, Key(0))[0]) == 150
@@ -182,7 +181,7 @@ def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
         asked.append((per_class, knobs))
         return virtual_features(statistics, 5, key, **knobs)
 
-    monkeypatch.setattr("unskew.calibration.methods.virtual_features", noted)
+    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "virtual_features", noted)
     calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
     assert asked == [(2000, {"proportional": False, "components": 1})]
 
@@ -345,7 +344,7 @@ def test_a_classifier_without_bias_is_trained_with_one_from_zero(method):
 @pytest.mark.parametrize("bias", [True, False])
 def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
     statistics, classifier = statistics_of((30, 0, 20, 0), classes=4), linear(outputs=4, bias=bias)
-    with pytest.warns(UserWarning, match=r"^nobody holds class 1, 3: it keeps its row of the classifier$"):
+    with pytest.warns(UserWarning, match=r"^no client holds class 1, 3: it keeps its row of the classifier$"):
         found = calibrate(classifier, statistics, method)
     assert found.report.kept_rows == (1, 3)
     assert torch.equal(found.head.weight[1::2], classifier.weight[1::2])
@@ -356,7 +355,7 @@ def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
 def test_a_class_whose_parts_nobody_holds_is_told_from_its_parts():
     """Labels 2c and 2c + 1 are parts of class c: here 0, 1 and 5."""
     statistics, classifier = statistics_of((30, 20, 0, 0, 0, 40), classes=6), linear()
-    with pytest.warns(UserWarning, match=r"^nobody holds class 1: it keeps its row of the classifier$"):
+    with pytest.warns(UserWarning, match=r"^no client holds class 1: it keeps its row of the classifier$"):
         found = calibrate(classifier, statistics, "ccvr(per_class=20, epochs=2, lr=0.1, components=2)")
     assert found.report.kept_rows == (1,)
     assert torch.equal(found.head.weight[1], classifier.weight[1])
@@ -365,7 +364,7 @@ def test_a_class_whose_parts_nobody_holds_is_told_from_its_parts():
 
 def test_in_a_head_of_several_layers_the_last_ones_rows_are_kept():
     head = deep()
-    with pytest.warns(UserWarning, match="nobody holds class 2: it keeps its row of the classifier"):
+    with pytest.warns(UserWarning, match="no client holds class 2: it keeps its row of the classifier"):
         found = calibrate(head, statistics_of((30, 20), width=6), "ccvr(per_class=20, epochs=2, lr=0.1, layers=2)")
     assert torch.equal(found.head[-1].weight[2], head[-1].weight[2])
     assert torch.equal(found.head[-1].bias[2], head[-1].bias[2])
@@ -377,21 +376,21 @@ def test_where_there_is_no_row_to_keep_a_class_is_never_answered(method):
     statistics, classifier = fitting(method, counts=(30, 20)), linear()
     if "layers" in method:
         statistics, classifier = statistics_of((30, 20), width=6), deep()
-    with pytest.warns(UserWarning, match=r"^nobody holds class 2: it is never answered$"):
+    with pytest.warns(UserWarning, match=r"^no client holds class 2: it is never predicted$"):
         found = calibrate(classifier, statistics, method)
     assert 2 not in found(100 * normal(1000, 6 if "layers" in method else D)).argmax(1).tolist()
 
 
 def test_of_many_absent_classes_ten_are_named():
-    with pytest.warns(UserWarning, match=r"^nobody holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 …: it keeps"):
+    with pytest.warns(UserWarning, match=r"^no client holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 …: it keeps"):
         calibrate(linear(outputs=20), statistics_of((30, 20), classes=20), QUICK)
-    with pytest.warns(UserWarning, match=r"^nobody holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11: it keeps"):
+    with pytest.warns(UserWarning, match=r"^no client holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11: it keeps"):
         calibrate(linear(outputs=12), statistics_of((30, 20), classes=12), QUICK)
 
 
 @pytest.mark.parametrize("method", [*EVERY, "ccvr(per_class=9, covariance='low-rank(2)')"])
 def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(method):
-    form = parse_calibration(method).form
+    form = parse_calibration(method).needs.form
     for counts in ((30,), (30, 20), (1, 20), (1, 1, 2)):
         statistics = statistics_of(counts, form, classes=len(counts))
         found = calibrate(linear(outputs=len(counts)), statistics, method)
@@ -402,7 +401,7 @@ def test_one_class_two_classes_and_classes_of_one_example_can_be_calibrated(meth
 @pytest.mark.parametrize("method", EVERY)
 def test_classes_of_one_example_each_have_no_spread_and_are_refused(method):
     with pytest.raises(UserError, match=r"^no class has two examples; a covariance needs them$"):
-        calibrate(linear(), statistics_of((1, 1, 1), parse_calibration(method).form), method)
+        calibrate(linear(), statistics_of((1, 1, 1), parse_calibration(method).needs.form), method)
 
 
 def test_the_report_says_what_was_done():
@@ -440,7 +439,7 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
     features, labels = examples((30, 0, 1))
     classifier = make()
     kept = weights(classifier)
-    found = retrained_on(classifier, features, labels, "oracle(epochs=3, lr=0.1, batch=7)", seed=5)
+    found = calibrate_on_features(classifier, features, labels, "oracle(epochs=3, lr=0.1, batch=7)", seed=5)
     descent = Descent(3, 7, 0.1, 0.9, 1e-5)
     wanted, before, after = retrained(classifier, features, labels, descent, Key(5).fold("oracle"), (1,))
     assert same(weights(found.head), weights(wanted))
@@ -455,14 +454,21 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
 
 def test_the_oracle_says_that_it_has_nothing_to_train_on():
     with pytest.raises(UserError, match=r"^oracle: there is no feature to train on$"):
-        retrained_on(linear(), torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), "oracle")
+        calibrate_on_features(linear(), torch.zeros(0, D), torch.zeros(0, dtype=torch.int64), "oracle")
 
 
 def test_the_oracle_takes_all_or_so_many_features():
-    assert parse_calibration("oracle").real == parse_calibration("oracle(all)").real == 0
-    assert parse_calibration("oracle(per_class=100)").real == 100
-    assert parse_calibration("oracle").descent == Descent(50, 64, 0.001, 0.9, 1e-5)
-    assert parse_calibration("oracle").make is None
+    assert parse_calibration("oracle").needs == parse_calibration("oracle(all)").needs == RealFeatures(1, 0)
+    assert parse_calibration("oracle(per_class=100, layers=2)").needs == RealFeatures(2, 100)
+    knobs = inspect.signature(CALIBRATIONS["oracle"]).parameters
+    wanted = {"epochs": 50, "batch": 64, "lr": 0.001, "momentum": 0.9, "weight_decay": 1e-5}
+    assert {name: knobs[name].default for name in wanted} == wanted
+
+
+def test_a_bound_for_study_is_known_by_its_name_in_results():
+    assert [is_bound(name) for name in ("oracle", "oracle(layers=2)", "oracle(per_class=7)")] == [True] * 3
+    others = ("ccvr", "lda + secure", "ccvr(per_class=50) + withhold(3)", "oracles", "no_such:module", "", "oracle(")
+    assert not any(is_bound(name) for name in others)
 
 
 # what cannot be
@@ -470,9 +476,9 @@ def test_the_oracle_takes_all_or_so_many_features():
 
 def test_the_table_of_calibrations():
     assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "oracle"]
-    assert all(isinstance(build(), Calibration) for build in CALIBRATIONS.values())
-    assert (parse_calibration("lda").form.name, parse_calibration("ccvr").form.name) == ("shared", "full")
-    assert str(parse_calibration("ccvr(covariance='low-rank(7)')").form) == "low-rank(7)"
+    assert all(isinstance(build(), Finisher) for build in CALIBRATIONS.values())
+    assert [str(parse_calibration(name).needs.form) for name in ("lda", "ccvr")] == ["shared", "full"]
+    assert str(parse_calibration("ccvr(covariance='low-rank(7)')").needs.form) == "low-rank(7)"
 
 
 WRONG_TEXTS = {
@@ -494,8 +500,8 @@ WRONG_TEXTS = {
     "ccvr(momentum=-0.1)": "ccvr(momentum=-0.1): give 0 or more and less than 1",
     "ccvr(weight_decay=-1)": "ccvr(weight_decay=-1.0): give 0 or more",
     "ccvr(tukey=0.5)": "Tukey's power needs features of 0 or more; add relu=true",
-    "ccvr(tukey=2, relu=true)": "Tukey's power lies between 0 (the logarithm) and 1 (as they are)",
-    "ccvr(tukey=-1, relu=true)": "Tukey's power lies between 0",
+    "ccvr(tukey=2, relu=true)": "give Tukey's power as 0 (the logarithm) to 1 (no change)",
+    "ccvr(tukey=-1, relu=true)": "give Tukey's power as 0",
     "ccvr(relu=1)": "relu must be true or false, 1 given",
     "ccvr(covariance=ful)": "no covariance form is called 'ful'; did you mean 'full'?",
     "ccvr(covariance='low-rank(0)')": "low-rank(0): rank counts directions, give at least 1",
@@ -526,7 +532,7 @@ def test_a_text_that_is_no_calibration_is_refused_in_words(source):
 
 
 MISFITS = {
-    "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and so wants"),
+    "a classifier of more features": (lambda: linear(5), QUICK, "takes 5 features to 3 classes and needs"),
     "a classifier of more classes": (lambda: linear(outputs=4), QUICK, "of 4 features and 4 classes; these are full"),
     "parts that were not measured": (linear, "ccvr(components=2)", "of 4 features and 6 classes; these are full"),
     "random features that were not": (linear, "lda(expand=7)", "of 11 features and 3 classes; these are full over 3"),
@@ -552,9 +558,9 @@ def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
     [
         ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, this is a dict"),
         (None, QUICK, "the statistics must be ClassStatistics, this is a NoneType"),
-        (ClassStatistics.empty(C, D), QUICK, "the statistics are of nobody: no class is held"),
-        (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are of nobody: no class is held"),
-        (statistics_of(), None, "a calibration is named by a text such as ccvr(per_class=500), this is None"),
+        (ClassStatistics.empty(C, D), QUICK, "the statistics are empty: no client holds an example"),
+        (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are empty: no client holds an example"),
+        (statistics_of(), None, "give a calibration as a text such as ccvr(per_class=500) or as a Finisher, not None"),
     ],
 )
 def test_statistics_and_methods_of_another_kind_are_refused(statistics, method, words):

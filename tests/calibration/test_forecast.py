@@ -167,7 +167,7 @@ def test_classes_that_nobody_holds_are_neither_drawn_nor_answered_by_the_discrim
 
 
 def test_many_classes_share_a_number_of_draws(monkeypatch):
-    monkeypatch.setattr(forecasts, "MOST", 50)
+    monkeypatch.setattr(forecasts, "MAX_FEATURES", 50)
     drawn = []
     draw = Gaussians.draw
 

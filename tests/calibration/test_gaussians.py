@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration import gaussians
-from unskew.calibration.forms import Form, directions
-from unskew.calibration.gaussians import Gaussians, pooled_scatter, scatter
+from unskew.calibration.covariances import directions, parse_form
+from unskew.calibration.gaussians import Gaussians
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -39,7 +39,7 @@ def made(number, sums, form="diagonal", **second):
     """Statistics of class 0 by hand, true or not."""
     sums = {"sums": torch.tensor([sums]), **{name: torch.as_tensor(value)[None] for name, value in second.items()}}
     sums = {name: value.double() for name, value in sums.items()}
-    return ClassStatistics(C, Form.parse(form), torch.tensor([0]), torch.tensor([number]), sums)
+    return ClassStatistics(C, parse_form(form), torch.tensor([0]), torch.tensor([number]), sums)
 
 
 def covariance(spread):
@@ -145,8 +145,8 @@ def test_one_class_alone_has_its_own_covariance_whatever_the_weight(form, count)
 
 def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
     calls = []
-    pooled, squares = gaussians.pooled_scatter, gaussians._pooled_squares
-    monkeypatch.setattr(gaussians, "pooled_scatter", lambda given: calls.append(0) or pooled(given))
+    pooled, squares = ClassStatistics.within, gaussians._pooled_squares
+    monkeypatch.setattr(ClassStatistics, "within", lambda given: calls.append(0) or pooled(given))
     monkeypatch.setattr(gaussians, "_pooled_squares", lambda given: calls.append(0) or squares(given))
     for form in FORMS:
         calls.clear()
@@ -247,7 +247,7 @@ def test_a_sketch_that_says_more_than_the_variances_allow_is_clipped_and_reporte
 def test_pooled_variances_below_zero_give_no_nan():
     """A class of one beside one whose sums cannot be true."""
     given_ = ClassStatistics(
-        C, Form.parse("low-rank(1)"), torch.tensor([0, 1]), torch.tensor([1, 10]),
+        C, parse_form("low-rank(1)"), torch.tensor([0, 1]), torch.tensor([1, 10]),
         {"sums": torch.ones(2, D, dtype=torch.float64), "squares": torch.zeros(2, D, dtype=torch.float64),
          "sketch": torch.zeros(2, D, 1, dtype=torch.float64)},
     )  # fmt: skip
@@ -281,7 +281,7 @@ def test_a_scatter_of_rank_r_is_known_whole_and_no_other_is_overstated(rank, kno
     around = features - features.mean(0)
     whole = around.t() @ around
     given_ = low_rank(features, rank)
-    found = scatter(given_, 0)
+    found = given_.form.scatter(given_, 0)
     near(found.diagonal(), whole.diagonal(), 1e-8)
     if known <= rank:
         near(found, whole, 1e-8)
@@ -323,7 +323,8 @@ def test_what_the_directions_leave_out_is_no_more_than_theory_allows(rank):
 @pytest.mark.parametrize("form", FORMS)
 def test_the_pooled_scatter_is_the_sum_of_the_classes_own(form):
     features, labels = examples([9, 1, 20])
-    found = pooled_scatter(ClassStatistics.of_features(features, labels, C, form))
+    given_ = ClassStatistics.of_features(features, labels, C, form)
+    found = given_.form.pooled_scatter(given_)
     wanted = within(features, labels) * (30 - 3)
     near(found.diagonal(), wanted.diagonal())
     if form in ("full", "shared"):

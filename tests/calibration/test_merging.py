@@ -121,7 +121,7 @@ def test_even_one_that_holds_nothing_must_be_of_the_same_kind():
 
 def test_the_sum_over_nobody_is_refused():
     assert Merging().nothing
-    with pytest.raises(UserError, match=r"^there are no statistics to add up: nobody sent any$"):
+    with pytest.raises(UserError, match=r"^there are no statistics to add up: no client sent any$"):
         ClassStatistics.merged(iter(()))
 
 

@@ -177,7 +177,7 @@ def test_many_are_merged_as_if_added_one_after_another(form, block, monkeypatch)
     same(found, reduce(add, parts))
     close(found, ClassStatistics.of_features(*map(torch.cat, zip(*pooled, strict=True)), C, form), 1e-12)
     same(ClassStatistics.merged(parts[3:4]), parts[3])
-    with pytest.raises(UserError, match="nobody sent any"):
+    with pytest.raises(UserError, match="no client sent any"):
         ClassStatistics.merged([])
 
 
@@ -243,8 +243,8 @@ NAN, INF = float("nan"), float("inf")
 BROKEN_BATCHES = {
     "features are NaN": ([[1.0, NAN]], [0], "features hold NaN or infinity"),
     "features are infinite": ([[1.0, -INF]], [0], "features hold NaN or infinity"),
-    "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must lie in 0..4, these go from 0 to 5"),
-    "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must lie in 0..4, these go from -1 to 3"),
+    "label too large": ([[1.0, 2.0]] * 2, [0, C], "labels must be in 0..4, these go from 0 to 5"),
+    "label negative": ([[1.0, 2.0]] * 2, [-1, 3], "labels must be in 0..4, these go from -1 to 3"),
     "labels are floats": ([[1.0, 2.0]], [0.0], "labels whole numbers; these are torch.float32 and torch.float32"),
     "labels are NaN": ([[1.0, 2.0]], [NAN], "labels whole numbers"),
     "labels are complex": ([[1.0, 2.0]], [1j], "labels whole numbers"),
@@ -272,7 +272,7 @@ def test_a_broken_batch_is_refused_in_one_clear_message(case):
 def test_what_nobody_can_know_is_refused_in_words():
     found = ClassStatistics.of_features(features_of(3), torch.tensor([0, 0, 4]), C)
     for label in (1, -1, 5):
-        with pytest.raises(UserError, match=f"nobody holds class {label}; 2 of 5 classes are held"):
+        with pytest.raises(UserError, match=f"no client holds class {label}; 2 of 5 classes are held"):
             found.mean(label)
     with pytest.raises(UserError, match="class 4 has one example; a covariance needs two"):
         found.covariance(4)
@@ -495,7 +495,7 @@ def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
 def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match=r"there is no file .*nowhere"):
         ClassStatistics.load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"holds no class statistics"):
+    with pytest.raises(UserError, match=r"does not hold class statistics"):
         ClassStatistics.load(tmp_path)
     with pytest.raises(UserError, match=r"cannot be written: Is a directory"):
         example().save(tmp_path)
@@ -588,14 +588,14 @@ FALSE = {
     "a label of -1": (changed(held=at(0, value=-1)), "labels must ascend"),
     "a label of C": (changed(held=at(3, value=C)), "labels must ascend"),
     "fewer classes than labels": (changed(about={"classes": 4}), "labels must ascend from 0 to 3"),
-    "no classes": (changed(about={"classes": 0}), "0 is no number of classes"),
-    "classes below zero": (changed(about={"classes": -5}), "-5 is no number of classes"),
-    "very many classes": (changed(about={"classes": 10**12}), "1000000000000 is no number of classes"),
-    "more classes than an int64": (changed(about={"classes": 10**30}), "is no number of classes"),
-    "classes are true": (changed(about={"classes": True}), "True is no number of classes"),
-    "classes are 5.0": (changed(about={"classes": 5.0}), "5.0 is no number of classes"),
-    "classes are a word": (changed(about={"classes": "5"}), "'5' is no number of classes"),
-    "classes are null": (changed(about={"classes": None}), "None is no number of classes"),
+    "no classes": (changed(about={"classes": 0}), "0 is not a number of classes"),
+    "classes below zero": (changed(about={"classes": -5}), "-5 is not a number of classes"),
+    "very many classes": (changed(about={"classes": 10**12}), "1000000000000 is not a number of classes"),
+    "more classes than an int64": (changed(about={"classes": 10**30}), "is not a number of classes"),
+    "classes are true": (changed(about={"classes": True}), "True is not a number of classes"),
+    "classes are 5.0": (changed(about={"classes": 5.0}), "5.0 is not a number of classes"),
+    "classes are a word": (changed(about={"classes": "5"}), "'5' is not a number of classes"),
+    "classes are null": (changed(about={"classes": None}), "None is not a number of classes"),
 }
 
 FOREIGN = {
@@ -625,7 +625,9 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_files_name(case, tm
 def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_path):
     about, words = FOREIGN[case]
     path = written(tmp_path / "stranger", example().tensors(), **about)
-    with pytest.raises(UserError, match=rf"\S*stranger holds no class statistics of this version: .*{words}") as caught:
+    with pytest.raises(
+        UserError, match=rf"\S*stranger does not hold class statistics of this version: .*{words}"
+    ) as caught:
         ClassStatistics.load(path)
     assert "\n" not in str(caught.value)
 
@@ -640,7 +642,7 @@ def test_a_description_of_another_kind_is_refused_in_its_files_name(case, tmp_pa
 def test_metadata_that_is_missing_or_somebody_elses_is_refused_in_its_files_name(metadata, tmp_path):
     path = tmp_path / "stranger"
     path.write_bytes(save(example().tensors(), metadata=metadata))
-    with pytest.raises(UserError, match=r"\S*stranger holds no class statistics of this version"):
+    with pytest.raises(UserError, match=r"\S*stranger does not hold class statistics of this version"):
         ClassStatistics.load(path)
 
 
@@ -719,7 +721,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
     whole, path = example("diagonal").to_bytes(), tmp_path / "stranger"
     for length in (*range(0, len(whole), 11), len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(UserError, match="stranger holds no class statistics"):
+        with pytest.raises(UserError, match="stranger does not hold class statistics"):
             ClassStatistics.load(path)
 
 
@@ -727,7 +729,7 @@ def test_a_file_cut_off_anywhere_is_refused_in_its_name(tmp_path):
 def test_a_file_of_another_kind_is_refused_in_its_name(content, tmp_path):
     path = tmp_path / "stranger"
     path.write_bytes(content)
-    with pytest.raises(UserError, match="stranger holds no class statistics"):
+    with pytest.raises(UserError, match="stranger does not hold class statistics"):
         ClassStatistics.load(path)
 
 

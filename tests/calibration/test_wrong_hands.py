@@ -13,16 +13,15 @@ ENCODER = nn.Linear(6, 5)
 BATCHES = {
     "three in a batch": ([(IMAGES, LABELS, LABELS)], "this is a tuple of 3"),
     "the list forgotten": ((IMAGES, LABELS), "this is a Tensor"),
-    "a dict": ([{"image": IMAGES, "label": LABELS}], "this is a dict"),
-    "labels in a list": ([(IMAGES, LABELS.tolist())], "this is a tuple of 2"),
-    "arrays": ([(IMAGES.numpy(), LABELS.numpy())], "this is a tuple of 2"),
+    "a word": (["images"], "this is a str"),
+    "nothing": ([None], "this is a NoneType"),
 }
 
 
 @pytest.mark.parametrize("case", BATCHES)
 def test_batches_that_are_no_pairs_are_told_what_is_wanted(case):
     batches, found = BATCHES[case]
-    with pytest.raises(UserError, match=r"pairs of \(images, labels\), labels a tensor; " + found):
+    with pytest.raises(UserError, match=r"pairs of \(images, labels\) or dicts with both; " + found):
         ClassStatistics.measure(ENCODER, batches, classes=4)
 
 
@@ -49,7 +48,7 @@ def test_what_is_missing_for_random_features_and_components_is_said():
     total, classifier = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4), nn.Linear(5, 4)
     with pytest.raises(UserError, match=r"measure behind unskew\.Lift\.of\(features, 7\)"):
         unskew.calibrate(classifier, total, "lda(expand=7)")
-    with pytest.raises(UserError, match="a part of a class has a label of its own"):
+    with pytest.raises(UserError, match="every part of a class has its own label"):
         unskew.calibrate(classifier, total, "ccvr(components=2)")
 
 
@@ -63,6 +62,7 @@ def test_norms_between_the_linear_layers_of_a_head_stay_as_they_are():
 
 
 def test_the_bytes_of_absurdly_many_features_do_not_overflow():
-    from unskew.calibration.forms import Form
+    from unskew.calibration.covariances import Shared
+    from unskew.calibration.forms import statistics_bytes
 
-    assert Form("shared").bytes(10, 10**12) == 160 + 8 * (10 * 10**12 + 10**24)
+    assert statistics_bytes(Shared(), 10, 10**12) == 160 + 8 * (10 * 10**12 + 10**24)

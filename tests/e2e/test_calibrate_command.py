@@ -16,11 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 import unskew
-from unskew.calibration.classifier import Lift
-from unskew.calibration.forms import Form
-from unskew.calibration.methods import calibrate, parse_calibration
-from unskew.calibration.mixture import PASSES, by_part, found_centres
+from unskew.calibration import federated, parse_calibration
+from unskew.calibration.calibrate import calibrate
+from unskew.calibration.covariances import parse_form
+from unskew.calibration.federated import real_features
+from unskew.calibration.forms import statistics_bytes
+from unskew.calibration.mixture import PASSES, by_part, centres_of
 from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.transformations import Lift
 from unskew.console.main import main
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
@@ -29,7 +32,6 @@ from unskew.privacy.fixed_point import Layout
 from unskew.privacy.noise import clipped, min_count, noisy
 from unskew.round.client import CHUNK
 from unskew.runs import config as configs
-from unskew.runs.finish import real_features
 from unskew.runs.folder import calibration_file
 from unskew.runs.prepare import prepare
 
@@ -245,7 +247,7 @@ def weight_of(statistics):
 def assert_made_of(statistics, run, clients, method, name=None, clip=0.0):
     """The classifier in the run's folder is the one that the method makes of these statistics."""
     seed, network, _ = clients
-    made = calibrate(cut(network, parse_calibration(method).layers)[1], statistics, method, seed)
+    made = calibrate(cut(network, parse_calibration(method).needs.layers)[1], statistics, method, seed)
     made.clip = clip
     found, wanted = load_file(file_of(run, name or method)), made.tensors()
     assert set(found) == set(wanted)
@@ -284,13 +286,13 @@ def test_several_gaussians_a_class_cost_what_all_questions_together_cost(capsys,
         sent.append(sum(map(weight_of, parts)))
         return ClassStatistics.merged(parts)
 
-    centres = found_centres(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
+    centres = centres_of(ClassStatistics.merged(first), 2, ask, Key(clients[0]))
     assert_made_of(ask(centres, "full"), run, clients, method)
     assert len(sent) == PASSES + 1
 
     def at_most(form):
         """Said beforehand: as if every client had examples of every part of its classes."""
-        return sum(Form(form).bytes(2 * len(part.held), part.width) for part in first)
+        return sum(statistics_bytes(parse_form(form), 2 * len(part.held), part.width) for part in first)
 
     assert rows(run)[method]["bytes_up"] == sum(map(weight_of, first)) + PASSES * at_most("diagonal") + at_most("full")
     assert 0.8 * rows(run)[method]["bytes_up"] < sum(map(weight_of, first)) + sum(sent) <= rows(run)[method]["bytes_up"]
@@ -324,7 +326,9 @@ def test_a_class_that_everybody_withholds_keeps_its_row_and_that_is_said(capsys,
     name = f"{QUICK} + withhold({most})"
     said = done(capsys, "calibrate", run, name)
     others = [other for other in range(10) if other != label]
-    assert f"{name}: note: nobody holds class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
+    assert (
+        f"{name}: note: no client holds class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
+    )
     made, own = load_file(file_of(run, name)), clients[1].classifier
     assert torch.equal(made["head.weight"][others], own.weight[others])
     assert torch.equal(made["head.bias"][others], own.bias[others])
@@ -352,11 +356,11 @@ def test_private_and_secure_go_together(capsys, run):
 
 
 def test_the_oracle_sees_all_real_features_or_so_many_of_each_class_drawn_by_the_key(side):
-    features, labels = real_features(side, parse_calibration("oracle"), Key(0))
+    features, labels = real_features(side, parse_calibration("oracle").needs, Key(0))
     with torch.no_grad():
         assert torch.allclose(features, side.network.encoder(side.train.batch(torch.arange(len(labels)))[0]), atol=1e-6)
     assert torch.equal(labels, side.train.labels)
-    some = [real_features(side, parse_calibration("oracle(7)"), Key(seed)) for seed in (0, 0, 1)]
+    some = [real_features(side, parse_calibration("oracle(7)").needs, Key(seed)) for seed in (0, 0, 1)]
     assert torch.bincount(some[0][1]).tolist() == [7] * 10
     assert torch.equal(some[0][0], some[1][0])
     assert not torch.equal(some[0][0], some[2][0])
@@ -364,7 +368,7 @@ def test_the_oracle_sees_all_real_features_or_so_many_of_each_class_drawn_by_the
     drawn = [place[row.tobytes()] for row in some[0][0].numpy()]  # every one is somebody's own
     assert drawn == sorted(drawn)
     assert max(drawn) > len(labels) / 2  # not merely the first ones
-    many, _ = real_features(side, parse_calibration("oracle(100000)"), Key(0))
+    many, _ = real_features(side, parse_calibration("oracle(100000)").needs, Key(0))
     assert torch.equal(many, features)
 
 
@@ -450,9 +454,9 @@ WRONG = {
     "a training method": ("fedprox", None, "'fedprox' changes the training (terms), which is over; name calibrations"),
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
     "both stages of fedeccr": ("fedeccr", None, "changes the training (terms), which is over"),
-    "no name": ("", None, "a calibration is named by a text such as ccvr"),
+    "no name": ("", None, "give a calibration as a text such as ccvr"),
     "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda or oracle"),
-    "an oracle and a protection": ("oracle + secure", None, "secure protects nothing of them; leave it out"),
+    "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave secure out"),
     "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to that many"),
     "too many directions": ("ccvr(covariance='low-rank(65)')", None, "the features have only 64 dimensions"),
     "everything withheld": (f"{QUICK} + withhold(500)", None, "no client has more than"),
@@ -463,7 +467,11 @@ WRONG = {
     ),
     "a minimum in private": ("lda + withhold + private", None, "the promise is for one example; leave withhold out"),
     "low rank in private": ("ccvr(covariance='low-rank(3)') + private", None, "Gaussian a class, not low-rank(3)"),
-    "too much noise": (f"{QUICK} + private(epsilon=0.01)", None, "no class stands out of so much noise; give a larger"),
+    "too much noise": (
+        f"{QUICK} + private(epsilon=0.01)",
+        None,
+        "with this much noise no class is left; give a larger",
+    ),
     "a rate that blows up": ("ccvr(per_class=40, lr=1e30)", None, "re-training with lr=1e+30 ended in NaN or infinity"),
     "more parts than a class can have": ("ccvr(components=5000)", None, "give at most"),
     "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1 GB; give a smaller expand"),
@@ -541,10 +549,14 @@ REFUSED_RUNS = {
     "a protection without calibration": ("fedavg + secure", [], "nothing is protected, for no calibration sends stat"),
     "noise without calibration": ("fedavg + private", [], "nothing is protected, for no calibration sends statistics"),
     "a minimum without calibration": ("fedavg + withhold", [], "nothing is protected, for no calibration sends stat"),
-    "an oracle that is protected": ("fedavg + oracle + private", [], "protects nothing of them; leave it out"),
+    "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
-    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "nobody would send anything; give"),
-    "two clients in secret": ("fedavg + lda + secure", ["--clients", "2"], "a sum over 2 clients would say too much"),
+    "everything withheld": ("fedavg + ccvr + withhold(500)", [], "no client would send anything; give"),
+    "two clients in secret": (
+        "fedavg + lda + secure",
+        ["--clients", "2"],
+        "a sum over 2 clients would reveal too much",
+    ),
     "a calibration twice": ("fedavg + lda + lda(0.1)", [], "method lda is given twice; give it once"),
 }
 
@@ -575,7 +587,7 @@ def test_a_client_that_cannot_tell_its_statistics_is_named(capsys, run, monkeypa
     def broken(*_, **__):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("unskew.round.client.ClassStatistics.measure", broken)
+    monkeypatch.setattr("unskew.calibration.jobs.ClassStatistics.measure", broken)
     before = content(run)
     assert "client 0, class statistics: MemoryError: no room" in refused(capsys, "calibrate", run, "lda")
     assert content(run) == before
@@ -583,17 +595,15 @@ def test_a_client_that_cannot_tell_its_statistics_is_named(capsys, run, monkeypa
 
 def test_seconds_are_counted_once(run, monkeypatch):
     """Those that the clients took, and those of the training, which the classifier's own report tells."""
-    from unskew.runs import finish
-
-    retrained_on = finish.retrained_on
+    on_features = federated.calibrate_on_features
 
     def slow(*given):
-        made = retrained_on(*given)
+        made = on_features(*given)
         time.sleep(2)
         made.report = replace(made.report, seconds=0.25)
         return made
 
-    monkeypatch.setattr(finish, "retrained_on", slow)
+    monkeypatch.setattr(federated, "calibrate_on_features", slow)
     found = unskew.calibrate_run(run, "oracle(per_class=2, epochs=1)").calibrations["oracle(per_class=2, epochs=1)"]
     assert 0.25 <= found.seconds < 2.25
 

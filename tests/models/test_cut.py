@@ -181,7 +181,7 @@ def test_neither_cutting_nor_asking_for_the_width_changes_a_mode(training, layer
     made = ready(nn.Sequential(*convolution, nn.Linear(8, 6), nn.Dropout(), nn.ReLU()), nn.Linear(6, 3))
     made.train(training)
     statistics = {name: value.clone() for name, value in made.named_buffers()}
-    encoder, width = StatisticsRequest("full", layers, expand=2).encoder(made, SHAPE)
+    encoder, width = StatisticsRequest(layers=layers, expand=2).encoder(made, SHAPE)
     assert width == (6 if layers == 1 else 8) + 2
     assert [part.training for part in made.modules()] == [training] * len(list(made.modules()))
     assert all(torch.equal(value, statistics[name]) for name, value in made.named_buffers())

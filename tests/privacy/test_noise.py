@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.calibration.methods import calibrate
+from unskew.calibration.calibrate import calibrate
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -60,7 +60,7 @@ def in_units_of_noise(statistics, radius):
             upper = torch.triu_indices(*value.shape[-2:], offset=1)
             diagonal = value.diagonal(dim1=-2, dim2=-1)
             value = torch.cat([diagonal, 2**0.5 * value[..., upper[0], upper[1]]], -1)
-        if statistics.form.name == "shared" and name == "second":
+        if str(statistics.form) == "shared" and name == "second":
             parts.append(value.flatten() / radius**power)
         else:
             whole = torch.zeros(statistics.classes, value.shape[-1], dtype=torch.float64)
@@ -175,7 +175,7 @@ def test_a_class_that_nobody_holds_gets_noise_like_any_other(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_classes_below_the_threshold_are_dropped_with_a_note(form):
     features, labels = features_of(0, 4000)
-    labels[labels == 2] = 1  # nobody holds class 2
+    labels[labels == 2] = 1  # no client holds class 2
     plain = ClassStatistics.of_features(clipped(features, 3.0), labels, C, form)
     threshold = f"{4 * Guarantee.of(3.0, 1.0, 1e-5).sigma:.4g}"
     with pytest.warns(UserWarning, match=f"1 of 4 classes are dropped: their noisy counts are below {threshold}"):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from unskew.calibration import is_bound
+
 
 def after(number: int, rounds: int) -> str:
     """When local models were made from the model after that round."""
@@ -15,7 +17,7 @@ def said(layer: str) -> str:
 
 def bound(calibration: str) -> bool:
     """Whether it is an upper bound for study, which sees what nobody may pool."""
-    return calibration.startswith("oracle")
+    return is_bound(calibration)
 
 
 def asked(rows: list[dict[str, Any]]) -> dict[str, Any]:

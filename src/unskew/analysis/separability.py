@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from unskew.calibration.covariances import Full, Shared
 from unskew.calibration.forecast import apart, forecast
-from unskew.calibration.forms import Form
+from unskew.calibration.forms import Form, statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Cells, Chart, Line
@@ -52,7 +53,8 @@ def measure(subject: FinishedRun) -> Separability:
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(subject.model, training=False)
     width = width_of(side.network.encoder, tuple(side.train.images.shape[1:]))
-    form = "full" if Form.parse("full").bytes(len(subject.classes), width) <= MOST_BYTES else "shared"
+    small = statistics_bytes(Full(), len(subject.classes), width) <= MOST_BYTES
+    form: Form = Full() if small else Shared()
     statistics = _gathered(subject, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
@@ -64,7 +66,7 @@ def measure(subject: FinishedRun) -> Separability:
         classes=[subject.classes[label] for label in held],
         distances=table.tolist(),
         mean=foretold.separability,
-        form=form,
+        form=str(form),
         before=foretold.before,
         after=foretold.after,
         silhouette=silhouette_of(*some_features(side, subject.key)),

@@ -1,1 +1,54 @@
-"""Calibration: the classifier of a trained model, unskewed from class statistics that clients add up."""
+"""Calibration: the table of calibrations, and the way from a text such as ``ccvr(per_class=500)`` to a Finisher."""
+
+from collections.abc import Callable
+
+from unskew.calibration.ccvr import ccvr
+from unskew.calibration.finisher import Finisher
+from unskew.calibration.lda import lda
+from unskew.calibration.oracle import oracle
+from unskew.calibration.uscc import uscc
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.plugins import load_function
+
+CALIBRATIONS: dict[str, Callable[..., Finisher]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda, "oracle": oracle}
+
+
+def parse_calibration(source: str | Finisher) -> Finisher:
+    """The calibration of a text such as ``ccvr(per_class=500)``, or the value itself.
+
+    Calibrations of other packages are written ``package.module:function(…)``.
+    """
+    if isinstance(source, Finisher):
+        return source
+    if not isinstance(source, str):
+        raise UserError(f"give a calibration as a text such as ccvr(per_class=500) or as a Finisher, not {source!r}")
+    calls = text.parse_calls(source, "calibration")
+    if len(calls) > 1:
+        raise text.complain(
+            source, calls[1].start, "name one calibration alone; methods and protections beside it are for runs"
+        )
+    return _built(calls[0])
+
+
+def is_bound(name: str) -> bool:
+    """Whether the calibration of that name in a result is a bound for study, which no federation could have.
+
+    What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one.
+    """
+    try:
+        return _built(text.parse_calls(name, "calibration")[0]).bound
+    except UserError:
+        return False
+
+
+def _built(call: text.Call) -> Finisher:
+    build = load_function(call.name, "calibration") if ":" in call.name else CALIBRATIONS.get(call.name)
+    if build is None:
+        hint = nearest(call.name, CALIBRATIONS)
+        raise text.complain(call.source, call.start, f"no calibration is called {call.name!r}; {hint}")
+    made = text.apply(call, build, "calibration")
+    if not isinstance(made, Finisher):
+        words = f"{call.name} gives a {type(made).__name__}; a calibration must give a Finisher"
+        raise text.complain(call.source, call.start, words)
+    return made.named()

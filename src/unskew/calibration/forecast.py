@@ -1,4 +1,4 @@
-"""What calibration may gain, told from the class Gaussians before anything is trained.
+"""What calibration may gain, from the class Gaussians alone, before anything is trained.
 
 Shapes: P classes held, d features, u directions.
 """
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import copy_of
 from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.heads import copy_of
 from unskew.calibration.retraining import discriminant, varied
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
 DIRECTIONS = 256
-MOST = 20_000  # virtual features in all
+MAX_FEATURES = 20_000  # virtual ones in all
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """How far the class Gaussians lie apart, and how many features drawn from them a classifier gets right."""
+    """How far apart the class Gaussians are, and how many features drawn from them a classifier gets right."""
 
     separability: float  # mean sliced Wasserstein distance between two classes, in the features' own unit
     before: float | None = None  # the classifier as it is
@@ -49,11 +49,11 @@ def apart(statistics: ClassStatistics, key: Key) -> Tensor:
     drawn = torch.randn(statistics.width, DIRECTIONS, generator=key.fold("slices").torch(), dtype=torch.float64)
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
-    if statistics.form.name != "shared":  # all classes have one spread there, and it cancels
+    if not statistics.form.common:  # with one spread for all classes it would cancel
         spreads = torch.stack([_along(gaussians, place, slices) for place in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
-    found: Tensor = torch.pdist(points) / DIRECTIONS**0.5
-    return found
+    distances: Tensor = torch.pdist(points) / DIRECTIONS**0.5
+    return distances
 
 
 def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Forecast:
@@ -67,12 +67,12 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
     if not varied(gaussians.means, gaussians.within):
         return Forecast(mean)
     rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, classes)
-    head, each = copy_of(head).double(), max(2, min(500, MOST // len(statistics.held)))
+    head, each = copy_of(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)
     with torch.no_grad():
         for place, label in enumerate(statistics.held.tolist()):
             drawn, _ = gaussians.draw(place, each, key.fold("forecast"))
-            right += torch.stack([(found(drawn).argmax(1) == label).sum() for found in (head, rival.double())])
+            right += torch.stack([(each_head(drawn).argmax(1) == label).sum() for each_head in (head, rival.double())])
     before, after = (right.double() / (each * len(statistics.held))).tolist()
     return Forecast(mean, before, after)
 
@@ -80,9 +80,9 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
 def _along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:
     """[u], a class's standard deviation along each direction."""
     spread, _ = gaussians.spread(place)
-    found = torch.zeros(slices.shape[1], dtype=torch.float64)
+    variance = torch.zeros(slices.shape[1], dtype=torch.float64)
     if spread.factor is not None:
-        found += (spread.factor.t() @ slices).square().sum(0)
+        variance += (spread.factor.t() @ slices).square().sum(0)
     if spread.variance is not None:
-        found += spread.variance @ slices.square()
-    return found.sqrt()
+        variance += spread.variance @ slices.square()
+    return variance.sqrt()

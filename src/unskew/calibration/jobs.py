@@ -25,19 +25,19 @@ def moments(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: 
     return tensors.prefixed(statistics.spread_out(), "stat/moments/")
 
 
-def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, ask: StatisticsRequest) -> ClassStatistics:
+def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:
     """The class statistics of the client's features under the server's model."""
     side.load(shared, training=False)
     centres = shared.get("centres")
-    encoder, width = ask.encoder(side.network, tuple(side.train.images.shape[1:]))
+    encoder, width = request.encoder(side.network, tuple(side.train.images.shape[1:]))
     index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
-    index = index[side.counts(visit.client)[side.train.labels[index]] >= ask.min_count]
-    classes = side.network.classifier.out_features * ask.components
+    index = index[side.counts(visit.client)[side.train.labels[index]] >= request.min_count]
+    classes = side.network.classifier.out_features * request.components
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
         relabel = None if centres is None else by_part(centres)
-        return ClassStatistics.measure(encoder, batches, classes, form=ask.form, relabel=relabel)
-    return ClassStatistics.empty(classes, width, ask.form)
+        return ClassStatistics.measure(encoder, batches, classes, form=request.form, relabel=relabel)
+    return ClassStatistics.empty(classes, width, request.form)
 
 
 def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: Key, options: str) -> Sums:

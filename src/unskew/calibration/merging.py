@@ -1,11 +1,12 @@
-"""Statistics of many clients added up one after another, in place: what is in memory is the sum, not the clients."""
+"""Statistics of many clients added up one after another, in place: only the sum is in memory."""
 
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from unskew.calibration.forms import Form
+from unskew.calibration.covariances import Diagonal, LowRank, Shared
+from unskew.calibration.forms import Form, check_memory
 from unskew.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -15,11 +16,11 @@ BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory woul
 
 
 class Merging:
-    """A sum that grows. A class has a row in every sum, the next free one when somebody first holds it."""
+    """A sum that grows. A class has a row in every sum, the next free one when a client first has it."""
 
     def __init__(self) -> None:
-        self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all: no client is kept
-        self._about = ""  # the first of them, in words
+        self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
+        self._about = ""  # the first statistics, in words
         self._rows: dict[int, int] = {}  # of each label
         self._number: list[int] = []  # of each row
         self._blocks: dict[str, list[Tensor]] = {}
@@ -27,11 +28,11 @@ class Merging:
 
     @property
     def nothing(self) -> bool:
-        """Whether nobody has been added yet."""
+        """Whether nothing has been added yet."""
         return self._kind is None
 
     def add(self, part: "ClassStatistics") -> None:
-        """One client more; what does not belong with those before it is refused."""
+        """Add a client's statistics; refused where they do not belong with those before."""
         kind = part.classes, part.form, part.width
         if self._kind is None:
             self._kind, self._about = kind, part.about()
@@ -57,7 +58,8 @@ class Merging:
         shape = value.shape[1:]
         size = max(1, min(classes, BLOCK_BYTES // (8 * shape.numel())))
         if len(blocks) * size < len(self._number):
-            form.must_fit(len(self._number), width)
+            others = Shared(), Diagonal(), LowRank(min(32, width))
+            check_memory(form, others, len(self._number), width)
         while len(blocks) * size < len(self._number):
             blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
         for place, block in enumerate(blocks):
@@ -70,7 +72,7 @@ class Merging:
         from unskew.calibration.statistics import ClassStatistics
 
         if self._kind is None:
-            raise UserError("there are no statistics to add up: nobody sent any")
+            raise UserError("there are no statistics to add up: no client sent any")
         (classes, form, width), held = self._kind, sorted(self._rows)
         order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
         places = torch.empty_like(order)

@@ -1,6 +1,6 @@
-"""Several Gaussians a class, found by k-means over the federation: clients send sums, the server moves the centres.
+"""Several Gaussians a class, by k-means over the federation: clients send sums, the server moves the centres.
 
-A part of a class is a class of its own in the statistics: class c's part k has the label c·K + k.
+In the statistics each part of a class counts as a class: class c's part k has the label c·K + k.
 
 Reference: Lloyd, "Least Squares Quantization in PCM", IEEE Transactions on Information Theory, 1982.
 
@@ -19,12 +19,10 @@ from unskew.core.key import Key
 PASSES = 8  # of Lloyd's algorithm
 
 
-def found_centres(
-    whole: ClassStatistics, components: int, ask: Callable[[Tensor], ClassStatistics], key: Key
-) -> Tensor:
-    """[C, K, d] after so many passes; ``ask`` gathers the statistics of all parts under given centres.
+def centres_of(whole: ClassStatistics, components: int, ask: Callable[[Tensor], ClassStatistics], key: Key) -> Tensor:
+    """[C, K, d] after PASSES passes; ``ask`` gathers the statistics of all parts under given centres.
 
-    The first centres are virtual features, so that no client shows one of its own.
+    The first centres are virtual features, so that no client reveals a feature.
     """
     centres = torch.zeros(whole.classes, components, whole.width, dtype=torch.float64)
     gaussians = Gaussians(whole)
@@ -43,15 +41,16 @@ def moved(centres: Tensor, parts: ClassStatistics) -> Tensor:
 
 
 def by_part(centres: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    """(features [n, d], labels [n]) -> [n]: label·K + the nearest of the class's own centres."""
+    """(features [n, d], labels [n] on the CPU) -> [n]: label·K + the nearest of the class's own centres."""
+    own = centres.cpu()
 
     def relabelled(features: Tensor, labels: Tensor) -> Tensor:
-        found = torch.empty_like(labels)
+        features, parts = features.cpu(), torch.empty_like(labels)
         for label in torch.bincount(labels).nonzero()[:, 0].tolist():
             rows = (labels == label).nonzero()[:, 0]
             # not by products: far from zero they lose the difference, and their rounding depends on the batch
-            apart = torch.cdist(features[rows].double(), centres[label], compute_mode="donot_use_mm_for_euclid_dist")
-            found[rows] = label * centres.shape[1] + apart.argmin(1)
-        return found
+            apart = torch.cdist(features[rows].double(), own[label], compute_mode="donot_use_mm_for_euclid_dist")
+            parts[rows] = label * centres.shape[1] + apart.argmin(1)
+        return parts
 
     return relabelled

@@ -1,36 +1,39 @@
-"""What clients are asked to measure: from which layer on, how much of a covariance, what stays at home."""
+"""What clients are asked to measure: from which layer on, how much of a covariance, what they keep to themselves."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Lift
+from unskew.calibration.covariances import Full, parse_form
+from unskew.calibration.forms import Form
+from unskew.calibration.heads import device_of
+from unskew.calibration.transformations import Lift, shortened
 from unskew.models.cut import cut
 from unskew.models.layers import Network
-from unskew.privacy.noise import clipped
 
 
 @dataclass(frozen=True)
 class StatisticsRequest:
     """A question to every client; a job's name carries it as JSON."""
 
-    form: str
+    form: Form = field(default_factory=Full)  # how much of each covariance
     layers: int = 1  # linear layers behind the features
     expand: int = 0  # random features beside them
-    components: int = 1  # parts of a class, told apart by centres that are sent along
-    min_count: int = 0  # classes with fewer examples on a client stay at home
-    clip: float = 0.0  # the longest feature; 0: as long as they are
+    components: int = 1  # Gaussians a class; above 1, centres are sent along
+    min_count: int = 0  # a class with fewer examples on a client is left out
+    clip: float = 0.0  # the longest feature; 0: no limit
 
     def to_text(self) -> str:
         """What ``from_text`` takes."""
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self) | {"form": str(self.form)})
 
     @staticmethod
     def from_text(source: str) -> "StatisticsRequest":
         """What ``to_text`` gave."""
-        return StatisticsRequest(**json.loads(source))
+        values = json.loads(source)
+        return StatisticsRequest(**values | {"form": parse_form(values["form"])})
 
     def encoder(self, network: Network, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         """Images to the features asked for, and how many these are."""
@@ -38,7 +41,7 @@ class StatisticsRequest:
         parts = [first]
         width = width_of(first, shape)
         if self.expand:
-            parts.append(Lift.of(width, self.expand))
+            parts.append(Lift.of(width, self.expand).to(device_of(first)))
             width += self.expand
         if self.clip:
             parts.append(_Clip(self.clip))
@@ -50,9 +53,9 @@ def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
     part = next(encoder.parameters(), torch.zeros(0))
     training = encoder.training
     with torch.no_grad():
-        found: Tensor = encoder.eval()(torch.zeros(1, *shape, dtype=part.dtype))
+        features: Tensor = encoder.eval()(torch.zeros(1, *shape, dtype=part.dtype, device=device_of(encoder)))
     encoder.train(training)
-    return found.shape[1]
+    return features.shape[1]
 
 
 class _Clip(nn.Module):
@@ -61,4 +64,4 @@ class _Clip(nn.Module):
         self.radius = radius
 
     def forward(self, features: Tensor) -> Tensor:
-        return clipped(features, self.radius)
+        return shortened(features, self.radius)

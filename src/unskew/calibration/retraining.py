@@ -1,4 +1,6 @@
-"""A classifier trained again on features of every class: virtual ones, or real ones where nobody minds.
+"""A classifier re-trained on features of every class, or solved for in closed form.
+
+It computes where the classifier is: features and the order of the batches are made on the CPU, then moved there.
 
 Shapes: n features of d dimensions, C classes.
 """
@@ -11,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import NEVER, blank, copy_of, last_linear
+from unskew.calibration.heads import NEVER, blank, copy_of, device_of, last_linear
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
@@ -33,12 +35,13 @@ def retrained(
 ) -> tuple[nn.Module, float, float]:
     """A copy trained on these features with cross-entropy, and the mean loss before and after.
 
-    The last layer's rows of ``frozen`` classes stay as they are, to the last bit.
+    The last layer's rows of ``frozen`` classes do not change by a bit.
     """
     head = copy_of(head)
     linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
     values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
-    features = features.to(values[0].dtype)
+    device = device_of(head)
+    features, labels = features.to(device, values[0].dtype), labels.to(device)
     before = _loss(head, features, labels)
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
     kept = [value.detach()[list(frozen)].clone() for value in rows]
@@ -47,7 +50,7 @@ def retrained(
     with one_thread():  # steps of 64 features: a second thread would only wait
         for epoch in range(descent.epochs):
             order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
-            for some in torch.split(order, descent.batch):
+            for some in torch.split(order.to(device), descent.batch):
                 loss = F.cross_entropy(head(features[some]), labels[some])
                 gradients = torch.autograd.grad(loss, values)
                 with torch.no_grad():
@@ -72,7 +75,7 @@ def discriminant(
     """The linear discriminant of Gaussians with one covariance, all classes equally likely.
 
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
-    the same width; where there is none they are never answered.
+    the same width; where there is no such head they are never predicted.
     """
     width = within.shape[0]
     if not varied(means, within):
@@ -85,13 +88,15 @@ def discriminant(
     if isinstance(head, nn.Linear) and head.in_features == width:
         linear = copy_of(head)
     else:
-        linear = blank(width, classes, torch.float32 if head is None else last_linear(head).weight.dtype)
+        like = torch.zeros(0) if head is None else last_linear(head).weight
+        linear = blank(width, classes, like.dtype, like.device)
         nn.init.zeros_(linear.weight)
         nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
     assert isinstance(linear, nn.Linear)
     with torch.no_grad():
-        linear.weight[held] = weight.to(linear.weight.dtype)
-        linear.bias[held] = (-0.5 * (weight * means).sum(1)).to(linear.bias.dtype)
+        rows = held.to(linear.weight.device)
+        linear.weight[rows] = weight.to(linear.weight)
+        linear.bias[rows] = (-0.5 * (weight * means).sum(1)).to(linear.bias)
     return linear
 
 

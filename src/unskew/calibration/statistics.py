@@ -15,22 +15,25 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.forms import MOST, Form
+from unskew.calibration.batches import images_and_labels
+from unskew.calibration.covariances import parse_form
+from unskew.calibration.forms import MAX_CLASSES, Form, fault, statistics_bytes
+from unskew.calibration.heads import device_of
 from unskew.calibration.merging import Merging
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
-MOST_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits
+MAX_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits
 
 
 @dataclass(frozen=True, eq=False)
 class ClassStatistics:
-    """What a client tells of its features: for each class it holds N, Σz and a second moment, in float64.
+    """What a client sends of its features: for each class it holds N, Σz and a second moment, in float64 on the CPU.
 
     ``a + b`` is the statistics of both clients' features together; mean and covariance (divisor N − 1) of a sum over
-    clients are those of the pooled features. Classes that a client does not hold take no room.
+    clients are those of the pooled features. Classes that a client does not hold take no memory.
     """
 
     classes: int
@@ -41,8 +44,8 @@ class ClassStatistics:
 
     @staticmethod
     def empty(classes: int, width: int, form: str | Form = "full") -> "ClassStatistics":
-        """Those of a client that holds nothing."""
-        form = Form.parse(form)
+        """Those of a client without examples."""
+        form = parse_form(form)
         none = torch.zeros(0, dtype=torch.int64)
         sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in form.shapes(0, width).items()}
         return ClassStatistics(classes, form, none, none, sums)
@@ -50,33 +53,35 @@ class ClassStatistics:
     @staticmethod
     def of_features(features: Tensor, labels: Tensor, classes: int, form: str | Form = "full") -> "ClassStatistics":
         """Those of features [n, d] with labels [n]."""
-        form = Form.parse(form)
+        form = parse_form(form)
         _check_batch(features, labels, classes)
-        features, labels = features.detach().double().cpu(), labels.detach().cpu().long()
+        features, labels = features.detach().cpu().double(), labels.detach().cpu().long()
         order = torch.argsort(labels, stable=True)
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
         if not len(held):
             return ClassStatistics.empty(classes, features.shape[1], form)
         shapes = form.shapes(len(held), features.shape[1])
         sums = {name: torch.empty(shape, dtype=torch.float64) for name, shape in shapes.items()}
-        form.measure(features, {name: sums[name] for name in form.common})
-        own = {name: value for name, value in sums.items() if name not in form.common}
-        for place, part in enumerate(torch.split_with_sizes(features[order], number.tolist())):
-            torch.sum(part, 0, out=own["sums"][place])
-            form.measure(part, {name: value[place] for name, value in own.items()})
+        parts = torch.split_with_sizes(features[order], number.tolist())
+        for part, total in zip(parts, sums["sums"], strict=True):
+            torch.sum(part, 0, out=total)
+        form.measure(features, parts, sums)
         return ClassStatistics(classes, form, held, number, sums)
 
     @staticmethod
     def measure(
-        encoder: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], classes: int, *, form: str | Form = "full",
+        encoder: nn.Module, batches: Iterable[Any], classes: int, *, form: str | Form = "full",
         relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
     ) -> "ClassStatistics":  # fmt: skip
         """Those of the encoder's features of (images, labels) batches, in one pass; never all features in memory.
 
-        The encoder runs in eval mode without gradients and is left as it was.
+        Images and labels are tensors, numpy arrays or lists, in pairs or in dicts such as {"image": …, "label": …}.
+        Images are moved to the encoder's device. The encoder runs in eval mode without gradients and is left as it was.
         """
         if not isinstance(encoder, nn.Module):
             raise UserError(f"the encoder must be a torch module, this is a {type(encoder).__name__}")
+        device = device_of(encoder)
+        dtype = next((value.dtype for value in encoder.parameters()), None)
         total = Merging()
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
@@ -90,14 +95,15 @@ class ClassStatistics:
                 count = 0
 
         with _resting(encoder), torch.no_grad():
-            for images, labels in map(_pair, batches):
+            for batch in batches:
+                images, labels = images_and_labels(batch, device, dtype)
                 features = encoder(images)
                 if relabel is not None:
                     labels = relabel(features, labels)
                 _check_batch(features, labels, classes)
                 if waiting and waiting[0][0].shape[1] != features.shape[1]:
                     raise UserError(f"the encoder gave {waiting[0][0].shape[1]} features, then {features.shape[1]}")
-                waiting.append((features.clone(), labels.clone()))  # whoever gave them may use their memory again
+                waiting.append((features.clone(), labels.clone()))  # their memory may be used again by the caller
                 count += len(labels)
                 if count >= BUFFER:
                     take()
@@ -132,12 +138,16 @@ class ClassStatistics:
 
     @property
     def size(self) -> int:
-        """The bytes that these statistics weigh on a wire."""
-        return self.form.bytes(len(self.held), self.width)
+        """The bytes that a client sends for these statistics."""
+        return statistics_bytes(self.form, len(self.held), self.width)
 
     def about(self) -> str:
-        """What they are, in a few words."""
+        """A short description."""
         return f"{self.form} over {self.classes} classes of {self.width} features, {len(self.held)} held"
+
+    def means(self) -> Tensor:
+        """[P, d], the mean feature of each class held, in the order of ``held``."""
+        return self.sums["sums"] / self.number[:, None]
 
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
@@ -146,23 +156,19 @@ class ClassStatistics:
 
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
-        from unskew.calibration.gaussians import scatter
-
         place = self._place(label)
-        if self.form.name == "shared":
+        if self.form.common:
             return self.within()
         if self.number[place] < 2:
             raise UserError(f"class {label} has one example; a covariance needs two")
-        return scatter(self, place) / (self.number[place] - 1)
+        return self.form.scatter(self, place) / (self.number[place] - 1)
 
     def within(self) -> Tensor:
         """[d, d], the covariance around the classes' own means, pooled over all of them; divisor N − P."""
-        from unskew.calibration.gaussians import pooled_scatter
-
         degrees = int(self.number.sum()) - len(self.held)
         if degrees < 1:
             raise UserError("no class has two examples; a covariance needs them")
-        return pooled_scatter(self) / degrees
+        return self.form.pooled_scatter(self) / degrees
 
     def spread_out(self) -> Sums:
         """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
@@ -177,14 +183,14 @@ class ClassStatistics:
 
     @staticmethod
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
-        """What ``spread_out`` gave, added over clients; classes that nobody holds are left out."""
-        form, number = Form.parse(form), sums["number"].round().long()
+        """What ``spread_out`` gave, added over clients; classes that no client holds are left out."""
+        form, number = parse_form(form), sums["number"].round().long()
         held = number.nonzero()[:, 0]
         rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
         return ClassStatistics(len(number), form, held, number[held], rows)
 
     def tensors(self) -> Tensors:
-        """All that they are, by name."""
+        """Every tensor by name."""
         return {"held": self.held, "number": self.number, **self.sums}
 
     def to_bytes(self) -> bytes:
@@ -206,16 +212,16 @@ class ClassStatistics:
                 values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
             if about["statistics"] != 1:
                 raise ValueError(f"they are of version {about['statistics']!r}")
-            classes, form = about["classes"], Form.parse(about["form"])
+            classes, form = about["classes"], parse_form(about["form"])
         except FileNotFoundError:
             raise UserError(f"there is no file {path}") from None
         except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
             line = str(why).partition("\n")[0]
-            raise UserError(f"{path} holds no class statistics of this version: {line}") from why
-        found = checked(classes, form, values, str(path))
-        if not found.possible():
+            raise UserError(f"{path} does not hold class statistics of this version: {line}") from why
+        statistics = checked(classes, form, values, str(path))
+        if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
-        return found
+        return statistics
 
     def possible(self) -> bool:
         """Whether any features could have these sums: (Σz)² ≤ N·Σz², but for rounding."""
@@ -224,21 +230,21 @@ class ClassStatistics:
         return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
 
     def _place(self, label: int) -> int:
-        found = (self.held == label).nonzero()
-        if not len(found):
-            raise UserError(f"nobody holds class {label}; {len(self.held)} of {self.classes} classes are held")
-        return int(found[0, 0])
+        places = (self.held == label).nonzero()
+        if not len(places):
+            raise UserError(f"no client holds class {label}; {len(self.held)} of {self.classes} classes are held")
+        return int(places[0, 0])
 
 
 def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
-    """The statistics if they can be true, or a UserError that names who sent them."""
+    """The statistics if they can be real, or a UserError that names the sender."""
 
     def refuse(why: str) -> UserError:
         return UserError(f"the statistics of {who} are refused: {why}")
 
-    if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MOST:
-        raise refuse(f"{classes!r} is no number of classes")
-    wanted = {"held", "number", *form.shapes(0, form.rank or 1)}
+    if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MAX_CLASSES:
+        raise refuse(f"{classes!r} is not a number of classes")
+    wanted = {"held", "number", *form.shapes(0, form.least_width)}
     if set(values) != wanted:
         raise refuse(f"they hold {', '.join(sorted(values))}, wanted are {', '.join(sorted(wanted))}")
     held, number = values["held"], values["number"]
@@ -247,19 +253,12 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
         raise refuse("labels and counts must be one whole number for each class held")
     if bool(((held < 0) | (held >= classes)).any()) or bool((held[1:] <= held[:-1]).any()):
         raise refuse(f"labels must ascend from 0 to {classes - 1}")
-    odd = (number < 1) | (number > MOST_EXAMPLES)
+    odd = (number < 1) | (number > MAX_EXAMPLES)
     if bool(odd.any()):
         raise refuse(f"class {int(held[odd][0])} has a count of {int(number[odd][0])}")
-    if why := form.fault(len(held), sums):
+    if why := fault(form, len(held), sums):
         raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)
-
-
-def _pair(batch: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        return batch[0], batch[1]
-    kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
-    raise UserError(f"batches must be pairs of (images, labels), labels a tensor; this is a {kind}")
 
 
 def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
@@ -272,9 +271,7 @@ def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
     if features.is_complex() or labels.is_complex() or labels.is_floating_point():
         raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
     if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise UserError(
-            f"labels must lie in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}"
-        )
+        raise UserError(f"labels must be in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}")
     if not bool(features.isfinite().all()):
         raise UserError("features hold NaN or infinity; the encoder or its images are broken")
 

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
 from unskew.core.types import EVERYONE, Visit
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Event, Forecasted, Gathering
+from unskew.runs.finish import Event
 from unskew.runs.prepare import Overview
 from unskew.runs.result import Result
 

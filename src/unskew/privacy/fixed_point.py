@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unskew.calibration.covariances import parse_form
 from unskew.calibration.forms import Form
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
@@ -36,7 +37,7 @@ class Layout:
             raise UserError(f"a layout of {classes} classes of {width} features: give at least one of each")
         if not 0 <= bits <= 52:
             raise UserError(f"bits={bits}: give 0 to 52 binary places")
-        return Layout(classes, width, Form.parse(form), bits)
+        return Layout(classes, width, parse_form(form), bits)
 
     @property
     def bytes(self) -> int:

@@ -15,14 +15,17 @@ Shapes: C classes, K of them released, d features.
 
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import shortened
+from unskew.calibration.covariances import Diagonal, Full, Shared
+from unskew.calibration.forms import Form
 from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.calibration.transformations import shortened
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
@@ -94,7 +97,8 @@ def noisy(
     number = counts[released].round().long()
     noise = sigma * radius * _normal((classes, width), key, "sums")
     sums = _rows(statistics, "sums", released) + noise[released]  # [K, d]
-    second = _noisy_second(statistics, released, number, sums, sigma * radius**2, key)
+    release = _Release(statistics, released, number, sums, sigma * radius**2, key)
+    second = NOISY_SECOND[type(statistics.form)](release)
     return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second})
 
 
@@ -112,7 +116,7 @@ def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics,
         return statistics, home
     if not bool(kept.any()):
         return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), home
-    if statistics.form.name == "shared":
+    if statistics.form.common:
         raise UserError(
             f"min_count(least={least}): the form shared has one second moment for all classes, and class {home[0]} "
             "cannot be taken out of it; leave its examples out before measuring, or take another form"
@@ -122,26 +126,54 @@ def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics,
     return ClassStatistics(statistics.classes, statistics.form, held, number, sums), home
 
 
-def _noisy_second(
-    statistics: ClassStatistics, released: Tensor, number: Tensor, sums: Tensor, scale: float, key: Key | None
-) -> Tensors:
-    """Second moments with noise, and with no negative variance around the noisy means."""
-    form, width = statistics.form.name, statistics.width
-    if form == "diagonal":
-        noise = scale * _normal((statistics.classes, width), key, "second")
-        around = sums.square() / number[:, None]
-        own = _rows(statistics, "squares", released) + noise[released] - around
-        return {"squares": around + own.clamp(min=0)}
-    if form == "shared":
-        around = (sums / number[:, None]).t() @ sums
-        own = statistics.sums["second"] + scale * _symmetric(width, key, "second") - around
-        return {"second": around + _without_negative(own)}
-    second = _rows(statistics, "second", released)  # [K, d, d]
-    for place, label in enumerate(released.tolist()):  # what is dropped needs no draw: nobody would see it
+@dataclass(frozen=True)
+class _Release:
+    """What is known when second moments get their noise."""
+
+    statistics: ClassStatistics
+    released: Tensor  # [K], the classes
+    number: Tensor  # [K], noisy counts
+    sums: Tensor  # [K, d], noisy sums
+    scale: float
+    key: Key | None
+
+
+def _noisy_full(release: _Release) -> Tensors:
+    sums, number = release.sums, release.number
+    second = _rows(release.statistics, "second", release.released)  # [K, d, d]
+    for place, label in enumerate(release.released.tolist()):  # a class that is dropped needs no draw
         around = torch.outer(sums[place], sums[place]) / number[place]
-        own = second[place] + scale * _symmetric(width, key, "second", label) - around
-        second[place] = around + _without_negative(own)
+        noise = release.scale * _symmetric(release.statistics.width, release.key, "second", label)
+        second[place] = around + _without_negative(second[place] + noise - around)
     return {"second": second}
+
+
+def _noisy_diagonal(release: _Release) -> Tensors:
+    statistics, released = release.statistics, release.released
+    noise = release.scale * _normal((statistics.classes, statistics.width), release.key, "second")
+    around = release.sums.square() / release.number[:, None]
+    own = _rows(statistics, "squares", released) + noise[released] - around
+    return {"squares": around + own.clamp(min=0)}
+
+
+def _noisy_shared(release: _Release) -> Tensors:
+    statistics = release.statistics
+    around = (release.sums / release.number[:, None]).t() @ release.sums
+    noise = release.scale * _symmetric(statistics.width, release.key, "second")
+    return {"second": around + _without_negative(statistics.sums["second"] + noise - around)}
+
+
+# second moments with noise, without negative variance around the noisy means, for the forms with a known sensitivity
+NOISY_SECOND: dict[type, Callable[[_Release], Tensors]] = {
+    Full: _noisy_full,
+    Diagonal: _noisy_diagonal,
+    Shared: _noisy_shared,
+}
+
+
+def sensitivity_known(form: Form) -> bool:
+    """Whether statistics of this form can be released with noise."""
+    return type(form) in NOISY_SECOND
 
 
 def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
@@ -184,11 +216,13 @@ def _check_radius(radius: float) -> None:
 
 def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
     """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
-    name, sums = statistics.form.name, statistics.sums
-    if name == "low-rank":
-        raise UserError("noise is known for the forms full, diagonal and shared; these statistics are low-rank")
-    lengths = sums["squares"].sum(-1) if name == "diagonal" else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
-    number = statistics.number.sum() if name == "shared" else statistics.number
+    sums = statistics.sums
+    if not sensitivity_known(statistics.form):
+        raise UserError(
+            f"noise is known for the forms full, diagonal and shared; these statistics are {statistics.form}"
+        )
+    lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    number = statistics.number.sum() if statistics.form.common else statistics.number
     if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
         (lengths > number * radius**2 * (1 + SLACK)).any()
     ):

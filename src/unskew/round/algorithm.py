@@ -6,7 +6,7 @@ local SGD, updates weighted n_k/n, the server takes their mean.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unskew.core.errors import UserError
 from unskew.core.types import (
@@ -27,6 +27,9 @@ from unskew.core.types import (
 from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
 from unskew.round.server import sgd
+
+if TYPE_CHECKING:
+    from unskew.calibration.finisher import Finisher
 
 SHARED_SLOTS = (
     "margin",
@@ -53,7 +56,7 @@ class Algorithm:
     server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
     statistics: tuple[Statistic, ...] = ()  # what else travels
     remember: tuple[Memory, ...] = ()  # what clients keep between visits
-    finish: tuple[str, ...] = ()  # calibrations after the last round, by their text
+    finish: "tuple[Finisher, ...]" = ()  # calibrations after the last round
     withhold: int = 0  # of a class's statistics: kept at home where a client has fewer examples
     secure: bool = False  # statistics are masked, and only their sum is seen
     private: PrivacyBudget | None = None  # noise on the statistics' sum

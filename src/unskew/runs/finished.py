@@ -10,8 +10,12 @@ from torch import nn
 
 from unskew import engines, methods
 from unskew.calibration.classifier import load_calibrated
+from unskew.calibration.feasible import check, named
+from unskew.calibration.federated import Known
+from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.machine import cores
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
@@ -22,7 +26,7 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.runs import config as configs
 from unskew.runs.config import Config
-from unskew.runs.finish import Calibrated, Event, Known, check, finish, named
+from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.result import Result, read_result, to_json
@@ -31,17 +35,21 @@ AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no t
 
 
 def calibrate_run(
-    path: str | Path, *sources: str, engine: str | None = None, workers: int | None = None,
+    path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
     data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None,
 ) -> Result:  # fmt: skip
     """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
+
+    A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
 
     Each is added as soon as it is there, so that an interrupt loses at most the one under way.
     """
     path = Path(path)
     result = read_result(path)
-    if odd := [source for source in sources if not isinstance(source, str) or not source.strip()]:
-        raise UserError(f"a calibration is named by a text such as ccvr or lda(layers=2), this is {odd[0]!r}")
+    if odd := [
+        each for each in sources if not isinstance(each, Finisher) and not (isinstance(each, str) and each.strip())
+    ]:
+        raise UserError(f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {odd[0]!r}")
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
@@ -49,8 +57,8 @@ def calibrate_run(
     data = dataset(prepared.images, prepared.population)
     side = build(prepared.blueprint, data)
     for algorithm in asked:
-        for source in algorithm.finish:
-            check(source, algorithm, side)
+        for finisher in algorithm.finish:
+            check(finisher, algorithm, side)
     model = weights_of(path, result, side.network)
     chosen, count = engine_for(prepared, side)
     with locked_folder(path):
@@ -66,7 +74,7 @@ def calibrate_run(
         known: Known = {}
         try:
             for algorithm in asked:
-                finish(prepared, side, working, model, algorithm, keep, known)
+                finish(working, side, model, algorithm, Key(prepared.config.seed), keep, known)
         finally:
             working.close()
     return result
@@ -96,9 +104,12 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
-def _algorithm(source: str) -> Algorithm:
+def _algorithm(source: str | Finisher) -> Algorithm:
     """The calibrations of a text, which may name nothing that would have to be trained."""
     base = Algorithm()
+    if isinstance(source, Finisher):
+        changed: Algorithm = source(base)
+        return changed
     algorithm = methods.parse_method(source, base=base)
     for slot in fields(Algorithm):
         if slot.name not in AFTERWARDS and getattr(algorithm, slot.name) is not getattr(base, slot.name):

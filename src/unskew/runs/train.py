@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew import engines, models
+from unskew.calibration.feasible import check
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
@@ -35,7 +36,7 @@ from unskew.runs.checkpoint import (
     save_state,
 )
 from unskew.runs.config import Config
-from unskew.runs.finish import Calibrated, Event, check, finish
+from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.folder import (
     create_run_folder,
     locked_folder,
@@ -131,8 +132,8 @@ def _rehearse(prepared: Prepared) -> None:
     side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
     models.initialise(side.network, Key(prepared.config.seed).fold("model"))
     first_visits(prepared)
-    for source in side.algorithm.finish:
-        check(source, side.algorithm, side)
+    for finisher in side.algorithm.finish:
+        check(finisher, side.algorithm, side)
 
 
 def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
@@ -194,7 +195,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 observe(event)
 
             try:
-                finish(prepared, side, engine, model, side.algorithm, keep)
+                finish(engine, side, model, side.algorithm, key, keep)
             except UserError as error:  # it would come again: what was trained must not wait for it for ever
                 _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"

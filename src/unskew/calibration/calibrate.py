@@ -1,0 +1,143 @@
+"""From class statistics to a calibrated classifier: the calibration's own work, checked before and after.
+
+Shapes: n features of d dimensions.
+"""
+
+import time
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from unskew.calibration import parse_calibration
+from unskew.calibration.classifier import CalibratedClassifier, Report
+from unskew.calibration.finisher import Finisher, Made, RealFeatures
+from unskew.calibration.heads import copy_of, device_of, last_linear
+from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.transformations import Lift, Transformation
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+
+MAX_CLASSES_NAMED = 10  # in a warning
+
+
+def calibrate(
+    classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
+) -> CalibratedClassifier:
+    """A module to put in the classifier's place, made from the statistics alone; the classifier itself stays as it is.
+
+    ``classifier`` is an ``nn.Linear``, or a module that ends in one where the method's ``layers`` is above 1: it takes
+    the features that the statistics are of. ``method`` is a text such as ``ccvr(per_class=500)``, one of another
+    package as ``package.module:function(…)``, or a Finisher.
+    """
+    finisher = parse_calibration(method)
+    needs = finisher.needs
+    if isinstance(needs, RealFeatures):
+        raise UserError(
+            f"{finisher.text} needs the clients' real features, which only a simulation has; unskew calibrate RUN"
+        )
+    classes = _fitting(classifier, statistics, needs)
+    held = {label // needs.components for label in statistics.held.tolist()}
+    absent = tuple(label for label in range(classes) if label not in held)
+    began = time.perf_counter()
+    made = _made(finisher, classifier, statistics.width, statistics, Key(seed).fold("calibrate"))
+    if absent:
+        words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
+        new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
+        fate = "is never predicted" if new else "keeps its row of the classifier"
+        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=2)
+    before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
+    return _wrapped(finisher, made, before, absent, began)
+
+
+def calibrate_on_features(
+    classifier: nn.Module, features: Tensor, labels: Tensor, method: str | Finisher, seed: int = 0
+) -> CalibratedClassifier:
+    """A bound for study: a classifier made from these real features [n, d]; refused where there is none."""
+    finisher = parse_calibration(method)
+    if not isinstance(finisher.needs, RealFeatures):
+        raise UserError(f"{finisher.text} takes class statistics, not features; give them to unskew.calibrate")
+    if not len(labels):
+        raise UserError(f"{finisher.text}: there is no feature to train on")
+    absent = tuple(sorted(set(range(last_linear(classifier).out_features)) - set(labels.tolist())))
+    began = time.perf_counter()
+    made = _made(finisher, classifier, features.shape[1], features, labels, Key(seed).fold("oracle"))
+    return _wrapped(finisher, made, made.before, absent, began)
+
+
+def _made(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Made:
+    """What the calibration makes, if it can be put in the head's place and saved."""
+    try:
+        with torch.random.fork_rng(devices=[]):  # a new layer draws weights, which must not disturb other draws
+            made = finisher.make(head, *given)
+    except UserError:
+        raise
+    except Exception as error:
+        if str(getattr(finisher.make, "__module__", "")).startswith("unskew."):
+            raise
+        raise UserError(f"{finisher.text} failed: {type(error).__name__}: {error}") from error
+    made = made if isinstance(made, Made) else Made(made)
+    new, classes = made.head, last_linear(head).out_features
+    if isinstance(new, nn.Linear):
+        if (new.in_features, new.out_features) != (width, classes):
+            sizes = f"{new.in_features} features to {new.out_features} classes"
+            raise UserError(f"{finisher.text} gives a layer from {sizes}; give one from {width} to {classes}")
+        if new.bias is None:
+            made = replace(made, head=copy_of(new))
+    elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
+        raise UserError(
+            f"{finisher.text} gives a {type(new).__name__}; give an nn.Linear, or a copy of the head with other values"
+        )
+    if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
+        raise UserError(f"{finisher.text} gives weights that are NaN or infinite")
+    return made
+
+
+def _shapes(module: nn.Module) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in module.state_dict().items()}
+
+
+def _wrapped(
+    finisher: Finisher, made: Made, before: Transformation | Lift, absent: tuple[int, ...], began: float
+) -> CalibratedClassifier:
+    seconds = time.perf_counter() - began
+    report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds)
+    return CalibratedClassifier(before.to(device_of(made.head)), made.head, report, finisher.needs.layers)
+
+
+def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
+    """How many classes there are, if classifier, statistics and calibration belong together."""
+    if not isinstance(classifier, nn.Module):
+        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+    if not isinstance(statistics, ClassStatistics):
+        raise UserError(f"the statistics must be ClassStatistics, this is a {type(statistics).__name__}")
+    if needs.layers == 1 and not isinstance(classifier, nn.Linear):
+        raise UserError(f"the classifier must be an nn.Linear, this is a {type(classifier).__name__}; or give layers")
+    classes = last_linear(classifier).out_features
+    layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
+    if len(layers) != needs.layers:
+        raise UserError(
+            f"layers={needs.layers}, but this classifier has {len(layers)} linear layers; give layers={len(layers)}"
+        )
+    wanted = (classes * needs.components, layers[0].in_features + needs.expand)
+    if (statistics.classes, statistics.width) != wanted:
+        raise UserError(
+            f"the classifier takes {layers[0].in_features} features to {classes} classes and needs statistics of "
+            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{_how(needs)}"
+        )
+    if not len(statistics.held):
+        raise UserError("the statistics are empty: no client holds an example")
+    if not all(bool(value.isfinite().all()) for value in classifier.parameters()):
+        raise UserError("the classifier holds NaN or infinity; give one that was trained to its end")
+    return classes
+
+
+def _how(needs: StatisticsRequest) -> str:
+    """What to do for statistics that are of more than a network's features and classes."""
+    if needs.expand:
+        return f"; with expand={needs.expand} measure behind unskew.Lift.of(features, {needs.expand})"
+    if needs.components > 1:
+        return "; with components every part of a class has its own label, which unskew calibrate RUN assigns"
+    return ""

@@ -1,0 +1,249 @@
+"""The four forms of a covariance: everything, its diagonal, one for all classes, or a few directions.
+
+Shapes: P classes held, d features, r directions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unskew.calibration.forms import Form
+from unskew.calibration.gaussians import (
+    ClassReport,
+    Gaussians,
+    Spread,
+    negative_share,
+    pooled_weight,
+    spread_of,
+    squares_around_mean,
+)
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.key import Key
+from unskew.core.types import Tensors
+
+if TYPE_CHECKING:
+    from unskew.calibration.statistics import ClassStatistics
+
+
+@dataclass(frozen=True)
+class Full:
+    """Σzzᵀ of each class."""
+
+    common = ()
+    least_width = 1
+
+    def __str__(self) -> str:
+        return "full"
+
+    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As in Form."""
+        return {"sums": (held, width), "second": (held, width, width)}
+
+    def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
+        """As in Form."""
+        for part, second in zip(parts, sums["second"], strict=True):
+            torch.mm(part.t(), part, out=second)
+
+    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+        """As in Form."""
+        total = statistics.sums["sums"][place]
+        return statistics.sums["second"][place] - torch.outer(total, total) / statistics.number[place]
+
+    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
+        """As in Form."""
+        return _summed_scatter(self, statistics)
+
+    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+        """The class's own covariance; that of a small class is mixed with the pooled one."""
+        statistics = gaussians.statistics
+        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
+        own = self.scatter(statistics, place) / max(count - 1, 1)
+        mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.within
+        spread, clipped = spread_of(mixed)
+        return spread, ClassReport(label, count, weight, clipped)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """Σz² of each class."""
+
+    common = ()
+    least_width = 1
+
+    def __str__(self) -> str:
+        return "diagonal"
+
+    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As in Form."""
+        return {"sums": (held, width), "squares": (held, width)}
+
+    def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
+        """As in Form."""
+        for part, squares in zip(parts, sums["squares"], strict=True):
+            torch.linalg.vecdot(part, part, dim=0, out=squares)
+
+    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+        """As in Form."""
+        return torch.diag(squares_around_mean(statistics, place))
+
+    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
+        """As in Form."""
+        return _summed_scatter(self, statistics)
+
+    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+        """The class's own variances; those of a small class are mixed with the pooled ones."""
+        statistics = gaussians.statistics
+        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
+        own = squares_around_mean(statistics, place) / max(count - 1, 1)
+        mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.variance
+        return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, negative_share(mixed))
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Σzzᵀ over all classes."""
+
+    common = ("second",)
+    least_width = 1
+
+    def __str__(self) -> str:
+        return "shared"
+
+    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As in Form."""
+        return {"sums": (held, width), "second": (width, width)}
+
+    def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
+        """As in Form."""
+        torch.mm(features.t(), features, out=sums["second"])
+
+    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+        """The pooled covariance at the scale of one class: no class has its own scatter."""
+        return statistics.within() * (statistics.number[place] - 1)
+
+    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
+        """As in Form."""
+        sums = statistics.sums["sums"]
+        return statistics.sums["second"] - (sums / statistics.number[:, None]).t() @ sums
+
+    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+        """The pooled spread, whatever the class."""
+        statistics = gaussians.statistics
+        spread, clipped = gaussians.common
+        return spread, ClassReport(int(statistics.held[place]), int(statistics.number[place]), 1.0, clipped)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """Σz·(zᵀΩ) of each class for one Ω [d, r] that all clients know, and Σz².
+
+    From Σzzᵀ·Ω the server finds the r directions that matter (Nyström); what they leave of each feature's variance
+    stays on the diagonal.
+    """
+
+    rank: int = 32
+    common = ()
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"low-rank({self.rank}): rank counts directions, give at least 1")
+
+    def __str__(self) -> str:
+        return f"low-rank({self.rank})"
+
+    @property
+    def least_width(self) -> int:
+        """As in Form."""
+        return self.rank
+
+    def shapes(self, held: int, width: int) -> dict[str, tuple[int, ...]]:
+        """As in Form."""
+        _check_rank(self.rank, width)
+        return {"sums": (held, width), "sketch": (held, width, self.rank), "squares": (held, width)}
+
+    def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
+        """As in Form."""
+        omega = directions(features.shape[1], self.rank)
+        for part, squares, sketch in zip(parts, sums["squares"], sums["sketch"], strict=True):
+            torch.linalg.vecdot(part, part, dim=0, out=squares)
+            torch.mm(part.t(), part @ omega, out=sketch)
+
+    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+        """As in Form."""
+        factor, rest = self._nystrom(statistics, place)
+        return factor @ factor.t() + torch.diag(rest.clamp(min=0))
+
+    def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
+        """As in Form."""
+        return _summed_scatter(self, statistics)
+
+    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+        """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
+        statistics = gaussians.statistics
+        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
+        factor, rest = self._nystrom(statistics, place)
+        factor, rest = factor / max(count - 1, 1) ** 0.5, rest / max(count - 1, 1)
+        clipped = negative_share(torch.cat([factor.square().sum(1), rest]))
+        rest = rest.clamp(min=0)
+        own = float(factor.square().sum()), float(rest.sum())
+        if weight > 0:
+            pooled = gaussians.variance.clamp(min=0)
+            factor, rest = (1 - weight) ** 0.5 * factor, (1 - weight) * rest + weight * pooled
+        left_over = own[1] / max(sum(own), 1e-300) if count > 1 else 0.0  # of one example there is only rounding
+        return Spread(factor, rest), ClassReport(label, count, weight, clipped if count > 1 else 0.0, left_over)
+
+    def _nystrom(self, statistics: "ClassStatistics", place: int) -> tuple[Tensor, Tensor]:
+        """F [d, r] with F·Fᵀ ≈ the scatter, from its products with Ω; and what F leaves of the diagonal [d].
+
+        With S·Ω = Y and ΩᵀY = B, S ≈ Y·B⁻¹·Yᵀ: exact where S has rank r or less, and never above S.
+        """
+        total, number = statistics.sums["sums"][place], statistics.number[place]
+        omega = directions(statistics.width, self.rank)
+        products = statistics.sums["sketch"][place] - torch.outer(total, total @ omega) / number
+        small = omega.t() @ products
+        values, vectors = torch.linalg.eigh((small + small.mT) / 2)
+        kept = values > 1e-10 * values.abs().max()
+        factor = products @ (vectors[:, kept] / values[kept].sqrt())
+        return factor, squares_around_mean(statistics, place) - factor.square().sum(1)
+
+
+FORMS: dict[str, Callable[..., Form]] = {"full": Full, "diagonal": Diagonal, "shared": Shared, "low-rank": LowRank}
+
+
+def parse_form(source: str | Form) -> Form:
+    """The form of a text such as ``low-rank(32)``, or the form itself."""
+    if isinstance(source, Full | Diagonal | Shared | LowRank):
+        return source
+    if not isinstance(source, str):
+        raise UserError(f"a covariance form is a text such as full or low-rank(32), not {source!r}")
+    calls = text.parse_calls(source, "covariance form")
+    if len(calls) > 1 or calls[0].name not in FORMS:
+        raise UserError(f"no covariance form is called {source!r}; {nearest(calls[0].name, FORMS)}")
+    form: Form = text.apply(calls[0], FORMS[calls[0].name], "covariance form")
+    return form
+
+
+@lru_cache(maxsize=4)
+def directions(width: int, rank: int) -> Tensor:
+    """Ω [d, r]: r orthonormal directions, the same for every client."""
+    _check_rank(rank, width)
+    drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
+    omega: Tensor = torch.linalg.qr(drawn).Q
+    return omega
+
+
+def _check_rank(rank: int, width: int) -> None:
+    if rank > width:
+        raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
+
+
+def _summed_scatter(form: Form, statistics: "ClassStatistics") -> Tensor:
+    total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
+    for place in range(len(statistics.held)):
+        total += form.scatter(statistics, place)
+    return total

@@ -1,0 +1,185 @@
+"""Calibration of a federation: class statistics gathered from the clients through an engine, classifiers from them."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unskew.calibration.calibrate import calibrate, calibrate_on_features
+from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.covariances import Diagonal
+from unskew.calibration.feasible import class_cells, named
+from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.forecast import Forecast, forecast
+from unskew.calibration.forms import statistics_bytes
+from unskew.calibration.heads import device_of
+from unskew.calibration.mixture import PASSES, centres_of
+from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Engine, PrivacyBudget, Sums, Tensors, Visit
+from unskew.models.cut import cut
+from unskew.privacy.fixed_point import Layout
+from unskew.privacy.noise import noisy
+from unskew.privacy.secure_sum import secure_statistics
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.jobs import job_text
+
+if TYPE_CHECKING:
+    from unskew.round.algorithm import Algorithm
+    from unskew.round.client import ClientSide
+
+CLOSER = 1 - 1e-3  # under a secure sum features are clipped a little shorter: fixed point may lengthen the sum
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """What the clients are about to send for a calibration."""
+
+    method: str
+    what: str
+    clients: int
+    bytes_up: int
+
+
+@dataclass(frozen=True)
+class Forecasted:
+    """What a calibration may gain, before it is made."""
+
+    method: str
+    forecast: Forecast
+
+
+Known = dict[  # statistics, the bytes and seconds that they took
+    tuple[StatisticsRequest, bool, PrivacyBudget | None], tuple[ClassStatistics, int, float]
+]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """What the calibrations of one model share: the clients behind an engine, the model, what is ``known`` so far."""
+
+    engine: Engine
+    side: "ClientSide"
+    model: Tensors
+    algorithm: "Algorithm"
+    key: Key
+    observe: Callable[[Gathering | Forecasted], None]
+    known: Known
+
+    def calibrated(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
+        """The classifier, the bytes that clients sent for it, the seconds that they took."""
+        self.side.load(self.model, training=False)
+        _, head = cut(self.side.network, finisher.needs.layers)
+        if isinstance(finisher.needs, RealFeatures):
+            began = time.perf_counter()
+            features, labels = real_features(self.side, finisher.needs, self.key)
+            seconds = time.perf_counter() - began
+            return calibrate_on_features(head, features, labels, finisher, self.key.seed), 0, seconds
+        request = self.request(finisher.needs)
+        statistics, sent, seconds = self.statistics(finisher, request)
+        classifier = calibrate(head, statistics, finisher, self.key.seed)
+        classifier.clip = request.clip  # in use, features are clipped as they were for the statistics
+        return classifier, sent, seconds
+
+    def request(self, needs: StatisticsRequest) -> StatisticsRequest:
+        """What the clients are asked: what the calibration needs, under the algorithm's protections."""
+        budget = self.algorithm.private
+        clip = 0.0 if budget is None else budget.clip * (CLOSER if self.algorithm.secure else 1)
+        return replace(needs, min_count=self.algorithm.withhold, clip=clip)
+
+    def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
+        """What was asked for, of all clients together; bytes and seconds."""
+        question = request, self.algorithm.secure, self.algorithm.private
+        if question in self.known:
+            return self.known[question]
+        name, began = named(finisher, self.algorithm), time.perf_counter()
+        centres, sent = None, self.sent_bytes(request)
+        if request.components > 1:
+            first, before, _ = self.statistics(finisher, replace(request, components=1))
+            step = replace(request, form=Diagonal())
+            sent += before + PASSES * self.sent_bytes(step)
+            words = f"statistics of {request.components} parts of each class, {PASSES + 1} times in all"
+            self.observe(Gathering(name, words, self._clients, sent - before))
+            centres = centres_of(first, request.components, lambda moved: self.gather(step, moved), self.key)
+        else:
+            self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
+        statistics = self.gather(request, centres)
+        if (budget := self.algorithm.private) is not None:
+            statistics = noisy(statistics, budget.clip, budget.epsilon, budget.delta, self.key.fold("private"))
+            if not len(statistics.held):
+                raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
+        self.known[question] = statistics, sent, time.perf_counter() - began
+        if request.components == 1:
+            self.observe(Forecasted(name, self._forecast(request, statistics)))
+        return self.known[question]
+
+    def _forecast(self, request: StatisticsRequest, statistics: ClassStatistics) -> Forecast:
+        """No head of the network takes random features: then there is the separability alone."""
+        head = None if request.expand else cut(self.side.network, request.layers)[1]
+        return forecast(head, statistics, self._classes, self.key)
+
+    @property
+    def _clients(self) -> int:
+        return len(self.engine.roster.inhabited)
+
+    @property
+    def _classes(self) -> int:
+        return self.side.network.classifier.out_features
+
+    def _width(self, request: StatisticsRequest) -> int:
+        return request.encoder(self.side.network, tuple(self.side.train.images.shape[1:]))[1]
+
+    def gather(self, request: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
+        """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""
+        shared = self.model if centres is None else self.model | {"centres": centres}
+        job, key = job_text("moments", request.to_text()), self.key.fold("moments")
+        visits = [Visit(client, 1.0) for client in self.engine.roster.inhabited.tolist()]
+        if not self.algorithm.secure:
+            return ClassStatistics.gathered(self._asked(job, shared, visits, key), request.form)
+
+        layout = Layout.of(self._classes * request.components, self._width(request), request.form)
+        return secure_statistics(self.engine, shared, request, layout, visits, key)
+
+    def _asked(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Sums:
+        outcome = self.engine.map_sum(job, shared, visits, key)
+        if outcome.failures:
+            failure = outcome.failures[0]
+            raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
+        return tensors.under(outcome.sums, "stat/moments/")
+
+    def sent_bytes(self, request: StatisticsRequest) -> int:
+        """What all clients together send: each only the classes it holds; all classes where they are masked."""
+        width = self._width(request)
+        if self.algorithm.secure:
+            return self._clients * Layout.of(self._classes * request.components, width, request.form).bytes
+        owner, count = class_cells(self.side)
+        held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
+        return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
+
+
+def real_features(side: "ClientSide", needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
+    """The training features [n, d] that a bound for study needs, and their labels: a simulation has the images."""
+    encoder, _ = cut(side.network, needs.layers)
+    index = torch.from_numpy(np.sort(side.population.order.astype(np.int64)))
+    if needs.per_class:
+        index = _some_of_each(index, side.train.labels[index], needs.per_class, key)
+    features = []
+    with torch.no_grad():
+        for some in torch.split(index, IMAGES_AT_ONCE):
+            features.append(encoder(side.train.batch(some)[0].to(device_of(encoder))))
+    return torch.cat(features), side.train.labels[index]
+
+
+def _some_of_each(index: Tensor, labels: Tensor, per_class: int, key: Key) -> Tensor:
+    """``per_class`` examples of each class, or all where there are fewer."""
+    order = torch.randperm(len(index), generator=key.fold("oracle", "examples").torch())
+    index, labels = index[order], labels[order]
+    kept = [index[labels == label][:per_class] for label in range(int(labels.max()) + 1)]
+    return torch.cat(kept).sort().values

@@ -1,0 +1,42 @@
+"""LDA: the linear discriminant of class means and pooled covariance, in closed form."""
+
+from torch import nn
+
+from unskew.calibration.covariances import Shared
+from unskew.calibration.finisher import Finisher, Made, finisher
+from unskew.calibration.gaussians import ClassReport
+from unskew.calibration.heads import last_linear
+from unskew.calibration.knobs import check_positive
+from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.retraining import discriminant
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core.key import Key
+
+
+@finisher
+def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
+    """Replaces the classifier by the linear discriminant of class means and pooled covariance, in closed form.
+
+    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c: the best classifier if all classes are Gaussians of one shape and
+    equally likely. No training, nothing drawn. With ``layers`` above 1 it replaces that many linear layers of the
+    network; with ``expand`` it sees ReLU of that many random sums of their input beside ReLU of the input itself, and
+    is no longer linear in it.
+
+    Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936; random
+    features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
+    """
+    if not 0 < ridge < float("inf"):
+        raise ValueError(
+            f"lda(ridge={ridge}): give a number above 0; features of a network are often linearly dependent"
+        )
+    check_positive("lda", layers=layers)
+    if expand < 0:
+        raise ValueError(f"lda(expand={expand}): it counts random features, give 0 or more")
+
+    def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
+        classes = last_linear(head).out_features
+        linear = discriminant(head, statistics.means(), statistics.within(), statistics.held, ridge, classes)
+        pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
+        return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
+
+    return Finisher(make, StatisticsRequest(Shared(), layers, expand))

@@ -1,0 +1,20 @@
+"""USCC: FedECCR's second stage, ccvr with that paper's settings."""
+
+from unskew.calibration.ccvr import ccvr
+from unskew.calibration.finisher import Finisher, finisher
+from unskew.calibration.knobs import check_positive
+
+
+@finisher
+def uscc(
+    per_class: int = 400, epochs: int = 20, lr: float = 0.001, batch: int = 64, covariance: str = "full"
+) -> Finisher:
+    """FedECCR's second stage: as ccvr, without transformation, equally many features a class.
+
+    Where the paper is silent, rate and momentum are ccvr's.
+
+    Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
+    Rectification", CollaborateCom 2023, section 3.3 and Algorithm 2.
+    """
+    check_positive("uscc", per_class=per_class, epochs=epochs, batch=batch, lr=lr)
+    return ccvr(per_class=per_class, epochs=epochs, lr=lr, batch=batch, covariance=covariance)

@@ -1,0 +1,101 @@
+"""Batches as users have them give the same sums, and images go where the encoder is."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+
+C = 3
+IMAGES = torch.randn(9, 4, generator=Key(0).torch())
+LABELS = torch.arange(9) % C
+ENCODER = nn.Linear(4, 5)
+
+
+def measured(*batches, encoder=ENCODER):
+    return ClassStatistics.measure(encoder, batches, C)
+
+
+def assert_same(one, other):
+    assert one.tensors().keys() == other.tensors().keys()
+    for name, value in one.tensors().items():
+        assert torch.equal(value, other.tensors()[name]), name
+        assert value.device.type == "cpu"
+
+
+PAIRS = {
+    "list": [IMAGES, LABELS],
+    "arrays": (IMAGES.numpy(), LABELS.numpy()),
+    "lists": (IMAGES.tolist(), LABELS.tolist()),
+    "doubles": (IMAGES.double().numpy(), LABELS.numpy().astype(np.int32)),
+    "tensors in a list": (list(IMAGES), list(LABELS)),
+    "a tuple of labels": (IMAGES, tuple(LABELS.tolist())),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_tensors_arrays_and_lists_give_the_same_sums(kind):
+    assert_same(measured(PAIRS[kind]), measured((IMAGES, LABELS)))
+
+
+@pytest.mark.parametrize("image", ["image", "images", "pixel_values", "x", "img"])
+@pytest.mark.parametrize("label", ["label", "labels", "y", "target"])
+def test_dict_batches_give_the_same_sums(image, label):
+    assert_same(measured({image: IMAGES.numpy(), label: LABELS, "id": 7}), measured((IMAGES, LABELS)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({"picture": IMAGES, "label": LABELS}, "its images under image, images, pixel_values, x, img; in this one"),
+        ({"picture": IMAGES, "label": LABELS}, "there is: 'picture', 'label'"),
+        (
+            {"image": IMAGES, "class": LABELS},
+            "its labels under label, labels, y, target; in this one there is: ",
+        ),
+        ({}, "in this one there is: nothing"),
+        (IMAGES, "pairs of (images, labels) or dicts with both; this is a Tensor"),
+        ((IMAGES, LABELS, 3), "this is a tuple of 3"),
+        ((IMAGES, "012012012"), "labels"),
+        ((IMAGES, None), "labels must be a tensor, a numpy array or a list of numbers, this is a NoneType"),
+        ((IMAGES, [*LABELS.tolist()[:-1], [1]]), "labels must be a tensor, a numpy array or a list of numbers"),
+        (([[1.0, 2.0], [3.0]], [0, 1]), "images must be a tensor, a numpy array or a list of numbers"),
+        ((IMAGES, LABELS.float()), "labels whole numbers"),
+        ((IMAGES, LABELS + 1), "labels must be in 0..2, these go from 1 to 3"),
+    ],
+)
+def test_any_other_batch_is_refused_with_what_was_there(batch, words):
+    with pytest.raises(UserError) as refused:
+        measured(batch)
+    assert words in str(refused.value)
+
+
+class Elsewhere(nn.Module):
+    """Its parameters are on another device, and it takes images from there alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1, device="meta"))
+
+    def forward(self, images):
+        assert images.device == self.scale.device
+        return IMAGES[: len(images)]
+
+
+@pytest.mark.parametrize("batch", [(IMAGES, LABELS), (IMAGES.numpy(), LABELS), {"image": IMAGES, "label": LABELS}])
+def test_images_are_moved_to_the_encoders_device_and_sums_stay_on_the_cpu(batch):
+    assert_same(measured(batch, encoder=Elsewhere()), ClassStatistics.of_features(IMAGES, LABELS, C))
+
+
+def test_images_that_are_no_numbers_are_the_encoders_own_affair():
+    class Words(nn.Module):
+        def forward(self, images):
+            return IMAGES[: images.count]
+
+    class Batch:
+        count = 9
+
+    assert_same(measured((Batch(), LABELS), encoder=Words()), ClassStatistics.of_features(IMAGES, LABELS, C))
