@@ -119,10 +119,10 @@ def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
     last = recorded(finished)[-1]
     weights = read_model(finished / "model.safetensors")
     assert last["norms"]["server"] == pytest.approx(weights["classifier.weight"].double().norm(dim=1).tolist())
-    with finished_run(finished) as subject:
-        side = subject.side
-        side.load(subject.model, training=False)
-        assert last["silhouette"] == silhouette_of(*some_features(side, subject.key))
+    with finished_run(finished) as opened:
+        side = opened.side
+        side.load(opened.model, training=False)
+        assert last["silhouette"] == silhouette_of(*some_features(side, opened.key))
 
 
 def test_a_kept_state_is_the_one_that_the_round_left(finished, runs_of):
