@@ -62,7 +62,7 @@ def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
     small = federation(sizes=(2,) * 105, epochs=1)
     engine = engines.open_engine("loop", small.blueprint, small.data, 1)
     visits = [Visit(client, 1.0) for client in range(105)]
-    for most, seen in ((recording.MOST_CLIENTS, 100), (105, 105)):
+    for most, seen in ((recording.MAX_CLIENTS, 100), (105, 105)):
         watching = recording.RecordingEngine(engine, lambda number: ["norms"], most=most)
         watching.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
         assert watching.rows("norms")[0] == list(range(seen))

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from analysis.finished import EVERYTHING, SMALL, finished, metrics, recorded, result, runs_of, finished_run
+from analysis.finished import EVERYTHING, SMALL, finished, finished_run, metrics, recorded, result, runs_of
 from federation import federation
 from unskew import engines
 from unskew.core import tensors
@@ -20,7 +20,15 @@ from unskew.runs import recorded as recorded_file
 from unskew.runs import recording, train
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
-from unskew.runs.recording import Recorded, Recorder, RecordingEngine, plain_spelling, parse_recording, silhouette_of, some_features
+from unskew.runs.recording import (
+    Recorded,
+    Recorder,
+    RecordingEngine,
+    parse_recording,
+    plain_spelling,
+    silhouette_of,
+    some_features,
+)
 
 __all__ = ["finished", "runs_of"]
 
@@ -46,7 +54,7 @@ def test_a_text_says_what_and_when():
     [
         ("norm", "nothing called 'norm' can be recorded; did you mean 'norms'?", 0),
         ("drift + silouette", "nothing called 'silouette' can be recorded; did you mean 'silhouette'?", 8),
-        ("norms + drift + norms(every=2)", "norms stands here twice; once is enough", 16),
+        ("norms + drift + norms(every=2)", "norms is named twice; name it once", 16),
         ("norms(every=0)", "every=0: give 1 (each round) or more", 0),
         ("drift + norms(first=-1)", "first=-1: give 0 or more rounds", 8),
         ("norms(evry=2)", "recording norms has no knob 'evry'; did you mean 'every'?", 0),

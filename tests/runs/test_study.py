@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import EVERYTHING, changed, content, copied, recorded, finished_run, undisturbed
+from analysis.finished import EVERYTHING, changed, content, copied, finished_run, measured, recorded, undisturbed
 from unskew import analysis
 from unskew.analysis import drift, norms
 from unskew.calibration.classifier import load_calibrated
@@ -15,7 +15,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.models.cut import cut
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, kept_state
-from unskew.runs.study import Missing, FinishedRun
+from unskew.runs.study import FinishedRun, Missing
 
 METHODS = [
     "fedavg", "fedavgm(0.9)", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes",
@@ -99,7 +99,9 @@ def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missi
     with finished_run(whole) as one, finished_run(bare) as other:
         left, right = one.local_models(), other.local_models()
         assert one.notes == []
-        assert other.notes == ["local models were made as at a first visit: what clients remembered then is not kept"]
+        assert other.notes == [
+            "local models were trained as at a first visit: the clients' saved states of that round were not kept"
+        ]
         assert any(not torch.equal(left[0][name], right[0][name]) for name in left[0])
 
 
@@ -173,7 +175,11 @@ def test_a_round_that_never_was_is_refused(finished, number):
 
 def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(finished, runs_of):
     """Two runs with one seed begin alike, and one with another seed elsewhere."""
-    with finished_run(finished) as one, finished_run(runs_of(rounds=1)) as other, finished_run(runs_of(seed=5)) as third:
+    with (
+        finished_run(finished) as one,
+        finished_run(runs_of(rounds=1)) as other,
+        finished_run(runs_of(seed=5)) as third,
+    ):
         first, second, unlike = (tensors.sha256(each.state(0).tensors) for each in (one, other, third))
     assert first == second != unlike
 
@@ -188,7 +194,7 @@ def test_local_models_are_made_once(finished, monkeypatch):
 
 def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fit(finished, monkeypatch):
     size = 8 * sum(value.numel() for value in load_file(finished / "model.safetensors").values())
-    monkeypatch.setattr("unskew.runs.replay.MOST_BYTES", 3 * size + 5)
+    monkeypatch.setattr("unskew.runs.replay.MAX_BYTES", 3 * size + 5)
     with finished_run(finished) as opened, pytest.raises(Missing, match="give clients=3"):
         opened.local_models()
 
@@ -196,7 +202,7 @@ def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fi
 def test_a_client_that_fails_is_named(run):
     changed_text = (run / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
     (run / "config.toml").write_text(changed_text)
-    with finished_run(run) as opened, pytest.raises(Missing, match="fails when its local model is made again"):
+    with finished_run(run) as opened, pytest.raises(Missing, match="failed when its local model was trained again"):
         opened.local_models()
 
 
@@ -322,9 +328,9 @@ def test_damaged_records_are_one_message(run, line):
 def looked_at(run):
     with finished_run(run) as opened:
         for source in ("norms", "drift", "separability"):
-            found = analysis.measured(opened, source)
-            assert found.charts is not None
-            assert found.findings is not None
+            taken = measured(opened, source)
+            assert taken.charts is not None
+            assert taken.findings is not None
 
 
 def test_a_torn_last_line_of_the_records_is_no_damage(run):
