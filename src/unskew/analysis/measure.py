@@ -73,7 +73,7 @@ class Request:
     text: str  # in its plainest spelling: "cka(clients=20)"
     measure: Measure[Any]
     take: Callable[[FinishedRun], Any] = field(compare=False)  # the knobs are in the text
-    outside: bool = False  # whether it is somebody else's code
+    outside: bool = False  # whether its code is outside this package
 
     @property
     def title(self) -> str:
@@ -81,7 +81,7 @@ class Request:
         return self.measure.title or self.measure.name
 
     def call(self, part: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Call one of the measure's functions; what somebody else's code raises becomes one message."""
+        """Call one of the measure's functions; an exception of code outside this package becomes one message."""
         try:
             return function(*given)
         except UserError:
@@ -141,7 +141,7 @@ class Measured:
 
 
 def check_measure(measure: Any, given: str) -> None:
-    """Refuse what somebody else's function gave where it is not a measure; ``given`` is what the user typed."""
+    """Refuse what is not a measure, or is one that cannot work; ``given`` is what the user typed."""
     if not isinstance(measure, Measure):
         kind = type(measure).__name__
         raise UserError(f"measure {given}: it gives a {kind}; return a Measure (unskew.analysis.Measure)")

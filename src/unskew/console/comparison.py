@@ -20,7 +20,7 @@ from unskew.runs.result import Result, to_json
 
 FORMATS = ("table", "markdown", "csv", "json")
 
-MINIMUM_WIDTH = 70  # columns of a terminal below which a row a run is no longer legible
+MINIMUM_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
 
 SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
 

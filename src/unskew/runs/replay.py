@@ -104,7 +104,7 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
 
 def _trained(run: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:
     key = run.key.fold("round", state.round + 1)
-    if state.round == 0:  # what methods ask everybody beforehand belongs to the first round
+    if state.round == 0:  # the survey of all clients belongs to the first round
         state, _ = driver.survey(run.algorithm, engine, state, run.key)
     coming = run.algorithm.sampler(key.fold("sample"), engine.population, run.prepared.config.per_round or 0)
     visits = _spread({visit.client: visit for visit in reversed(coming)}, most)  # of two to one client, the first
