@@ -1,6 +1,7 @@
 """A measure as one record: how it is taken of a finished run, and what a reader sees of it."""
 
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -89,7 +90,7 @@ class Request:
         except Exception as error:
             if not self.outside:
                 raise
-            raise UserError(f"measure {self.text}: {part} failed: {_described(error)}") from error
+            raise UserError(f"measure {self.text}: {part} failed: {_described(error, function)}") from error
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ def check_measure(measure: Any, given: str) -> None:
 
 def slug(text: str) -> str:
     """A text as a file's name: ``cka(round=0)`` is cka-round-0, and −1 is not 1."""
-    plain = re.sub(r"([(=, ])-", r"\1minus", text.lower()).replace("e-", "e_")
+    plain = re.sub(r"([(=, ])-", r"\1minus", text.lower())
+    plain = re.sub(r"(?<=\d)e-(?=\d)", "e_", plain)  # 1e-05 is not 1e05
     return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]
 
 
@@ -172,10 +174,9 @@ def _each(request: Request, part: str, given: Any, kind: Any) -> list[Any]:
     return list(given)
 
 
-def _described(error: Exception) -> str:
-    """An error in one line, with the line of code that raised it."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
-    return f"{type(error).__name__}: {error}{place}"
+def _described(error: Exception, function: Callable[..., Any]) -> str:
+    """An error in one line, with the line of the function's file where it happened, or else the line that raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = getattr(getattr(function, "__code__", None), "co_filename", "")
+    last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
+    return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
