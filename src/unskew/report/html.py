@@ -158,9 +158,7 @@ def _figure(chart: Chart, name: str, span: str = "", which: str = "") -> str:
 def _choice(choice: Choice, name: str) -> str:
     start = choice.start or next(iter(choice.options), "")
     if start not in choice.options:
-        raise ValueError(
-            f"Choice(start={start!r}): there is no such {choice.label}, there are {list(choice.options)}"
-        )
+        raise ValueError(f"Choice(start={start!r}): there is no such {choice.label}, there are {list(choice.options)}")
     label = escape(choice.label)
     options = "".join(f"<option{' selected' if one == start else ''}>{escape(one)}</option>" for one in choice.options)
     charts = "\n".join(
