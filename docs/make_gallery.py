@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import unskew
-from unskew.analysis import MEASURES, measured
-from unskew.analysis.norms import unevenness
+from unskew.analysis import MEASURES, parse_measure
+from unskew.analysis.row_lengths import unevenness
+from unskew.analysis.store import stored_or_taken
 from unskew.charts.svg import svg
 from unskew.report.write import write_report
 from unskew.runs.result import read_result
@@ -30,7 +31,7 @@ RUNS = {  # name -> partition, method
 }
 CALIBRATIONS = {"skewed": ("ccvr", "lda", "oracle"), "even": (), "prototypes": ("uscc",)}
 SHOWN = {  # chart of the skewed run -> what it is in the papers
-    "skew-circles": "Who holds what (CCVR, Figure 3, left)",
+    "skew-circles": "Examples of each class, by client (CCVR, Figure 3, left)",
     "cka-means": "Similarity of local models by layer (CCVR, Figure 2)",
     "cka-classifier": "The classifier, client by client (CCVR, Figure 1)",
     "norms-round-1": "Local classifier rows against label counts in the first round (CCVR, Figure 3)",
@@ -42,7 +43,7 @@ SHOWN = {  # chart of the skewed run -> what it is in the papers
     "projection-before": "The same, as the classifier sees them",
     "projection-ccvr": "The same, after ccvr",
     "confusion-classes": "Accuracy of each class, before and after calibration",
-    "inversion-pictures": "Images made again from features (CCVR, Figures 8 and 9)",
+    "inversion-pictures": "Images reconstructed from features (CCVR, Figures 8 and 9)",
     "curves-bytes": "Accuracy by bytes",
 }
 BROWSER = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
@@ -86,14 +87,14 @@ def main() -> None:
     page = options.work / "report.html"
     write_report(paths["skewed"], out=page)
     for name in ("even", "prototypes"):
-        with FinishedRun(paths[name]) as subject:
+        with FinishedRun(paths[name]) as run:
             for measure in ("skew", "curves", "cka", "norms", "separability", "confusion"):
-                measured(subject, measure, again=False)
+                stored_or_taken(run, parse_measure(measure))
     both = options.work / "comparison.html"
     comparison = write_report(*paths.values(), out=both)
-    with FinishedRun(paths["skewed"]) as subject:
-        found = {name: measured(subject, name, again=False) for name in MEASURES}
-    charts = {chart.name: chart for each in found.values() for chart in each.charts}
+    with FinishedRun(paths["skewed"]) as run:
+        measures = [stored_or_taken(run, parse_measure(name)) for name in MEASURES]
+    charts = {chart.name: chart for each in measures for chart in each.charts}
     lines = [
         "# Gallery",
         "",
@@ -102,7 +103,7 @@ def main() -> None:
     ]
     lines += [*claims(paths), "", "One run each, seed 0: small differences may go the other way with another seed.", ""]
     lines += ["## What the report says of the skewed run", ""]
-    lines += [f"- {sentence}" for each in found.values() for sentence in each.findings]
+    lines += [f"- {sentence}" for each in measures for sentence in each.findings]
     lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
     lines += table(paths)
     if pictured(page, target / "report.png", 1200, 1500) and pictured(both, target / "comparison.png", 1200, 1500):
@@ -144,7 +145,7 @@ def claims(paths: dict[str, Path]) -> list[str]:
         ("local classifiers end more uneven under skew (CCVR)", last["unevenness"] > other["unevenness"],
          f"deviation of row norms / mean {last['unevenness']:.3f} against {other['unevenness']:.3f}"),
         ("calibration evens the classifier's rows", after < before, f"{before:.3f} before, {after:.3f} after ccvr"),
-        ("prototype contrast parts the classes better (FedECCR)", apart["prototypes"] > apart["skewed"],
+        ("prototype contrast separates the classes better (FedECCR)", apart["prototypes"] > apart["skewed"],
          f"silhouette {apart['prototypes']:.4f} against {apart['skewed']:.4f}"),
     ]  # fmt: skip
     lines = ["| what the papers say | in our runs | measured |", "| --- | --- | --- |"]
@@ -152,7 +153,7 @@ def claims(paths: dict[str, Path]) -> list[str]:
 
 
 def stored(path: Path, measure: str) -> dict:
-    """The values of a measure, as they lie in the run's folder."""
+    """The values of a measure, as they are stored in the run's folder."""
     return json.loads((path / "figures" / f"{measure}.json").read_text())["values"]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from unskew.analysis import parse_measure, store
 from unskew.console.main import main
 from unskew.data import sources
 from unskew.runs import train
@@ -89,8 +90,18 @@ def copied(finished: Path, folder: Path, name: str = "run") -> Path:
 
 @contextmanager
 def finished_run(run: Path, **options):
-    with FinishedRun(run, **options) as subject:
-        yield subject
+    with FinishedRun(run, **options) as opened:
+        yield opened
+
+
+def measured(opened: FinishedRun, source: str, *, again: bool = True):
+    """The measure of this text: taken, or with ``again=False`` as it is stored where that still fits."""
+    return store.stored_or_taken(opened, parse_measure(source), again=again)
+
+
+def known(opened: FinishedRun, source: str):
+    """The measure of this text as it is stored."""
+    return store.stored_measure(opened, parse_measure(source))
 
 
 def content(run: Path, *, but: tuple[str, ...] = ("figures", ".lock", "report.html")) -> dict[str, str]:

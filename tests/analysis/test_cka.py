@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.finished import finished_run, undisturbed
-from unskew.analysis import cka
-from unskew.analysis.cka import AtOnce, Exact, Similarity, Unbiased, kernel
+from unskew.analysis import alignment, cka
+from unskew.analysis.alignment import AtOnce, Exact, Unbiased, kernel
+from unskew.analysis.cka import Similarity
 from unskew.core import tensors
-from unskew.core.errors import UserError
+from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.round import driver
 from unskew.runs.checkpoint import load_checkpoint
 from unskew.runs.folder import read_model
 from unskew.runs.recording import RecordingEngine
-from unskew.runs.study import Missing
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -62,40 +62,40 @@ def sizes_of(n, batch):
 
 def test_a_model_is_wholly_like_itself():
     x, _ = related()
-    assert cka.cka(x, x) == pytest.approx(1, abs=1e-12)
+    assert alignment.cka(x, x) == pytest.approx(1, abs=1e-12)
 
 
 def test_cka_does_not_notice_rotation_scale_or_shift():
     x, y = related()
-    there = cka.cka(x, y)
+    there = alignment.cka(x, y)
     assert 0.05 < there < 0.95
-    assert cka.cka(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
-    assert cka.cka(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
+    assert alignment.cka(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
+    assert alignment.cka(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
 
 
 def test_cka_notices_other_linear_maps():
     x, y = related()
     stretched = x @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1, 1], dtype=torch.float64))
-    assert abs(cka.cka(stretched, y) - cka.cka(x, y)) > 0.05
-    assert cka.cka(stretched, x) < 0.9
+    assert abs(alignment.cka(stretched, y) - alignment.cka(x, y)) > 0.05
+    assert alignment.cka(stretched, x) < 0.9
 
 
 def test_cka_is_symmetric_and_between_0_and_1():
     x, y = related()
-    assert cka.cka(x, y) == pytest.approx(cka.cka(y, x), abs=1e-14)
-    assert 0 <= cka.cka(x, drawn(60, 9, seed=5)) <= 1
+    assert alignment.cka(x, y) == pytest.approx(alignment.cka(y, x), abs=1e-14)
+    assert 0 <= alignment.cka(x, drawn(60, 9, seed=5)) <= 1
 
 
 def test_the_definition_is_the_one_by_gram_matrices():
     x, y = related()
-    assert cka.cka(x, y) == pytest.approx(plain(x, y), abs=1e-12)
+    assert alignment.cka(x, y) == pytest.approx(plain(x, y), abs=1e-12)
 
 
 def test_features_that_share_nothing_have_0():
     """Four images, two orthogonal centred columns: YᵀX = 0."""
     x = torch.tensor([[1.0], [-1], [1], [-1]], dtype=torch.float64)
     y = torch.tensor([[1.0], [1], [-1], [-1]], dtype=torch.float64)
-    assert cka.cka(x, y) == 0
+    assert alignment.cka(x, y) == 0
     assert batched(Exact(), [x, y], [4])[0, 1] == 0
 
 
@@ -120,7 +120,7 @@ def test_batches_of_any_size_give_the_definition(n, batch, mean, seed):
 def test_a_short_last_batch_counts_as_much_as_it_holds(sizes):
     x, y = related()
     found = batched(Exact(), [x + 1e4, y - 1e4], sizes)
-    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=1e-10)
+    assert found[0, 1] == pytest.approx(alignment.cka(x, y), abs=1e-10)
     assert torch.equal(found, found.t())
     assert found.diagonal() == pytest.approx(torch.ones(2), abs=1e-12)
 
@@ -129,7 +129,7 @@ def test_float32_features_with_a_large_mean_keep_three_digits():
     """Images give float32: the mean of 10⁴ leaves 10⁻³ of each feature, and the batch's mean must not cost more."""
     x, y = related(500)
     found = batched(Exact(), [(x + 1e4).float(), (y + 1e4).float()], sizes_of(500, 64))
-    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=2e-3)
+    assert found[0, 1] == pytest.approx(alignment.cka(x, y), abs=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -230,7 +230,7 @@ def test_a_large_mean_costs_the_unbiased_form_no_more_digits_than_float32_has():
 def test_kernels_of_all_images_at_once_give_the_definition(seed, n, d):
     x, y = drawn(n, d, seed=seed) + 5, drawn(n, 2, seed=seed + 1000)
     found = batched(AtOnce(), [x, y], [n])
-    assert float(found[0, 1]) == pytest.approx(cka.cka(x, y), abs=1e-10)
+    assert float(found[0, 1]) == pytest.approx(alignment.cka(x, y), abs=1e-10)
     assert found.diagonal().tolist() == pytest.approx([1, 1])
 
 
@@ -245,9 +245,9 @@ def test_the_unbiased_form_keeps_one_number_a_pair():
 
 
 def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_next_round(finished):
-    with finished_run(finished) as subject, undisturbed():
-        found = cka.measure(subject)
-        coming = subject.algorithm.sampler(subject.key.fold("round", 4, "sample"), subject.engine.roster, 4)
+    with finished_run(finished) as opened, undisturbed():
+        found = cka.take_cka(opened)
+        coming = opened.algorithm.sampler(opened.key.fold("round", 4, "sample"), opened.engine.roster, 4)
     assert found.layers == ["conv1", "conv2", "fc1", "classifier"]
     assert found.clients == [visit.client for visit in coming]
     assert (found.round, found.images) == (3, 120)
@@ -256,16 +256,16 @@ def test_layers_stand_in_the_order_of_the_network_and_clients_are_those_of_the_n
 def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monkeypatch):
     """Layer by layer by hand, all 120 images at once."""
     monkeypatch.setattr(cka, "WIDE", 5000)
-    monkeypatch.setattr(cka, "CHUNK", 50)
-    with finished_run(finished) as subject:
-        found = cka.measure(subject, images=120)
+    monkeypatch.setattr(cka, "IMAGES_AT_ONCE", 50)
+    with finished_run(finished) as opened:
+        found = cka.take_cka(opened, images=120)
         assert found.estimated == []
-        models = list(subject.local_models(3).values())
-        network = subject.side.network
-        images, _ = subject.side.test.batch(torch.arange(120))
+        models = list(opened.local_models(3).values())
+        network = opened.side.network
+        images, _ = opened.side.test.batch(torch.arange(120))
         outputs = []
         for model in models:
-            subject.side.load(model, training=False)
+            opened.side.load(model, training=False)
             parts, x, own = dict(network.encoder.named_children()), images, []
             with torch.no_grad():
                 for name, part in parts.items():
@@ -277,7 +277,7 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
     for layer, table in enumerate(found.pairs):
         for i, one in enumerate(outputs):
             for j, other in enumerate(outputs):
-                assert table[i][j] == pytest.approx(cka.cka(one[layer], other[layer]), abs=1e-5)
+                assert table[i][j] == pytest.approx(alignment.cka(one[layer], other[layer]), abs=1e-5)
     for table, mean in zip(found.pairs, found.means, strict=True):
         apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
         assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
@@ -287,13 +287,13 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
 
 def next_round(run, state, number):
     """What ``driver.run_round`` itself makes of the state: the clients' models, seen through the engine."""
-    with finished_run(run) as subject:
-        watching = RecordingEngine(subject.engine, lambda _: ["model"])
+    with finished_run(run) as opened:
+        watching = RecordingEngine(opened.engine, lambda _: ["model"])
         driver.run_round(
-            subject.algorithm, watching, state, subject.key, per_round=subject.config.per_round,
-            rounds=subject.config.rounds,
+            opened.algorithm, watching, state, opened.key, per_round=opened.config.per_round,
+            rounds=opened.config.rounds,
         )  # fmt: skip
-        names = list(subject.side.weights)
+        names = list(opened.side.weights)
         clients = watching.rows("visits")[0]
         rows = {name: watching.rows(f"model/{name}")[1] for name in names}
         return {c: {name: rows[name][at] for name in names} for at, c in enumerate(clients)}
@@ -308,17 +308,17 @@ def assert_equal_models(found, wanted):
 
 
 def test_local_models_are_those_that_one_more_round_makes(finished):
-    with finished_run(finished) as subject:
-        found = subject.local_models()
+    with finished_run(finished) as opened:
+        found = opened.local_models()
         state, _ = load_checkpoint(finished)
-        assert tensors.sha256(state.tensors) == subject.result.weights_sha256
+        assert tensors.sha256(state.tensors) == opened.result.weights_sha256
     assert_equal_models(found, next_round(finished, state, 4))
 
 
 def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
-    with finished_run(finished) as subject:
-        found = subject.local_models(0)
-        start = subject.state(0)
+    with finished_run(finished) as opened:
+        found = opened.local_models(0)
+        start = opened.state(0)
         assert start.round == 0
     assert_equal_models(found, next_round(finished, start, 1))
     assert len({tensors.sha256(model) for model in found.values()}) == 4
@@ -327,12 +327,12 @@ def test_round_0_gives_the_local_models_of_the_very_first_round(finished):
 def test_the_next_round_of_a_longer_run_makes_the_same_models(runs_of, tmp_path, finished):
     """A run of R + 1 rounds, with the last one's clients averaged: its weights are the mean of what we made again."""
     longer = runs_of(rounds=4, per_round=4)
-    with finished_run(finished) as subject:
-        found, sizes = subject.local_models(), subject.prepared.population.sizes
+    with finished_run(finished) as opened:
+        found, sizes = opened.local_models(), opened.prepared.population.sizes
         total = sum(int(sizes[client]) for client in found)
         mean = {
             name: sum(model[name].double() * int(sizes[client]) for client, model in found.items()) / total
-            for name in subject.side.weights
+            for name in opened.side.weights
         }
     weights = read_model(longer / "model.safetensors")
     for name, value in mean.items():
@@ -342,52 +342,52 @@ def test_the_next_round_of_a_longer_run_makes_the_same_models(runs_of, tmp_path,
 
 def test_the_engine_changes_no_bit(finished):
     with finished_run(finished) as one, finished_run(finished, engine="pool", workers=1) as other:
-        left, right = cka.measure(one, round=0), cka.measure(other, round=0)
+        left, right = cka.take_cka(one, round=0), cka.take_cka(other, round=0)
         assert left == right
         assert (type(one.engine).__name__, type(other.engine).__name__) == ("Loop", "Pool")
 
 
 def test_fewer_clients_are_taken_evenly(finished):
-    with finished_run(finished) as subject:
-        all_of_them = list(subject.local_models(0))
-        assert cka.measure(subject, clients=2, round=0).clients == [all_of_them[0], all_of_them[-1]]
+    with finished_run(finished) as opened:
+        all_of_them = list(opened.local_models(0))
+        assert cka.take_cka(opened, clients=2, round=0).clients == [all_of_them[0], all_of_them[-1]]
 
 
 def test_images_count_from_the_first(finished):
-    with finished_run(finished) as subject:
-        assert cka.measure(subject, images=7).images == 7
-        assert cka.measure(subject, images=7) != cka.measure(subject, images=8)
+    with finished_run(finished) as opened:
+        assert cka.take_cka(opened, images=7).images == 7
+        assert cka.take_cka(opened, images=7) != cka.take_cka(opened, images=8)
 
 
 @pytest.mark.parametrize("knobs", [{"clients": 1}, {"images": 3}])
 def test_fewer_than_two_clients_or_four_images_compare_nothing(finished, knobs):
-    with finished_run(finished) as subject, pytest.raises(UserError, match="two clients"):
-        cka.measure(subject, **knobs)
+    with finished_run(finished) as opened, pytest.raises(UserError, match="two clients"):
+        cka.take_cka(opened, **knobs)
 
 
 @pytest.mark.parametrize("number", [4, -2])
 def test_a_round_that_never_was_is_refused(finished, number):
     with (
-        finished_run(finished) as subject,
+        finished_run(finished) as opened,
         pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"),
     ):
-        cka.measure(subject, round=number)
+        cka.take_cka(opened, round=number)
 
 
 def test_one_client_a_round_has_nobody_to_be_compared_with(runs_of):
-    with finished_run(runs_of(per_round=1)) as subject, pytest.raises(Missing, match="only one comes"):
-        cka.measure(subject)
+    with finished_run(runs_of(per_round=1)) as opened, pytest.raises(Missing, match="only one in a round"):
+        cka.take_cka(opened)
 
 
 def test_layers_wider_than_the_limit_are_estimated_and_said_to_be(finished, monkeypatch):
-    with finished_run(finished) as subject:
+    with finished_run(finished) as opened:
         monkeypatch.setattr(cka, "WIDE", 1024)  # conv1 has 16·8·8 = 1024 outputs, conv2 32·4·4 = 512, fc1 64
-        exact = cka.measure(subject)
+        exact = cka.take_cka(opened)
         monkeypatch.setattr(cka, "WIDE", 511)
-        small = cka.measure(subject)
+        small = cka.take_cka(opened)
         monkeypatch.setattr(cka, "AT_ONCE", 10)
-        monkeypatch.setattr(cka, "CHUNK", 60)
-        found = cka.measure(subject)
+        monkeypatch.setattr(cka, "IMAGES_AT_ONCE", 60)
+        found = cka.take_cka(opened)
     assert (exact.estimated, small.estimated, found.estimated) == ([], [], ["conv1", "conv2"])
     assert torch.tensor(small.pairs).sub(torch.tensor(exact.pairs)).abs().max() < 1e-4  # all at once: the same
     assert torch.tensor(found.pairs[2:]).sub(torch.tensor(exact.pairs[2:])).abs().max() < 1e-4
@@ -397,25 +397,25 @@ def test_layers_wider_than_the_limit_are_estimated_and_said_to_be(finished, monk
 def test_networks_that_work_otherwise_in_training_are_looked_at_as_they_are_used(runs_of):
     """BatchNorm takes the batch's own mean in training, and would move its buffers: 120 images at once or 40."""
     with (
-        finished_run(runs_of(model="outside_models:batch_norm", rounds=1)) as subject,
+        finished_run(runs_of(model="outside_models:batch_norm", rounds=1)) as opened,
         pytest.MonkeyPatch.context() as m,
     ):
-        whole = cka.measure(subject)
-        subject.side.network.train()
-        m.setattr(cka, "CHUNK", 40)
+        whole = cka.take_cka(opened)
+        opened.side.network.train()
+        m.setattr(cka, "IMAGES_AT_ONCE", 40)
         m.setattr(cka, "WIDE", 5000)
-        parts = cka.measure(subject)
-        m.setattr(cka, "CHUNK", 500)
-        once = cka.measure(subject)
+        parts = cka.take_cka(opened)
+        m.setattr(cka, "IMAGES_AT_ONCE", 500)
+        once = cka.take_cka(opened)
     assert parts.layers == whole.layers == ["0", "classifier"]
     for left, right in zip(parts.pairs, once.pairs, strict=True):
         assert torch.allclose(torch.tensor(left), torch.tensor(right), atol=1e-6)
 
 
 def test_measuring_leaves_no_hook_behind(finished):
-    with finished_run(finished) as subject:
-        cka.measure(subject, round=0)
-        assert not any(module._forward_hooks for module in subject.side.network.modules())
+    with finished_run(finished) as opened:
+        cka.take_cka(opened, round=0)
+        assert not any(module._forward_hooks for module in opened.side.network.modules())
 
 
 # In words
@@ -427,24 +427,24 @@ def similarity(*means, layers=("conv1", "fc1", "classifier")):
 
 
 def test_the_least_similar_layer_is_named():
-    assert cka.findings(similarity(0.9, 0.8, 0.4)) == [
+    assert cka.cka_findings(similarity(0.9, 0.8, 0.4)) == [
         "The classifier is the least similar layer across clients: CKA 0.40 against conv1's 0.90; going deeper, "
         "similarity falls at every step."
     ]
-    assert cka.findings(similarity(0.9, 0.2, 0.4)) == [
+    assert cka.cka_findings(similarity(0.9, 0.2, 0.4)) == [
         "The least similar layer across clients is fc1 (CKA 0.20), not the classifier (0.40); the most similar is "
         "conv1 (0.90); going deeper, similarity falls at 1 of 2 steps."
     ]
 
 
 def test_a_network_of_one_layer_is_not_said_to_fall():
-    (said,) = cka.findings(similarity(0.4, layers=("classifier",)))
+    (said,) = cka.cka_findings(similarity(0.4, layers=("classifier",)))
     assert "not the classifier" not in said
     assert "falls" not in said
 
 
 def test_a_picture_for_the_means_and_one_a_layer():
-    charts = cka.draw(similarity(0.9, 0.8, 0.4))
+    charts = cka.draw_cka(similarity(0.9, 0.8, 0.4))
     assert [chart.name for chart in charts] == ["cka-means", "cka-conv1", "cka-fc1", "cka-classifier"]
     assert "0.90" in charts[0].alt
     assert charts[1].marks[0].tips[0][1] == "conv1, clients 0 and 2: 0.500"

@@ -15,9 +15,9 @@ def right(table):
 
 def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(finished):
     """For the run's own classifier and each calibration: ccvr, lda, lda(layers=2)."""
-    with finished_run(finished) as subject, undisturbed():
-        found = confusion.measure(subject)
-        labels = subject.images.test.labels.tolist()
+    with finished_run(finished) as opened, undisturbed():
+        found = confusion.take_confusion(opened)
+        labels = opened.images.test.labels.tolist()
     assert found.classes == list(NAMES)
     assert found.total == [labels.count(c) for c in range(10)]
     assert list(found.tables) == ["before", *CALIBRATIONS]
@@ -33,8 +33,8 @@ def test_rows_add_up_to_the_images_of_each_class_and_diagonals_to_the_result(fin
 @pytest.mark.parametrize("method", ["clsnorm", "fedavg + clsnorm + ccvr(per_class=30, epochs=2)"])
 def test_a_classifier_that_is_transformed_counts_as_it_is_used(runs_of, method):
     run = runs_of(method=method)
-    with finished_run(run) as subject:
-        found = confusion.measure(subject)
+    with finished_run(run) as opened:
+        found = confusion.take_confusion(opened)
     assert right(found.tables["before"]) / 120 == pytest.approx(result(run)["accuracy"], abs=1e-12)
     for row in result(run)["calibrations"]:
         assert right(found.tables[row["name"]]) / 120 == pytest.approx(row["accuracy"], abs=1e-12)
@@ -42,13 +42,13 @@ def test_a_classifier_that_is_transformed_counts_as_it_is_used(runs_of, method):
 
 def test_the_best_calibrations_are_shown_where_not_all_are(finished):
     ranked = sorted(result(finished)["calibrations"], key=lambda row: -row["accuracy"])
-    with finished_run(finished) as subject:
-        found = confusion.measure(subject, calibrations=1)
+    with finished_run(finished) as opened:
+        found = confusion.take_confusion(opened, calibrations=1)
         assert list(found.tables) == ["before", ranked[0]["name"]]
-        assert subject.notes == ["1 of 3 calibrations are shown, those with the best accuracy"]
-        assert list(confusion.measure(subject, calibrations=0).tables) == ["before"]
+        assert opened.notes == ["1 of 3 calibrations are shown, those with the best accuracy"]
+        assert list(confusion.take_confusion(opened, calibrations=0).tables) == ["before"]
         with pytest.raises(UserError, match="0 or more"):
-            confusion.measure(subject, calibrations=-1)
+            confusion.take_confusion(opened, calibrations=-1)
 
 
 def made():
@@ -66,7 +66,7 @@ def test_accuracy_of_each_class_and_of_all():
 
 
 def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
-    first, second = confusion.findings(made())
+    first, second = confusion.confusion_findings(made())
     assert "lda raises accuracy" in first
     assert "50.00% to 66.67%" in first
     assert "1 of 2 classes gain" in first
@@ -75,20 +75,20 @@ def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
     assert "25% (a)" in second
     assert "100% (c)" in second
     only = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"]})
-    assert confusion.findings(only) == [second]
+    assert confusion.confusion_findings(only) == [second]
 
 
 def test_a_loss_is_called_one():
     turned = Confusion(
         ["a", "b", "c"], [4, 0, 2], dict(zip(("before", "lda"), reversed(made().tables.values()), strict=True))
     )
-    assert "lda lowers accuracy" in confusion.findings(turned)[0]
+    assert "lda lowers accuracy" in confusion.confusion_findings(turned)[0]
     same = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"], "lda": made().tables["before"]})
-    assert "lda hardly changes accuracy" in confusion.findings(same)[0]
+    assert "lda hardly changes accuracy" in confusion.confusion_findings(same)[0]
 
 
 def test_pictures_of_the_tables():
-    charts = confusion.draw(made())
+    charts = confusion.draw_confusion(made())
     assert [chart.name for chart in charts] == ["confusion-classes", "confusion-before", "confusion-lda"]
     assert "50.00% right" in charts[1].title
     cells = charts[1].marks[0]
@@ -105,5 +105,5 @@ def test_more_classes_than_can_be_read_have_no_table():
     table = [[1 if i == j else 0 for j in range(many)] for i in range(many)]
     found = Confusion([str(c) for c in range(many)], [1] * many, {"before": table})
     assert confusion.tables(found) == {}
-    assert [chart.name for chart in confusion.draw(found)] == ["confusion-classes"]
+    assert [chart.name for chart in confusion.draw_confusion(found)] == ["confusion-classes"]
     assert svg(confusion.by_class(found)).startswith("<svg")

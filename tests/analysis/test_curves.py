@@ -8,8 +8,10 @@ import pytest
 from analysis.finished import finished_run, metrics, result
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
+from unskew.analysis.seeds import setting_names
 from unskew.charts import Band, Line
 from unskew.charts.svg import svg
+from unskew.core.errors import UserError
 
 
 def written(run, *rows):
@@ -30,8 +32,8 @@ def test_what_was_spent_is_summed_up_to_each_evaluation(run):
         {"batches_max": 7, "bytes_up": 100, "bytes_down": 30, "seconds": 2.0},
         {"accuracy": 0.75, "loss": 1.0},
     )
-    with finished_run(run) as subject:
-        found = curves.measure(subject)
+    with finished_run(run) as opened:
+        found = curves.take_curves(opened)
     assert found.round == [1, 3]
     assert found.batches == [4, 15]
     assert found.bytes == [11, 152]
@@ -41,8 +43,8 @@ def test_what_was_spent_is_summed_up_to_each_evaluation(run):
 
 
 def test_a_run_s_curves_end_where_its_result_does(finished):
-    with finished_run(finished) as subject:
-        found = curves.measure(subject)
+    with finished_run(finished) as opened:
+        found = curves.take_curves(opened)
     said = result(finished)
     assert found.accuracy[-1] == said["accuracy"]
     assert found.bytes[-1] == said["bytes_up"] + said["bytes_down"]
@@ -53,22 +55,22 @@ def test_a_run_s_curves_end_where_its_result_does(finished):
 
 def test_no_data_set_is_needed(run):
     (run.parent / "digits.npz").unlink()
-    with finished_run(run) as subject:
-        assert curves.measure(subject).round == [1, 2, 3]
+    with finished_run(run) as opened:
+        assert curves.take_curves(opened).round == [1, 2, 3]
 
 
 def test_a_run_without_metrics_says_so(run):
     (run / "metrics.jsonl").unlink()
-    with finished_run(run) as subject:
-        found = curves.measure(subject)
-    assert curves.findings(found) == ["The run was never evaluated."]
-    for chart in curves.draw(found):
+    with finished_run(run) as opened:
+        found = curves.take_curves(opened)
+    assert curves.curves_findings(found) == ["The run was never evaluated."]
+    for chart in curves.draw_curves(found):
         assert svg(chart).startswith("<svg")
 
 
 def test_evaluations_at_other_rounds(runs_of):
-    with finished_run(runs_of(evaluate_every=2)) as subject:
-        assert curves.measure(subject).round == [2, 3]
+    with finished_run(runs_of(evaluate_every=2)) as opened:
+        assert curves.take_curves(opened).round == [2, 3]
 
 
 SETTINGS = {"method": "fedavg", "data": "digits", "partition": "iid", "per_round": "5", "lr": "0.01"}
@@ -119,11 +121,11 @@ def test_one_run_alone_has_no_band_and_other_settings_a_line_of_their_own():
 
 def test_names_keep_what_differs_alone():
     found = [SETTINGS, SETTINGS | {"per_round": "1"}, SETTINGS | {"data": "mnist", "lr": "0.1"}]
-    assert curves.named(found) == [
+    assert setting_names(found) == [
         "fedavg · digits · per round 5 · lr 0.01", "fedavg · digits · per round 1 · lr 0.01",
         "fedavg · mnist · per round 5 · lr 0.1",
     ]  # fmt: skip
-    assert curves.named(found[:1]) == ["fedavg"]
+    assert setting_names(found[:1]) == ["fedavg"]
 
 
 def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
@@ -140,16 +142,16 @@ def test_seeds_with_no_round_in_common_are_still_a_picture():
 
 
 def test_the_words_tell_where_it_ended_and_its_best():
-    (said,) = curves.findings(made([0.2, 0.6, 0.5]))
+    (said,) = curves.curves_findings(made([0.2, 0.6, 0.5]))
     assert "After 3 rounds" in said
     assert "50.00%" in said
     assert "60.00% in round 2" in said
-    assert "its best" in curves.findings(made([0.2, 0.6]))[0]
-    assert "in round" not in curves.findings(made([0.2, 0.6]))[0]
+    assert "its best" in curves.curves_findings(made([0.2, 0.6]))[0]
+    assert "in round" not in curves.curves_findings(made([0.2, 0.6]))[0]
 
 
 def test_pictures_of_one_run():
-    charts = curves.draw(made([0.1, 0.4]))
+    charts = curves.draw_curves(made([0.1, 0.4]))
     assert [chart.name for chart in charts] == [
         "curves-round", "curves-batches", "curves-bytes", "curves-seconds", "curves-loss",
     ]  # fmt: skip
@@ -162,18 +164,15 @@ def test_settings_that_matter_are_part_of_the_label(runs_of):
     """Runs that differ in the rate, the epochs or the network do not differ in nothing but the seed."""
     found = []
     for options in ({}, {"lr": 0.1}, {"epochs": 2}, {"model": "outside_models:linear"}, {"batch": 16}):
-        with finished_run(runs_of(rounds=1, **options)) as subject:
-            found.append(curves.measure(subject))
-    assert len(set(curves.named([each.settings for each in found]))) == 5
-    with finished_run(runs_of(rounds=1, seed=1)) as subject:
-        assert curves.measure(subject).settings == found[0].settings
+        with finished_run(runs_of(rounds=1, **options)) as opened:
+            found.append(curves.take_curves(opened))
+    assert len(set(setting_names([each.settings for each in found]))) == 5
+    with finished_run(runs_of(rounds=1, seed=1)) as opened:
+        assert curves.take_curves(opened).settings == found[0].settings
 
 
 def test_a_nan_in_the_metrics_is_no_traceback(run):
-    from unskew import analysis
-    from unskew.core.errors import UserError
-
     text = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace('"train_loss": ', '"train_loss": NaN, "was": '))
-    with pytest.raises(UserError), finished_run(run) as subject:
-        analysis.measured(subject, "curves")
+    with pytest.raises(UserError), finished_run(run) as opened:
+        curves.take_curves(opened)

@@ -9,8 +9,7 @@ from analysis.finished import content, finished_run, recorded, undisturbed
 from unskew.analysis import drift
 from unskew.analysis.drift import Drift
 from unskew.charts.svg import svg
-from unskew.core.errors import UserError
-from unskew.runs.study import Missing
+from unskew.core.errors import Missing, UserError
 
 LAYERS = {
     "conv1": ("params/encoder.conv1.weight", "params/encoder.conv1.bias"),
@@ -33,9 +32,9 @@ def by_hand(model, sent, layer):
 
 @pytest.mark.parametrize("number", [0, 3])
 def test_distances_by_hand(finished, number):
-    with finished_run(finished) as subject, undisturbed():
-        found = drift.measure(subject, round=number)
-        models, state = subject.local_models(number), subject.state(number)
+    with finished_run(finished) as opened, undisturbed():
+        found = drift.take_drift(opened, round=number)
+        models, state = opened.local_models(number), opened.state(number)
     assert found.layers == list(LAYERS)
     row = [each for each in found.rounds if each["round"] == number + 1][-1]
     assert row["when"] == ("after the last round" if number else "in round 1")
@@ -47,9 +46,9 @@ def test_distances_by_hand(finished, number):
 
 def test_recorded_rounds_are_scaled_by_the_same_server_that_clients_started_from(finished):
     """The distance is divided by the length of what the client was sent: the model before the round."""
-    with finished_run(finished) as subject:
-        again = {number: drift.measure(subject, round=number - 1) for number in (1, 2, 3)}
-        plain = drift.measure(subject)
+    with finished_run(finished) as opened:
+        again = {number: drift.take_drift(opened, round=number - 1) for number in (1, 2, 3)}
+        plain = drift.take_drift(opened)
     for number, found in again.items():
         fresh = [row for row in found.rounds if row["round"] == number][-1]
         kept = next(row for row in plain.rounds if row["round"] == number)
@@ -60,9 +59,9 @@ def test_recorded_rounds_are_scaled_by_the_same_server_that_clients_started_from
 
 def test_recorded_distances_are_those_of_the_models_made_again(finished):
     """Without any scale: Euclidean, to the last bits."""
-    with finished_run(finished) as subject:
+    with finished_run(finished) as opened:
         for row in recorded(finished):
-            models, sent = subject.local_models(row["round"] - 1), subject.state(row["round"] - 1).tensors
+            models, sent = opened.local_models(row["round"] - 1), opened.state(row["round"] - 1).tensors
             assert row["drift"]["clients"] == list(models)
             assert row["drift"]["layers"] == list(LAYERS)
             for seen, model in zip(row["drift"]["local"], models.values(), strict=True):
@@ -74,33 +73,34 @@ def test_recorded_distances_are_those_of_the_models_made_again(finished):
 
 
 def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
-    with finished_run(finished) as subject:
-        assert [row["round"] for row in drift.measure(subject, round=0).rounds] == [1, 2, 3]
+    with finished_run(finished) as opened:
+        assert [row["round"] for row in drift.take_drift(opened, round=0).rounds] == [1, 2, 3]
 
 
 def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
     before = content(run)
     (run.parent / "digits.npz").unlink()
-    with finished_run(run) as subject:
-        found = drift.measure(subject)
+    with finished_run(run) as opened:
+        found = drift.take_drift(opened)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
         assert found.layers == list(LAYERS)
-        assert "not at the end" in subject.notes[0]
+        assert "not after the last round" in opened.notes[0]
     (run / "during.jsonl").unlink()
-    with finished_run(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
-        drift.measure(subject)
+    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
+        drift.take_drift(opened)
     assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}
 
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as subject, pytest.raises(UserError):
-        drift.findings(drift.measure(subject, clients=clients))
+    with finished_run(finished) as opened, pytest.raises(UserError):
+        drift.drift_findings(drift.take_drift(opened, clients=clients))
 
 
-def test_a_layer_of_zeros_divides_by_no_zero(finished):
+def test_a_layer_of_zeros_divides_by_no_zero():
+    seen = {"clients": [0], "local": [[1.0, 0.0]], "server": [2.0, 0.0]}
     torch.testing.assert_close(
-        drift._known({"round": 1, "drift": {"clients": [0], "local": [[1.0, 0.0]], "server": [2.0, 0.0]}})["local"],
+        drift._recorded_row({"round": 1, "drift": seen})["local"],
         [[0.5, 0.0]],
     )
 
@@ -116,15 +116,15 @@ def made(rounds=2):
 def test_the_words_name_what_moves_most_and_least():
     """Means of the last round: (0.1 + 0.3)/2 and (0.4 + 1.2)/2."""
     assert drift.means(made().rounds[-1]) == pytest.approx([0.2, 0.8])
-    assert drift.findings(made()) == [
+    assert drift.drift_findings(made()) == [
         "In one visit in round 2 clients change the classifier most, by 80.0% of its length, and conv1 least, by 20.0%."
     ]
 
 
 def test_pictures_of_the_distances():
-    assert [chart.name for chart in drift.draw(made())] == ["drift-layers", "drift-clients", "drift-rounds"]
-    assert [chart.name for chart in drift.draw(made(1))] == ["drift-layers", "drift-clients"]
-    lines = drift.draw(made())[-1].marks
+    assert [chart.name for chart in drift.draw_drift(made())] == ["drift-layers", "drift-clients", "drift-rounds"]
+    assert [chart.name for chart in drift.draw_drift(made(1))] == ["drift-layers", "drift-clients"]
+    lines = drift.draw_drift(made())[-1].marks
     assert [list(line.y) for line in lines] == [pytest.approx([0.2, 0.2]), pytest.approx([0.3, 0.8])]
-    for chart in drift.draw(made()):
+    for chart in drift.draw_drift(made()):
         assert svg(chart).startswith("<svg")

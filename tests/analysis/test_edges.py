@@ -4,27 +4,28 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.finished import finished_run
+from analysis.finished import finished_run, measured
 from federation import federation
 from unskew import engines
-from unskew.analysis import MEASURES, analyse, cka, curves, measured, skew
+from unskew.analysis import MEASURES, analyse, cka
 from unskew.console.main import _interrupted
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Visit
-from unskew.report.run_page import run_page, studied
+from unskew.report.run_page import run_page, take_all
 from unskew.report.write import write_report
 from unskew.runs import recording
 
 
 def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(run, monkeypatch):
-    taken = curves.measure
-    monkeypatch.setattr(curves, "measure", lambda subject: replace(taken(subject), loss=[float("nan")]))
-    with finished_run(run) as subject:
+    taken = MEASURES["curves"].take
+    broken = replace(MEASURES["curves"], take=lambda opened: replace(taken(opened), loss=[float("nan")]))
+    monkeypatch.setitem(MEASURES, "curves", broken)
+    with finished_run(run) as opened:
         with pytest.raises(Missing, match="diverged"):
-            measured(subject, "curves")
-        found = studied(subject, only=["skew", "curves"])
-        page = run_page(subject, found)
-    assert "diverged" in str(found["curves"])
+            measured(opened, "curves")
+        found = take_all(opened, only=["skew", "curves"])
+        page = run_page(opened, found)
+    assert "diverged" in str(found[1].result)
     assert not (run / "figures" / "curves.json").exists()
     assert [section.name for section in page.sections if section.missing] == ["curves"]
 
@@ -33,7 +34,7 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
     def refused(path, values):
         raise UserError(f"{path} cannot be written: Read-only file system")
 
-    monkeypatch.setattr("unskew.analysis.write_json", refused)
+    monkeypatch.setattr("unskew.analysis.store.write_json", refused)
     made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
     assert (tmp_path / "page.html").stat().st_size > 1000
     notes = [note for section in made.sections for note in section.notes]
@@ -44,7 +45,7 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
 def test_a_comparison_refuses_what_it_would_not_heed(run, runs_of, tmp_path):
     with pytest.raises(UserError, match="--without is for the report of one run"):
         write_report(run, runs_of(), out=tmp_path / "both.html", without=["skew"])
-    with pytest.raises(UserError, match="--only drift: a comparison shows"):
+    with pytest.raises(UserError, match="--only drift: it does not compare runs; a comparison shows skew, curves"):
         write_report(run, runs_of(), out=tmp_path / "both.html", only=["drift"])
     assert not (tmp_path / "both.html").exists()
 
@@ -61,7 +62,7 @@ def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
     small = federation(sizes=(2,) * 105, epochs=1)
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     visits = [Visit(client, 1.0) for client in range(105)]
-    for most, seen in ((recording.MOST_CLIENTS, 100), (105, 105)):
+    for most, seen in ((recording.MAX_CLIENTS, 100), (105, 105)):
         watching = recording.RecordingEngine(engine, lambda number: ["norms"], most=most)
         watching.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
         assert watching.rows("norms")[0] == list(range(seen))
@@ -76,10 +77,4 @@ def test_what_is_not_shown_is_said(run):
 @pytest.mark.parametrize(("means", "said"), [([0.999, 0.998], "about equally alike"), ([0.9, 0.5], "least similar")])
 def test_layers_are_ranked_only_where_they_differ(means, said):
     found = cka.Similarity(1, 10, [0, 1], ["conv1", "classifier"], [[[1.0]], [[1.0]]], means, [])
-    assert said in cka.findings(found)[0]
-
-
-def test_every_measure_has_its_three_functions():
-    for measure in MEASURES.values():
-        assert all(callable(getattr(measure.module, name)) for name in ("measure", "draw", "findings"))
-    assert skew.measure.__doc__
+    assert said in cka.cka_findings(found)[0]

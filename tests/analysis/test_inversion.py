@@ -12,11 +12,10 @@ from federation import federation
 from unskew.analysis import inversion
 from unskew.analysis.inversion import Inversion, inverted, psnr, ssim
 from unskew.charts.svg import svg
-from unskew.core.errors import UserError
+from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.engines.blueprint import build
 from unskew.models.layers import Network
-from unskew.runs.study import Missing
 
 
 def square(shape, classes):
@@ -133,17 +132,17 @@ def test_ssim_is_its_plain_twin():
 
 
 def test_a_run_s_images_are_those_of_its_largest_clients(finished):
-    with finished_run(finished) as subject, undisturbed():
-        found = inversion.measure(subject, steps=15, examples=3)
-        sizes = subject.prepared.population.sizes
-        side = subject.side
+    with finished_run(finished) as opened, undisturbed():
+        found = inversion.take_inversion(opened, steps=15, examples=3)
+        sizes = opened.prepared.population.sizes
+        side = opened.side
         labels = side.train.labels.numpy()
         for row in found.rows:
             held = side.population.examples(row["client"])
             label = NAMES.index(row["class"])
             own = [index for index in held.tolist() if labels[index] == label]
             assert len(own) > found.of
-            assert row["original"] == subject.images.train.images[own[0], 0].tolist()
+            assert row["original"] == opened.images.train.images[own[0], 0].tolist()
     assert found.of == 3
     assert len({row["class"] for row in found.rows}) == len(found.rows) == 3
     order = [int(sizes[row["client"]]) for row in found.rows]
@@ -164,9 +163,9 @@ def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
         return inverted(side, targets, *rest)
 
     monkeypatch.setattr(inversion, "inverted", keep)
-    with finished_run(finished) as subject:
-        found = inversion.measure(subject, steps=1, examples=2, of=2)
-        side = subject.side
+    with finished_run(finished) as opened:
+        found = inversion.take_inversion(opened, steps=1, examples=2, of=2)
+        side = opened.side
         for place, row in enumerate(found.rows):
             held, label = side.population.examples(row["client"]), NAMES.index(row["class"])
             own = [index for index in held.tolist() if int(side.train.labels[index]) == label][:2]
@@ -178,8 +177,10 @@ def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
 
 def test_cosines_say_how_near_the_feature_was_come(finished):
     """More steps come nearer to the one feature."""
-    with finished_run(finished) as subject:
-        few, many = (inversion.measure(subject, steps=steps, examples=1, smooth=0.0).rows[0] for steps in (1, 200))
+    with finished_run(finished) as opened:
+        few, many = (
+            inversion.take_inversion(opened, steps=steps, examples=1, smooth=0.0).rows[0] for steps in (1, 200)
+        )
     assert many["one_cosine"] > max(few["one_cosine"], 0.95)
     assert few["other_cosine"] == many["other_cosine"]
 
@@ -187,7 +188,7 @@ def test_cosines_say_how_near_the_feature_was_come(finished):
 def test_the_same_twice_and_nothing_is_written(finished):
     before = content(finished)
     with finished_run(finished) as one, finished_run(finished) as other:
-        assert inversion.measure(one, steps=3) == inversion.measure(other, steps=3)
+        assert inversion.take_inversion(one, steps=3) == inversion.take_inversion(other, steps=3)
     assert content(finished) == before
 
 
@@ -195,13 +196,13 @@ def test_the_same_twice_and_nothing_is_written(finished):
     "knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": 0.0}, {"lr": -1.0}, {"smooth": -1.0}]
 )
 def test_impossible_knobs_are_refused(finished, knobs):
-    with finished_run(finished) as subject, pytest.raises(UserError):
-        inversion.measure(subject, **({"steps": 2} | knobs))
+    with finished_run(finished) as opened, pytest.raises(UserError):
+        inversion.take_inversion(opened, **({"steps": 2} | knobs))
 
 
 def test_nobody_with_so_many_images_of_a_class_is_said(finished):
-    with finished_run(finished) as subject, pytest.raises(Missing, match="no client holds 201 images of one class"):
-        inversion.measure(subject, of=200)
+    with finished_run(finished) as opened, pytest.raises(Missing, match="no client has 201 images of one class"):
+        inversion.take_inversion(opened, of=200)
 
 
 def made():
@@ -215,7 +216,7 @@ def made():
 
 
 def test_the_words_hold_both_against_another_image():
-    (said,) = inversion.findings(made())
+    (said,) = inversion.inversion_findings(made())
     assert "0.60" in said
     assert "mean of 3" in said
     assert "0.30" in said
@@ -223,7 +224,7 @@ def test_the_words_hold_both_against_another_image():
 
 
 def test_pictures_of_the_images():
-    charts = inversion.draw(made())
+    charts = inversion.draw_inversion(made())
     assert [chart.name for chart in charts] == ["inversion-pictures", "inversion-likeness"]
     for chart in charts:
         assert svg(chart).startswith("<svg")

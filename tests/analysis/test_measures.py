@@ -1,17 +1,18 @@
 """From a text and a run folder to values, charts and files: what is stored is used again while it fits."""
 
+import importlib
 import json
 import shutil
 from dataclasses import fields
 
 import pytest
 
-from analysis.finished import changed, content, copied, finished_run, undisturbed
+from analysis.finished import changed, content, copied, finished_run, known, measured, undisturbed
 from unskew import analysis
-from unskew.analysis import MEASURES, Found, known, measured, parse_measure, skew, slug, write_charts
-from unskew.core.errors import UserError
+from unskew.analysis import MEASURES, parse_measure, skew, write_charts
+from unskew.analysis.measure import Measured, slug
+from unskew.core.errors import Missing, UserError
 from unskew.runs import finished
-from unskew.runs.study import Missing
 
 LIGHT = ("skew", "curves", "norms", "confusion", "drift", "cka")
 
@@ -20,11 +21,12 @@ LIGHT = ("skew", "curves", "norms", "confusion", "drift", "cka")
 
 
 def test_a_measure_is_named_in_its_plainest_spelling():
-    name, plain, take = parse_measure(" cka( clients = 3,round=0 )")
-    assert (name, plain) == ("cka", "cka(clients=3, round=0)")
-    assert take.keywords == {"clients": 3, "round": 0}
-    assert parse_measure("norms")[:2] == ("norms", "norms")
-    assert parse_measure("norms(local=FALSE)")[2].keywords == {"local": False}
+    request = parse_measure(" cka( clients = 3,round=0 )")
+    assert (request.name, request.text) == ("cka", "cka(clients=3, round=0)")
+    assert request.take.keywords == {"clients": 3, "round": 0}
+    assert request.measure is MEASURES["cka"]
+    assert parse_measure("norms").text == "norms"
+    assert parse_measure("norms(local=FALSE)").take.keywords == {"local": False}
 
 
 @pytest.mark.parametrize(
@@ -32,9 +34,9 @@ def test_a_measure_is_named_in_its_plainest_spelling():
     [
         ("ckaa", "no measure is called 'ckaa'; did you mean 'cka'?", 0),
         (" drif", "no measure is called 'drif'; did you mean 'drift'?", 1),
-        ("cka + norms", "name one measure at a time, as words of their own", 6),
+        ("cka + norms", "give measures one by one, not joined with +", 6),
         ("cka(client=3)", "measure cka has no knob 'client'; did you mean 'clients'?", 0),
-        ("cka(subject=3)", "measure cka has no knob 'subject'; ", 0),
+        ("cka(run=3)", "measure cka has no knob 'run'; ", 0),
         ("cka(clients=many)", "measure cka: clients must be a whole number, many given", 0),
         ("curves(3)", "measure curves takes no values, 1 given", 0),
         ("cka(", "measure: expected a value, found 'the end'", 4),
@@ -53,12 +55,17 @@ def test_an_empty_text_is_refused():
         parse_measure("")
 
 
-def test_every_measure_has_the_three_functions_and_a_record():
-    for name, each in MEASURES.items():
-        assert each.module.__name__ == f"unskew.analysis.{name}"
-        for function in ("measure", "draw", "findings"):
-            assert getattr(each.module, function).__doc__
-        assert fields(each.values)
+def test_every_measure_is_one_file_with_one_record():
+    for name, measure in MEASURES.items():
+        module = importlib.import_module(f"unskew.analysis.{name}")
+        assert getattr(module, name.upper()) is measure
+        assert measure.take.__name__ == f"take_{name}"
+        for function in (measure.take, measure.draw, measure.findings):
+            assert function.__module__ == module.__name__
+            assert function.__doc__
+        assert fields(measure.values)
+        assert measure.title
+        assert measure.text
 
 
 @pytest.mark.parametrize(
@@ -70,7 +77,7 @@ def test_every_measure_has_the_three_functions_and_a_record():
     ],
 )
 def test_measures_with_other_knobs_have_other_files(one, other):
-    assert slug(parse_measure(one)[1]) != slug(parse_measure(other)[1])
+    assert slug(parse_measure(one).text) != slug(parse_measure(other).text)
 
 
 # The store
@@ -86,11 +93,11 @@ def marked(run, name):
 
 
 def test_values_are_stored_with_what_they_stand_on(run):
-    with finished_run(run) as subject:
-        found = measured(subject, "confusion(calibrations=2)")
+    with finished_run(run) as opened:
+        found = measured(opened, "confusion(calibrations=2)")
         said = json.loads(stored(run, "confusion-calibrations-2").read_text())
         assert said["measure"] == "confusion(calibrations=2)"
-        assert said["weights_sha256"] == subject.result.weights_sha256
+        assert said["weights_sha256"] == opened.result.weights_sha256
         assert said["values"]["tables"] == found.values.tables
         assert said["notes"] == ["2 of 3 calibrations are shown, those with the best accuracy"] == list(found.notes)
     assert sorted(path.name for path in (run / "figures").iterdir()) == ["confusion-calibrations-2.json"]
@@ -98,68 +105,68 @@ def test_values_are_stored_with_what_they_stand_on(run):
 
 @pytest.mark.parametrize("name", LIGHT)
 def test_what_was_stored_is_used_again_and_says_the_same(run, name):
-    with finished_run(run) as subject:
-        first = measured(subject, name)
+    with finished_run(run) as opened:
+        first = measured(opened, name)
     marked(run, name)
-    with finished_run(run) as subject:
-        again = measured(subject, name, again=False)
+    with finished_run(run) as opened:
+        again = measured(opened, name, again=False)
         assert again.notes == ("seen before",)
-        assert known(subject, name) == again
+        assert known(opened, name) == again
         assert again.findings == first.findings
         assert [chart.name for chart in again.charts] == [chart.name for chart in first.charts]
-        assert measured(subject, name).notes != ("seen before",)
-        assert measured(subject, name, again=False).notes != ("seen before",)
+        assert measured(opened, name).notes != ("seen before",)
+        assert measured(opened, name, again=False).notes != ("seen before",)
 
 
 def test_all_records_survive_the_file(run):
     sources = [name for name in MEASURES if name not in ("projection", "inversion")]
     sources += ["projection(images=10)", "inversion(steps=2)"]
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         for source in sources:
-            first, again = measured(subject, source), measured(subject, source, again=False)
+            first, again = measured(opened, source), measured(opened, source, again=False)
             assert again is not first
             assert again.findings == first.findings, source
             assert list(map(repr, again.charts)) == list(map(repr, first.charts)) or source == "separability"
 
 
 def test_nothing_is_known_that_was_not_stored(finished):
-    with finished_run(finished) as subject:
-        assert known(subject, "cka(images=17)") is None
+    with finished_run(finished) as opened:
+        assert known(opened, "cka(images=17)") is None
     assert not stored(finished, "cka-images-17").exists()
 
 
 @pytest.mark.parametrize("name", ["skew", "cka", "norms", "confusion"])
 def test_other_weights_make_it_anew(run, name):
-    with finished_run(run) as subject:
-        measured(subject, name)
+    with finished_run(run) as opened:
+        measured(opened, name)
     marked(run, name)
     changed(stored(run, name), lambda values: values.update(weights_sha256="0" * 64))
-    with finished_run(run) as subject:
-        assert known(subject, name) is None
-        assert measured(subject, name, again=False).notes != ("seen before",)
+    with finished_run(run) as opened:
+        assert known(opened, name) is None
+        assert measured(opened, name, again=False).notes != ("seen before",)
 
 
 def test_a_calibration_more_makes_those_anew_that_show_it(run):
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         for name in ("confusion", "norms", "curves", "skew", "cka"):
-            measured(subject, name)
+            measured(opened, name)
     for name in ("confusion", "norms", "curves", "skew", "cka"):
         marked(run, name)
     finished.calibrate_run(run, "lda(ridge=0.5)")
-    with finished_run(run) as subject:
-        again = {name: measured(subject, name, again=False) for name in ("confusion", "norms", "curves", "skew", "cka")}
+    with finished_run(run) as opened:
+        again = {name: measured(opened, name, again=False) for name in ("confusion", "norms", "curves", "skew", "cka")}
     assert [name for name, each in again.items() if each.notes == ("seen before",)] == ["skew", "cka"]
     assert "lda(ridge=0.5)" in again["confusion"].values.tables
     assert "lda(ridge=0.5)" in again["norms"].values.calibrated
 
 
 def test_another_version_s_values_are_made_anew(run):
-    with finished_run(run) as subject:
-        measured(subject, "skew")
+    with finished_run(run) as opened:
+        measured(opened, "skew")
     marked(run, "skew")
     changed(stored(run, "skew"), lambda values: values.update(unskew=values["unskew"] + 1))
-    with finished_run(run) as subject:
-        assert known(subject, "skew") is None
+    with finished_run(run) as opened:
+        assert known(opened, "skew") is None
 
 
 DAMAGE = {
@@ -181,21 +188,21 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_what_is_damaged_is_made_anew(run, how):
-    with finished_run(run) as subject:
-        first = measured(subject, "skew")
+    with finished_run(run) as opened:
+        first = measured(opened, "skew")
     DAMAGE[how](stored(run, "skew"))
-    with finished_run(run) as subject:
-        assert known(subject, "skew") is None
-        again = measured(subject, "skew", again=False)
+    with finished_run(run) as opened:
+        assert known(opened, "skew") is None
+        again = measured(opened, "skew", again=False)
         assert again.findings == first.findings
-        assert known(subject, "skew").values == first.values
+        assert known(opened, "skew").values == first.values
 
 
 def test_a_measure_of_another_round_is_not_taken_for_this_one(run):
     """Round −1 is the last: what it stored must not stand in for round 1."""
-    with finished_run(run) as subject:
-        last = measured(subject, "cka(round=-1)", again=False)
-        first = measured(subject, "cka(round=1)", again=False)
+    with finished_run(run) as opened:
+        last = measured(opened, "cka(round=-1)", again=False)
+        first = measured(opened, "cka(round=1)", again=False)
     assert (last.values.round, first.values.round) == (3, 1)
 
 
@@ -204,32 +211,32 @@ def test_what_was_taken_without_the_data_set_is_taken_anew_when_it_is_there_agai
     """What a machine without the images could not show must not be missing for ever."""
     file = run.parent / "digits.npz"
     file.rename(run.parent / "away.npz")
-    with finished_run(run) as subject:
-        measured(subject, name)
+    with finished_run(run) as opened:
+        measured(opened, name)
     (run.parent / "away.npz").rename(file)
-    with finished_run(run) as subject:
-        again = measured(subject, name, again=False)
+    with finished_run(run) as opened:
+        again = measured(opened, name, again=False)
         assert again.notes == ()
-        fresh = measured(subject, name)
+        fresh = measured(opened, name)
     assert again.findings == fresh.findings
     assert again.values == fresh.values
 
 
 def test_recorded_lines_that_came_later_are_seen(run):
     """A run that was recorded says more than one that was not."""
-    with finished_run(run) as subject:
-        measured(subject, "drift")
+    with finished_run(run) as opened:
+        measured(opened, "drift")
     (run / "during.jsonl").unlink()
-    with finished_run(run) as subject:
-        assert [row["round"] for row in measured(subject, "drift", again=False).values.rounds] == [4]
+    with finished_run(run) as opened:
+        assert [row["round"] for row in measured(opened, "drift", again=False).values.rounds] == [4]
 
 
 # Pictures
 
 
 def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
-    with finished_run(run) as subject:
-        found, plain = measured(subject, "skew(clients=2)"), measured(subject, "skew")
+    with finished_run(run) as opened:
+        found, plain = measured(opened, "skew(clients=2)"), measured(opened, "skew")
     names = [[chart.name for chart in each.charts] for each in (found, plain)]
     assert not set(names[0]) & set(names[1])
     assert names[0][0] == "skew-clients-2-circles"
@@ -237,8 +244,8 @@ def test_charts_of_a_measure_with_knobs_have_names_of_their_own(run):
 
 @pytest.mark.parametrize(("form", "begins"), [("svg", b"<svg"), ("png", b"\x89PNG"), ("pdf", b"%PDF")])
 def test_pictures_are_written_in_each_form(run, form, begins):
-    with finished_run(run) as subject:
-        charts = measured(subject, "skew").charts
+    with finished_run(run) as opened:
+        charts = measured(opened, "skew").charts
     files = write_charts(run, charts, form)
     assert [file.name for file in files] == [f"{chart.name}.{form}" for chart in charts]
     for file in files:
@@ -260,7 +267,7 @@ def test_analyse_takes_what_is_named_and_tells_of_each(run):
     with undisturbed():
         found = analysis.analyse(run, "skew", " norms( local=false )", observe=lambda *seen: told.append(seen))
     assert list(found) == ["skew", "norms(local=false)"]
-    assert [(source, type(each)) for source, each, _ in told] == [("skew", Found), ("norms(local=false)", Found)]
+    assert [(source, type(each)) for source, each, _ in told] == [("skew", Measured), ("norms(local=false)", Measured)]
     assert all(file.exists() for _, _, files in told for file in files)
     assert isinstance(found["skew"].values, skew.Skew)
 
@@ -297,10 +304,10 @@ def test_a_run_whose_folder_cannot_be_written_is_one_message(run):
 
 def test_two_runs_do_not_share_what_is_stored(run, finished, tmp_path):
     other = copied(finished, tmp_path, "other")
-    with finished_run(run) as subject:
-        measured(subject, "skew")
+    with finished_run(run) as opened:
+        measured(opened, "skew")
     shutil.copytree(run / "figures", other / "figures")
     marked(other, "skew")
-    with finished_run(other) as subject:
-        assert known(subject, "skew").notes == ("seen before",)  # a copy of the same run: the same weights
+    with finished_run(other) as opened:
+        assert known(opened, "skew").notes == ("seen before",)  # a copy of the same run: the same weights
     assert content(run)

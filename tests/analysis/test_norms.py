@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed
 from unskew.analysis import norms
-from unskew.analysis.norms import Norms, unevenness
+from unskew.analysis.norms import Norms
+from unskew.analysis.row_lengths import correlation, own_lengths, unevenness
 from unskew.charts.svg import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings
@@ -29,7 +30,7 @@ def test_rows_of_a_classifier_made_by_hand():
     made[2, 2:6] = 1
     made[1], made[3] = -made[0], -made[2]
     for shift in (0.0, 100.0):
-        assert norms.own_lengths(made + shift) == pytest.approx([5.0, 5.0, 2.0, 2.0] + [0.0] * 6, abs=1e-9)
+        assert own_lengths(made + shift) == pytest.approx([5.0, 5.0, 2.0, 2.0] + [0.0] * 6, abs=1e-9)
 
 
 def test_unevenness_is_the_deviation_over_the_mean():
@@ -42,11 +43,11 @@ def test_unevenness_is_the_deviation_over_the_mean():
 
 def test_correlation_is_pearson_s_and_nothing_where_nothing_varies():
     """(1, 2, 3) and (2, 2, 5): Σ(x−2)(y−3) = 3 of √(2·6)."""
-    assert norms._correlation([1, 2, 3], [2, 2, 5]) == pytest.approx(3 / 12**0.5)
-    assert norms._correlation([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
-    assert norms._correlation([4, 4], [1, 2]) is None
-    assert norms._correlation([1, 2], [3, 3]) is None
-    assert norms._correlation([1], [3]) is None
+    assert correlation([1, 2, 3], [2, 2, 5]) == pytest.approx(3 / 12**0.5)
+    assert correlation([1, 2, 3], [30, 20, 10]) == pytest.approx(-1)
+    assert correlation([4, 4], [1, 2]) is None
+    assert correlation([1, 2], [3, 3]) is None
+    assert correlation([1], [3]) is None
 
 
 def apart(weight):
@@ -57,15 +58,15 @@ def apart(weight):
 
 
 def test_rows_of_the_run_of_its_calibrations_and_of_its_clients(finished):
-    with finished_run(finished) as subject, undisturbed():
-        found = norms.measure(subject)
-        models = subject.local_models()
-        table = counts_table(subject.prepared.population, subject.images.train.labels, 10)
-        weight = subject.weights["classifier.weight"]
+    with finished_run(finished) as opened, undisturbed():
+        found = norms.take_norms(opened)
+        models = opened.local_models()
+        table = counts_table(opened.prepared.population, opened.images.train.labels, 10)
+        weight = opened.weights["classifier.weight"]
     assert found.server == pytest.approx(apart(weight), rel=1e-6)
     assert list(found.calibrated) == list(CALIBRATIONS)
     for name, rows in found.calibrated.items():
-        values = subject.calibrated[name]
+        values = opened.calibrated[name]
         last = values["head.weight"] if "head.weight" in values else values["head.classifier.weight"]
         assert rows == pytest.approx(apart(last), rel=1e-6)
     assert found.total == table.sum(0).tolist()
@@ -79,8 +80,8 @@ def test_rows_of_the_run_of_its_calibrations_and_of_its_clients(finished):
 
 
 def test_rounds_recorded_while_training_stand_before_the_last_in_order(finished):
-    with finished_run(finished) as subject:
-        found = norms.measure(subject)
+    with finished_run(finished) as opened:
+        found = norms.take_norms(opened)
     rows = recorded(finished)
     assert [row["round"] for row in found.rounds] == [1, 2, 3, 4]
     assert [row["when"] for row in found.rounds] == ["in round 1", "in round 2", "in round 3", "after the last round"]
@@ -91,66 +92,66 @@ def test_rounds_recorded_while_training_stand_before_the_last_in_order(finished)
 
 
 def test_a_round_that_was_recorded_and_made_again_stands_there_once(finished):
-    with finished_run(finished) as subject:
-        found = norms.measure(subject, round=0)
+    with finished_run(finished) as opened:
+        found = norms.take_norms(opened, round=0)
     assert [row["round"] for row in found.rounds] == [1, 2, 3]
-    names = [chart.name for chart in norms.draw(found)]
+    names = [chart.name for chart in norms.draw_norms(found)]
     assert len(set(names)) == len(names)
 
 
 def test_without_local_models_no_data_set_is_needed(run):
     before = content(run)
     (run.parent / "digits.npz").unlink()
-    with finished_run(run) as subject:
-        found = norms.measure(subject, local=False)
+    with finished_run(run) as opened:
+        found = norms.take_norms(opened, local=False)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
-        assert subject.notes == []
-        found = norms.measure(subject)
+        assert opened.notes == []
+        found = norms.take_norms(opened)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
-        assert "norms of local classifiers are not shown, except recorded ones" in subject.notes[0]
-        assert "digits.npz is not there" in subject.notes[0]
+        assert "norms of local classifiers are not shown, except recorded ones" in opened.notes[0]
+        assert "digits.npz is not there" in opened.notes[0]
     assert content(run) == before
 
 
 def test_a_head_that_normalises_gives_rows_of_one_and_no_correlation(runs_of):
     """clsnorm: what is used has length 1, whatever is trained."""
     run = runs_of(method="clsnorm", during="norms")
-    with finished_run(run) as subject:
-        found = norms.measure(subject)
+    with finished_run(run) as opened:
+        found = norms.take_norms(opened)
     for row in found.rounds:
         assert np.array(row["local"]) == pytest.approx(np.ones((5, 10)), abs=1e-6)
-    for chart in norms.draw(found):
+    for chart in norms.draw_norms(found):
         assert svg(chart).startswith("<svg")
 
 
 def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
-    with finished_run(runs_of(method="centralised", during="norms")) as subject:
-        found = norms.measure(subject)
+    with finished_run(runs_of(method="centralised", during="norms")) as opened:
+        found = norms.take_norms(opened)
     assert found.clients == []
     assert [row["correlation"] for row in found.rounds] == [None] * 4
-    assert norms.findings(found) == []
-    for chart in norms.draw(found):
+    assert norms.norms_findings(found) == []
+    for chart in norms.draw_norms(found):
         assert svg(chart).startswith("<svg")
 
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as subject, pytest.raises(UserError):
-        norms.draw(norms.measure(subject, clients=clients))
+    with finished_run(finished) as opened, pytest.raises(UserError):
+        norms.draw_norms(norms.take_norms(opened, clients=clients))
 
 
 def test_a_model_of_another_network_is_said_to_be_one(run):
     """Its file is whole, and holds no classifier of ours."""
     save_file({"other.weight": torch.zeros(3)}, run / "model.safetensors")
-    with finished_run(run) as subject, pytest.raises(UserError, match=r"model\.safetensors"):
-        norms.measure(subject)
+    with finished_run(run) as opened, pytest.raises(UserError, match=r"model\.safetensors"):
+        norms.take_norms(opened)
 
 
 def test_other_weights_than_the_result_speaks_of_are_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.weight": 2 * weights["classifier.weight"]}, run / "model.safetensors")
-    with finished_run(run) as subject, pytest.raises(UserError, match="does not hold the weights that result"):
-        norms.measure(subject)
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights of result"):
+        norms.take_norms(opened)
 
 
 def made(**changes):
@@ -164,7 +165,7 @@ def made(**changes):
 
 def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
     """1 and 3: deviation 1 of a mean of 2."""
-    *first, last = norms.findings(made())
+    *first, last = norms.norms_findings(made())
     assert "in round 1" in first[0].lower()
     assert " follow the clients' label counts" in first[0]
     assert "1.00" in " ".join(first)
@@ -172,8 +173,8 @@ def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
     assert "evens the classifier's rows" in last
     assert "50.0%" in last
     assert "0.0% after lda" in last
-    assert norms.findings(made(calibrated={}, rounds=[])) == []
-    assert "does not even" in norms.findings(made(calibrated={"lda": [0.1, 5.0]}))[-1]
+    assert norms.norms_findings(made(calibrated={}, rounds=[])) == []
+    assert "does not even" in norms.norms_findings(made(calibrated={"lda": [0.1, 5.0]}))[-1]
 
 
 @pytest.mark.parametrize(
@@ -181,13 +182,13 @@ def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
 )
 def test_how_rows_follow_counts(correlation, words):
     row = made().rounds[0] | {"correlation": correlation}
-    (said,) = norms.findings(made(rounds=[row], calibrated={}))
+    (said,) = norms.norms_findings(made(rounds=[row], calibrated={}))
     assert words in said
     assert f"{correlation:.2f}" in said
 
 
 def test_pictures_of_the_rows():
-    charts = norms.draw(made())
+    charts = norms.draw_norms(made())
     assert [chart.name for chart in charts] == [
         "norms-classes", "norms-round-1", "norms-round-2", "norms-clients", "norms-rounds",
     ]  # fmt: skip
@@ -205,13 +206,13 @@ def test_many_clients_and_classes_take_no_table_of_all_of_them():
     cells = np.stack([np.arange(2 * clients) // 2, np.arange(2 * clients) % classes, np.ones(2 * clients, int)], axis=1)
     held = Holdings("test", None, np.full(clients, 2), cells, 1.0, "")
     row = {"round": 1, "norms": {"clients": [5, 7], "local": [[1.0] * classes] * 2, "server": [1.0] * classes}}
-    subject = SimpleNamespace(
+    opened = SimpleNamespace(
         holdings=held, classes=[str(c) for c in range(classes)], during=[row], notes=[], calibrated={},
         weights={"classifier.weight": torch.eye(classes)},
     )  # fmt: skip
     tracemalloc.start()
     try:
-        found = norms.measure(subject, local=False)
+        found = norms.take_norms(opened, local=False)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,10 +9,9 @@ from analysis.finished import NAMES, SMALL, finished_run, images, result, undist
 from unskew.analysis import projection
 from unskew.analysis.projection import Projection, embedded
 from unskew.charts.svg import svg
-from unskew.core.errors import UserError
+from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.runs import train
-from unskew.runs.study import Missing
 
 
 def features(n=30, d=5):
@@ -21,7 +20,7 @@ def features(n=30, d=5):
 
 def test_the_same_seed_gives_the_same_places_twice(finished):
     with finished_run(finished) as one, finished_run(finished) as other, undisturbed():
-        left, right = (projection.measure(each, images=40) for each in (one, other))
+        left, right = (projection.take_projection(each, images=40) for each in (one, other))
     assert left == right
     assert len(left.x) == len(left.y) == len(left.truth) == 40
 
@@ -42,16 +41,16 @@ def test_another_seed_gives_other_places():
 
 
 def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finished):
-    with finished_run(finished) as subject:
-        found = projection.measure(subject, images=50)
-        outputs = subject.outputs
-        index = torch.randperm(120, generator=subject.key.fold("analysis", "images").torch())[:50].sort().values
+    with finished_run(finished) as opened:
+        found = projection.take_projection(opened, images=50)
+        outputs = opened.outputs
+        index = torch.randperm(120, generator=opened.key.fold("analysis", "images").torch())[:50].sort().values
     assert found.truth == outputs.labels[index].tolist()
-    assert list(found.predicted) == ["before", *subject.result.calibrations]
+    assert list(found.predicted) == ["before", *opened.result.calibrations]
     assert found.predicted["before"] == outputs.predicted[""][index].tolist()
-    for name in subject.result.calibrations:
+    for name in opened.result.calibrations:
         assert found.predicted[name] == outputs.predicted[name][index].tolist()
-    charts = projection.draw(found)
+    charts = projection.draw_projection(found)
     assert len(charts) == 5
     spots = [sorted((x, y) for mark in chart.marks for x, y in zip(mark.x, mark.y, strict=True)) for chart in charts]
     assert all(each == spots[0] for each in spots)
@@ -61,8 +60,8 @@ def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finish
 
 
 def test_all_images_are_taken_where_there_are_no_more(finished):
-    with finished_run(finished) as subject:
-        found = projection.measure(subject, images=120, calibrations=1)
+    with finished_run(finished) as opened:
+        found = projection.take_projection(opened, images=120, calibrations=1)
     assert len(found.truth) == 120
     assert len(found.predicted) == 2
     kept = max(result(finished)["calibrations"], key=lambda row: row["accuracy"])["name"]
@@ -73,8 +72,8 @@ def test_all_images_are_taken_where_there_are_no_more(finished):
 
 @pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"perplexity": -1.0}, {"calibrations": -1}])
 def test_impossible_knobs_are_refused(finished, knobs):
-    with finished_run(finished) as subject, pytest.raises(UserError):
-        projection.measure(subject, **knobs)
+    with finished_run(finished) as opened, pytest.raises(UserError):
+        projection.take_projection(opened, **knobs)
 
 
 def test_fewer_than_five_test_images_are_too_few(tmp_path):
@@ -84,8 +83,8 @@ def test_fewer_than_five_test_images_are_too_few(tmp_path):
         arrays = {name: archive[name] for name in archive.files}
     np.savez(tmp_path / "few.npz", **(arrays | {name: arrays[name][:4] for name in ("x_test", "y_test")}))
     train.run(out=tmp_path / "run", data=f"arrays:{tmp_path / 'few.npz'}", **{**SMALL, "rounds": 1})
-    with finished_run(tmp_path / "run") as subject, pytest.raises(Missing, match="the test set has 4 images"):
-        projection.measure(subject)
+    with finished_run(tmp_path / "run") as opened, pytest.raises(Missing, match="the test set has 4 images"):
+        projection.take_projection(opened)
 
 
 def test_five_images_have_places_whatever_the_perplexity():
@@ -117,20 +116,20 @@ def made(truth, before):
 
 def test_the_class_that_swallows_others_is_named():
     """Class one occurs twice and is predicted five times."""
-    (said,) = projection.findings(made([0, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 2]))
+    (said,) = projection.projection_findings(made([0, 1, 1, 2, 2, 2], [1, 1, 1, 1, 1, 2]))
     assert "one" in said
     assert "2.50 times" in said
-    (said,) = projection.findings(made([0, 1, 2], [0, 1, 2]))
+    (said,) = projection.projection_findings(made([0, 1, 2], [0, 1, 2]))
     assert said == "No class is predicted much more often than it occurs."
 
 
 def test_a_class_that_does_not_occur_but_is_predicted_is_not_passed_over():
     """Nine, of which there is no image here, swallows everything: to say that no class does would be false."""
-    (said,) = projection.findings(made([0, 1, 2, 0, 1, 2], [9, 9, 9, 9, 9, 2]))
+    (said,) = projection.projection_findings(made([0, 1, 2, 0, 1, 2], [9, 9, 9, 9, 9, 2]))
     assert said != "No class is predicted much more often than it occurs."
 
 
 def test_panels_have_names_of_their_own(finished):
-    with finished_run(finished) as subject:
-        names = [chart.name for chart in projection.draw(projection.measure(subject, images=20))]
+    with finished_run(finished) as opened:
+        names = [chart.name for chart in projection.draw_projection(projection.take_projection(opened, images=20))]
     assert all(a != b for a, b in itertools.combinations(names, 2))

@@ -12,8 +12,8 @@ from unskew.analysis.separability import Separability
 from unskew.calibration.forecast import apart
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts.svg import svg
+from unskew.core.errors import Missing
 from unskew.core.key import Key
-from unskew.runs.study import Missing
 
 
 def one_feature(shape, classes):
@@ -54,10 +54,10 @@ def narrow(runs_of):
 
 def test_a_run_s_distances_are_those_of_all_clients_features_together(narrow):
     """The sums travel by client; what comes out is the mean and deviation of each class over everybody."""
-    with finished_run(narrow) as subject, undisturbed():
-        found = separability.measure(subject)
-        side = subject.side
-        side.load(subject.model, training=False)
+    with finished_run(narrow) as opened, undisturbed():
+        found = separability.take_separability(opened)
+        side = opened.side
+        side.load(opened.model, training=False)
         with torch.no_grad():
             images, labels = side.train.batch(torch.arange(240))
             features = side.network.encoder(images).double()[:, 0]
@@ -68,12 +68,12 @@ def test_a_run_s_distances_are_those_of_all_clients_features_together(narrow):
     pairs = [wanted[a][b] for a in range(10) for b in range(a)]
     assert found.mean == pytest.approx(sum(pairs) / len(pairs), rel=1e-4)
     assert found.form == "full"
-    assert found.classes == subject.classes
+    assert found.classes == opened.classes
 
 
 def test_the_table_is_symmetric_with_zeros_between_a_class_and_itself(finished):
-    with finished_run(finished) as subject, undisturbed():
-        found = separability.measure(subject)
+    with finished_run(finished) as opened, undisturbed():
+        found = separability.take_separability(opened)
     table = np.array(found.distances)
     assert (table == table.T).all()
     assert (np.diag(table) == 0).all()
@@ -82,28 +82,28 @@ def test_the_table_is_symmetric_with_zeros_between_a_class_and_itself(finished):
 
 
 def test_the_silhouette_is_the_one_that_was_recorded_last(finished):
-    with finished_run(finished) as subject:
-        found = separability.measure(subject)
+    with finished_run(finished) as opened:
+        found = separability.take_separability(opened)
     assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(finished)]
     assert found.silhouette == found.rounds[-1][1]
 
 
 def test_the_same_twice(finished):
     with finished_run(finished) as one, finished_run(finished) as other:
-        assert separability.measure(one) == separability.measure(other)
+        assert separability.take_separability(one) == separability.take_separability(other)
 
 
 def test_without_a_data_set_recorded_silhouettes_are_shown(run):
     (run.parent / "digits.npz").unlink()
-    with finished_run(run) as subject:
-        found = separability.measure(subject)
+    with finished_run(run) as opened:
+        found = separability.take_separability(opened)
         assert found.rounds == [(row["round"], row["silhouette"]) for row in recorded(run)]
-        assert "distances between classes not" in subject.notes[0]
-        assert [chart.name for chart in separability.draw(found)] == ["separability-silhouette"]
-        assert separability.findings(found)
+        assert "distances between classes are missing" in opened.notes[0]
+        assert [chart.name for chart in separability.draw_separability(found)] == ["separability-silhouette"]
+        assert separability.separability_findings(found)
     (run / "during.jsonl").unlink()
-    with finished_run(run) as subject, pytest.raises(Missing, match=r"digits\.npz is not there"):
-        separability.measure(subject)
+    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
+        separability.take_separability(opened)
 
 
 def made(**changes):
@@ -113,7 +113,7 @@ def made(**changes):
 
 
 def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
-    said = separability.findings(made())
+    said = separability.separability_findings(made())
     assert "50.0%" in said[0]
     assert "75.0%" in said[0]
     assert "25.0 points" in said[0]
@@ -121,13 +121,13 @@ def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
     assert "1 apart" in said[1]
     assert "2.33" in said[1]
     assert "0.1250" in said[2]
-    assert "0.0 points" in separability.findings(made(before=0.9))[0]  # nothing is lost by it either
-    assert separability.findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
+    assert "0.0 points" in separability.separability_findings(made(before=0.9))[0]  # nothing is lost by it either
+    assert separability.separability_findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
 
 
 def test_pictures_of_the_distances():
-    charts = separability.draw(made())
+    charts = separability.draw_separability(made())
     assert [chart.name for chart in charts] == ["separability-pairs", "separability-silhouette"]
     for chart in charts:
         assert svg(chart).startswith("<svg")
-    assert separability.draw(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []
+    assert separability.draw_separability(made(rounds=[(3, 0.1)], classes=["a"], distances=[[0.0]])) == []

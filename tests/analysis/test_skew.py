@@ -27,12 +27,12 @@ def holdings(client, labels, clients, classes, names=None):
 
 
 def measured(client, labels, population, classes, names=None, **knobs):
-    subject = SimpleNamespace(
+    opened = SimpleNamespace(
         notes=[],
         holdings=holdings(client, labels, population, classes, names),
         classes=[f"c{c}" for c in range(classes)],
     )
-    return skew.measure(subject, **knobs)
+    return skew.take_skew(opened, **knobs)
 
 
 def dealt(seed, clients, classes, examples):
@@ -93,8 +93,8 @@ def test_nine_tenths_to_the_example():
 def test_one_client_holds_the_whole_and_is_at_no_distance():
     found = measured([0, 0, 0], [2, 1, 2], 1, 3)
     assert (found.sizes, found.counts, found.distances, found.emd) == ([3], [[0, 1, 2]], [0.0], 0.0)
-    assert skew.findings(found) == ["One client holds all 3 examples: nothing is skewed."]
-    for chart in [*skew.draw(found), *skew.each_client(found).values()]:
+    assert skew.skew_findings(found) == ["One client holds all 3 examples: nothing is skewed."]
+    for chart in [*skew.draw_skew(found), *skew.each_client(found).values()]:
         assert svg(chart).startswith("<svg")
 
 
@@ -104,7 +104,7 @@ def test_clients_without_examples_stay_and_count_for_nothing():
     assert found.counts[2] == [3, 1]
     assert found.few == 2  # of the one client that holds anything
     assert found.emd == 0
-    for chart in [*skew.draw(found), *skew.each_client(found).values()]:
+    for chart in [*skew.draw_skew(found), *skew.each_client(found).values()]:
         assert svg(chart).startswith("<svg")
 
 
@@ -124,16 +124,16 @@ def test_a_hundred_thousand_clients_are_shown_by_some_evenly_by_size():
     for k, row in zip(found.shown, found.counts, strict=True):
         assert row == np.bincount(labels[client == k], minlength=7).tolist()
     assert found.few == 3  # of 1 to 5 examples of other classes each, nine tenths are all of them
-    for chart in skew.draw(found):
+    for chart in skew.draw_skew(found):
         assert len(svg(chart)) < 400_000
-    assert "100,000 clients hold 1 to 5 examples" in skew.findings(found)[0]
+    assert "100,000 clients hold 1 to 5 examples" in skew.skew_findings(found)[0]
 
 
 def test_1203_classes_have_a_picture_too():
     client, labels = dealt(3, 12, 1203, 5000)
     found = measured(client, labels, 12, 1203)
     assert len(found.total) == 1203
-    charts = skew.draw(found)
+    charts = skew.draw_skew(found)
     assert [chart.name for chart in charts] == ["skew-shades", "skew-sizes"]
     for chart in charts:
         assert svg(chart).startswith("<svg")
@@ -160,8 +160,8 @@ def test_the_words_tell_the_sizes_the_classes_and_the_emd():
     # p = (0.4, 0.6): |1−0.4|·2 = 1.2; |0−0.4|·2 = 0.8; |0.5−0.4|·2 = 0.2 -> (2·1.2 + 4·0.8 + 4·0.2)/10 = 0.64
     assert found.emd == pytest.approx(0.64)
     assert found.distances == pytest.approx([1.2, 0.8, 0.2])
-    assert skew.findings(found) == [
-        "3 clients hold 2 to 4 examples; for half of them, 1 or fewer of the 2 classes make up 90% of what they hold. "
+    assert skew.skew_findings(found) == [
+        "3 clients hold 2 to 4 examples; for half of them, 1 or fewer of the 2 classes make up 90% of their examples. "
         "Label skew: EMD 0.64 on a scale from 0 to 2."
     ]
 
@@ -177,19 +177,19 @@ def test_a_client_beside_the_whole():
 
 
 def test_a_run_s_skew_is_its_result_s(finished):
-    with finished_run(finished) as subject, undisturbed():
-        found = skew.measure(subject)
-        images = subject.prepared
+    with finished_run(finished) as opened, undisturbed():
+        found = skew.take_skew(opened)
+        images = opened.prepared
         table = counts_table(images.population, images.images.train.labels, 10)
-    assert found.emd == subject.result.emd
+    assert found.emd == opened.result.emd
     assert found.counts == table.tolist()
     assert found.classes == list(NAMES)
 
 
 def test_no_data_set_is_needed_and_classes_have_numbers_then(run):
     (run.parent / "digits.npz").unlink()
-    with finished_run(run) as subject:
-        found = skew.measure(subject)
+    with finished_run(run) as opened:
+        found = skew.take_skew(opened)
         assert found.classes == [str(c) for c in range(10)]
         assert sum(found.total) == 240
 
@@ -241,6 +241,6 @@ def test_a_partition_that_is_gone_is_named(tmp_path):
 
 
 def test_shares_are_finite_numbers(finished):
-    with finished_run(finished) as subject:
-        found = skew.measure(subject)
+    with finished_run(finished) as opened:
+        found = skew.take_skew(opened)
     assert all(math.isfinite(value) for value in found.distances)

@@ -7,9 +7,10 @@ from xml.etree import ElementTree
 
 import pytest
 
+from unskew.analysis.elements import Choice, Column, Table
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Picture, Rule
-from unskew.report.elements import Choice, Column, Page, Section, Table
-from unskew.report.html import page
+from unskew.report.html import to_html
+from unskew.report.page import Page, Section
 
 LONG = "a_class_name_without_any_place_to_break_it_" * 5
 NASTY = "</script></style><img src=x onerror=alert(1)> \"quotes\" 'and' &amp; שלום עולם 🦊"
@@ -121,7 +122,7 @@ RICH = Page(
             "How well the global model does on the test examples after each round. The dashed line is the same "
             "federation with a proximal term.\n\nPoint at a mark to read its value.",
             [curve(), cells(), curve("drift", "Drift of the clients from the global model, by round", width=900)],
-            says=["The federation ends at 74.1 %.", "It loses most between rounds 3 and 9."],
+            findings=["The federation ends at 74.1 %.", "It loses most between rounds 3 and 9."],
             missing=["the accuracy by client: the run kept no models of clients (run again with --keep clients)"],
         ),
         Section(
@@ -150,7 +151,7 @@ SECOND = "#clients .choice:nth-of-type(2)"
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory):
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(RICH), encoding="utf-8")
+    path.write_text(to_html(RICH), encoding="utf-8")
     return path
 
 
@@ -396,7 +397,7 @@ def test_nothing_but_boxes_scrolls_sideways(tab, rich, width, height):
 
 
 def test_figures_stand_in_one_column_on_a_phone_and_in_two_beside(tab, rich):
-    figures = "[...document.querySelectorAll('#accuracy .parts > figure')]"
+    figures = "[...document.querySelectorAll('#accuracy .elements > figure')]"
     tops = f"{figures}.map(figure => Math.round(figure.getBoundingClientRect().top))"
     tab.open(rich)
     first, second, third = tab.ask(tops)
@@ -490,6 +491,6 @@ def test_every_control_has_a_name_and_headings_go_down_by_one(tab, rich):
 
 def test_a_page_without_anything_opens(tab, tmp_path):
     path = tmp_path / "empty.html"
-    path.write_text(page(Page(title="", subtitle="", findings=[], facts=[], sections=[])))
+    path.write_text(to_html(Page(title="", subtitle="", findings=[], facts=[], sections=[])))
     tab.open(path)
     assert visible(tab, "main") == 1

@@ -18,7 +18,7 @@ from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, R
 from unskew.charts.layout import drawing
 from unskew.charts.scales import breadth
 from unskew.charts.shapes import DARK, LIGHT, Text
-from unskew.charts.svg import STYLE, svg
+from unskew.charts.svg import STYLE, svg, svg_sheet
 from unskew.core.errors import UserError
 
 NAMES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -461,3 +461,23 @@ def test_an_unknown_colour_is_refused_and_numbers_begin_again_after_ten():
     with pytest.raises(UserError, match="'red': give a number from 0 to 9, or one of ink, quiet, heat"):
         svg(chart(Line([0, 1], [0, 1], colour="red")))
     assert found(chart(Line([0, 1], [0, 1], colour=13)), "g[@class='l3 line']")
+
+
+# Several charts in one file
+
+
+def test_a_sheet_has_its_charts_below_one_another():
+    first = Chart("one", "The first", "a", [Line([0, 1], [0, 1])], width=300, height=200)
+    second = Chart("two", "The second", "b", [Line([0, 1], [1, 0])], width=400, height=100)
+    text = svg_sheet([first, second])
+    assert 'viewBox="0 0 400 300"' in text
+    assert re.findall(r'<g transform="translate\(0 (\d+)\)">', text) == ["0", "200"]
+    assert text.index("The first") < text.index("The second")
+    ids = re.findall(r'<clipPath id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert 'aria-label="a b"' in text
+    ET.fromstring(text)
+
+
+def test_a_sheet_without_charts_is_an_empty_picture():
+    ET.fromstring(svg_sheet([]))

@@ -196,7 +196,7 @@ def test_a_report_goes_where_it_is_told_and_makes_the_folder(run, capsys, tmp_pa
 def test_runs_of_one_client_are_reported(runs_of, tmp_path, capsys, options):
     path = copied(runs_of(**options), tmp_path)
     said = done(capsys, "report", path, *FAST)
-    assert "only one comes to a round" in said
+    assert "this run has only one in a round" in said
     assert (path / "report.html").exists()
 
 

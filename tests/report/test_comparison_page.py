@@ -6,11 +6,11 @@ from statistics import mean, stdev
 import pytest
 
 from analysis.finished import SMALL, copied, finished, result, run, runs_of
+from unskew.analysis.elements import Table
 from unskew.charts import Band, Line
 from unskew.core.errors import UserError
-from unskew.report.comparison_page import MOST, comparison
-from unskew.report.elements import Table
-from unskew.report.html import page
+from unskew.report.comparison_page import MAX_RUNS, comparison_page
+from unskew.report.html import to_html
 from unskew.runs import train
 from unskew.runs.study import FinishedRun
 
@@ -18,12 +18,12 @@ __all__ = ["finished", "run", "runs_of"]
 
 
 def compared(*paths, only=(), again=False):
-    subjects = [FinishedRun(path) for path in paths]
+    opened_runs = [FinishedRun(path) for path in paths]
     try:
-        return comparison(subjects, only, again)
+        return comparison_page(opened_runs, only, again)
     finally:
-        for subject in subjects:
-            subject.close()
+        for opened in opened_runs:
+            opened.close()
 
 
 def section(made, name):
@@ -42,7 +42,7 @@ def seeds(runs_of, tmp_path):
 
 
 def tables(made):
-    return {part.title: part for part in section(made, "runs").parts if isinstance(part, Table)}
+    return {part.title: part for part in section(made, "runs").elements if isinstance(part, Table)}
 
 
 def test_results_stand_side_by_side(pair):
@@ -52,7 +52,7 @@ def test_results_stand_side_by_side(pair):
     place = [column.name for column in table.columns].index("accuracy")
     assert [row[place] for row in table.rows] == [result(path)["accuracy"] for path in pair]
     assert "Over seeds" not in tables(made)
-    assert page(made)
+    assert to_html(made)
 
 
 def test_seeds_are_grouped_with_mean_and_deviation(seeds, pair):
@@ -63,10 +63,10 @@ def test_seeds_are_grouped_with_mean_and_deviation(seeds, pair):
     assert first[1:4] == [3, pytest.approx(mean(accuracies)), pytest.approx(stdev(accuracies))]
     assert second[1] == 1
     assert second[3] is None
-    lines = [mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Line)]
+    lines = [mark for mark in section(made, "curves").elements[0].marks if isinstance(mark, Line)]
     assert len(lines) == 2
-    assert len([mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Band)]) == 1
-    assert page(made)
+    assert len([mark for mark in section(made, "curves").elements[0].marks if isinstance(mark, Band)]) == 1
+    assert to_html(made)
 
 
 def test_the_best_calibration_over_seeds_has_a_mean_and_a_deviation_of_its_own(runs_of, tmp_path):
@@ -82,7 +82,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_seeds_of_one_another(run
     one, other = (copied(runs_of(lr=lr), tmp_path, f"lr{lr}") for lr in (0.05, 0.01))
     made = compared(one, other)
     assert "Over seeds" not in tables(made)
-    assert not [mark for mark in section(made, "curves").parts[0].marks if isinstance(mark, Band)]
+    assert not [mark for mark in section(made, "curves").elements[0].marks if isinstance(mark, Band)]
 
 
 def test_a_run_named_twice_is_refused(pair, tmp_path):
@@ -92,9 +92,9 @@ def test_a_run_named_twice_is_refused(pair, tmp_path):
 
 
 def test_more_runs_than_a_page_can_tell_apart_are_refused(pair):
-    subject = FinishedRun(pair[0])
-    with pytest.raises(UserError, match=f"{MOST + 1} runs are more"):
-        comparison([subject] * (MOST + 1))
+    opened = FinishedRun(pair[0])
+    with pytest.raises(UserError, match=f"{MAX_RUNS + 1} runs do not fit"):
+        comparison_page([opened] * (MAX_RUNS + 1))
 
 
 def test_runs_of_one_name_are_told_apart_by_their_folders(runs_of, tmp_path):
@@ -110,15 +110,15 @@ def test_what_was_not_measured_is_said_and_what_was_is_shown(pair):
     assert "fedavg" in said
     assert "moon" in said
     assert "--only cka" in said
-    assert section(made, "cka").parts == []
-    assert section(made, "skew").parts
+    assert section(made, "cka").elements == []
+    assert section(made, "skew").elements
     assert not (pair[0] / "figures" / "cka.json").exists()
     made = compared(*pair, only=("cka",))
     assert not section(made, "cka").missing
-    (chart,) = section(made, "cka").parts
+    (chart,) = section(made, "cka").elements
     assert [line.name for line in chart.marks] == ["fedavg", "moon"]
-    assert section(compared(*pair), "cka").parts, "what was stored is shown without being asked for"
-    assert page(made)
+    assert section(compared(*pair), "cka").elements, "what was stored is shown without being asked for"
+    assert to_html(made)
 
 
 def test_only_one_of_two_was_measured(pair):
@@ -134,7 +134,7 @@ def test_again_takes_anew_what_was_taken_before(pair, name):
     """--again must not make vanish what is stored."""
     compared(*pair, only=(name,))
     made = compared(*pair, again=True)
-    assert section(made, name).parts
+    assert section(made, name).elements
     assert not section(made, name).missing
 
 
@@ -148,7 +148,7 @@ def test_why_a_measure_that_was_asked_for_cannot_be_taken_is_said(pair, tmp_path
 
 def test_a_measure_with_knobs_is_taken_or_refused_but_not_passed_over(pair):
     with suppress(UserError):
-        assert section(compared(*pair, only=("cka(clients=2)",)), "cka").parts
+        assert section(compared(*pair, only=("cka(clients=2)",)), "cka").elements
 
 
 def test_runs_on_other_data_stand_on_one_page(runs_of, tmp_path):
@@ -158,8 +158,8 @@ def test_runs_on_other_data_stand_on_one_page(runs_of, tmp_path):
     train.run(out=other, **{**SMALL, "data": "digits", "rounds": 1, "batch": 64})
     made = compared(one, other, only=("confusion", "cka", "norms"))
     assert len(dict(made.facts)["data"].split(", ")) == 2
-    assert section(made, "confusion").parts
-    assert page(made)
+    assert section(made, "confusion").elements
+    assert to_html(made)
 
 
 def test_classes_of_runs_that_are_left_out_are_said_to_be(runs_of, tmp_path):
@@ -168,7 +168,7 @@ def test_classes_of_runs_that_are_left_out_are_said_to_be(runs_of, tmp_path):
     other = tmp_path / "digits"
     train.run(out=other, **{**SMALL, "data": "digits", "rounds": 1, "batch": 64})
     made = compared(one, other, only=("confusion",))
-    shown = {mark.name for part in section(made, "confusion").parts for mark in part.marks}
+    shown = {mark.name for part in section(made, "confusion").elements for mark in part.marks}
     said = " ".join(section(made, "confusion").missing)
     assert all(name in shown or name in said for name in ("arrays", "digits"))
 
@@ -194,4 +194,4 @@ def test_calibrations_of_some_runs_are_columns_that_others_leave_empty(finished,
 
 def test_runs_without_metrics_are_compared_by_their_results(pair):
     (pair[0] / "metrics.jsonl").unlink()
-    assert page(compared(*pair))
+    assert to_html(compared(*pair))

@@ -9,10 +9,11 @@ from importlib.resources import files
 
 import pytest
 
+from unskew.analysis.elements import Choice, Column, Table
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.svg import STYLE
-from unskew.report.elements import Choice, Column, Page, Section, Table
-from unskew.report.html import MANY, formatted, page
+from unskew.report.html import MAX_OPEN_ROWS, formatted, to_html
+from unskew.report.page import Page, Section
 
 VOID = {"meta", "link", "br", "input", "img"}
 NASTY = "</script></style></svg></select></table>\"'<img src=x onerror=alert(1)>&lt;<!-- שלום 🦊 \u202e"
@@ -63,7 +64,7 @@ def table(rows, *kinds, title="A table"):
 
 
 def one(*parts, **about):
-    return Page("A title", "A subtitle", [], [], [Section("part", "A part", parts=parts, **about)])
+    return Page("A title", "A subtitle", [], [], [Section("part", "A part", elements=parts, **about)])
 
 
 CLIENTS = Choice("client", {"0": chart("c", "Zero"), "1": chart("c", "One", "1")}, start="1")
@@ -75,17 +76,17 @@ FULL = Page(
     facts=[("Method", "fedavg"), ("Rounds", "40")],
     sections=[
         Section("first", "The first", "Read it so.\n\nOr so.", [chart(), chart("wide", "Wide", "Far", 900)],
-                says=["It is so."], missing=["a: b"]),
-        Section("second", "The second", parts=[CLIENTS]),
-        Section("third", "The third", parts=[table([["a", 0.6279]], "text", "percent")]),
+                findings=["It is so."], missing=["a: b"]),
+        Section("second", "The second", elements=[CLIENTS]),
+        Section("third", "The third", elements=[table([["a", 0.6279]], "text", "percent")]),
     ],
     footer="The end",
 )  # fmt: skip
 
 
 def test_a_page_is_well_formed_and_has_its_landmarks():
-    read = Reader(page(FULL))
-    assert page(FULL).startswith("<!doctype html>\n")
+    read = Reader(to_html(FULL))
+    assert to_html(FULL).startswith("<!doctype html>\n")
     assert read.all("html")[0][1] == {"lang": "en"}
     assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "h1")] == [1, 1, 1, 1, 1]
     assert read.texts("title")[0] == read.texts("h1")[0] == "A title"
@@ -95,7 +96,7 @@ def test_a_page_is_well_formed_and_has_its_landmarks():
 
 
 def test_findings_facts_and_what_is_missing_are_said():
-    read = Reader(page(FULL))
+    read = Reader(to_html(FULL))
     assert [e[2].strip().split("\n") for e in read.all("ul", **{"class": "findings"})] == [list(FULL.findings)]
     assert list(zip(read.texts("dt"), read.texts("dd"), strict=True)) == list(FULL.facts)
     assert read.texts("li")[-2:] == ["It is so.", "Not shown: a: b"]
@@ -104,7 +105,7 @@ def test_findings_facts_and_what_is_missing_are_said():
 
 def test_every_link_ends_at_a_place_of_the_page_and_no_place_is_there_twice():
     sections = [Section(name, name) for name in ("a b", "a-b", "findings", "content", "", "ü", '"><b>', "a-b-title")]
-    read = Reader(page(replace(FULL, sections=[*FULL.sections, *sections])))
+    read = Reader(to_html(replace(FULL, sections=[*FULL.sections, *sections])))
     places = Counter(e[1]["id"] for e in read.elements if "id" in e[1])
     assert set(places.values()) == {1}
     links = [e[1]["href"] for e in read.all("a")]
@@ -116,13 +117,13 @@ def test_every_link_ends_at_a_place_of_the_page_and_no_place_is_there_twice():
 
 def test_charts_of_one_name_do_not_share_an_id():
     cut = replace(chart(), y=Axis(high=0.5))
-    read = Reader(page(one(*(Choice("client", {"0": cut, "1": cut}) for _ in range(2)), cut)))
+    read = Reader(to_html(one(*(Choice("client", {"0": cut, "1": cut}) for _ in range(2)), cut)))
     clips = [e[1]["id"] for e in read.elements if e[0] == "clippath"]
     assert len(clips) == len(set(clips)) == 5
 
 
 def test_nothing_is_asked_of_the_outside():
-    text = page(FULL)
+    text = to_html(FULL)
     read = Reader(text)
     addresses = [e[1][key] for e in read.elements for key in ("src", "href", "srcset", "action", "data") if key in e[1]]
     assert addresses
@@ -139,13 +140,13 @@ def test_nothing_is_asked_of_the_outside():
 
 
 def test_scripts_and_styles_stand_whole_in_the_page():
-    read = Reader(page(FULL))
+    read = Reader(to_html(FULL))
     assert read.texts("script") == [files("unskew.report").joinpath("page.js").read_text("utf-8")]
     assert read.texts("style") == [STYLE, files("unskew.report").joinpath("page.css").read_text("utf-8")]
 
 
 def test_every_chart_has_its_alternative_text_and_title():
-    read = Reader(page(FULL))
+    read = Reader(to_html(FULL))
     drawn = read.all("svg")
     assert [(e[1]["role"], e[1]["aria-label"]) for e in drawn] == [
         ("img", alt) for alt in ("It rises", "Far", "It rises", "1")
@@ -156,22 +157,22 @@ def test_every_chart_has_its_alternative_text_and_title():
 
 def test_only_a_wide_chart_has_a_row_to_itself():
     choice = Choice("layer", {"a": chart(), "b": chart(width=561)})
-    read = Reader(page(one(chart(width=560), chart(width=561), choice)))
+    read = Reader(to_html(one(chart(width=560), chart(width=561), choice)))
     assert [e[1]["class"] for e in read.all("figure")] == ["figure", "figure wide", "figure", "figure"]
     assert read.looks("choice") == ["choice wide"]
 
 
 def test_a_choice_begins_where_it_says():
-    read = Reader(page(FULL))
+    read = Reader(to_html(FULL))
     assert [(text, "selected" in about) for _, about, text in read.all("option")] == [("0", False), ("1", True)]
     assert read.looks("option") == ["option", "option shown"]
-    first = Reader(page(one(Choice("client", {"0": chart(), "1": chart()}))))
+    first = Reader(to_html(one(Choice("client", {"0": chart(), "1": chart()}))))
     assert ["selected" in e[1] for e in first.all("option")] == [True, False]
 
 
 def test_a_choice_of_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match=r"Choice\(start='9'\): there is no such client, there are \['0'\]"):
-        page(one(Choice("client", {"0": chart()}, "9")))
+        to_html(one(Choice("client", {"0": chart()}, "9")))
 
 
 def everywhere(words):
@@ -184,8 +185,8 @@ def everywhere(words):
 
 @pytest.mark.parametrize("words", [NASTY, LONG], ids=["nasty", "long"])
 def test_text_from_outside_stays_text_wherever_it_stands(words):
-    text = page(everywhere(words))
-    read, plain = Reader(text), Reader(page(everywhere("a")))
+    text = to_html(everywhere(words))
+    read, plain = Reader(text), Reader(to_html(everywhere("a")))
     assert [e[0] for e in read.elements] == [e[0] for e in plain.elements], "no element more, none less"
     assert [set(e[1]) - {"class"} for e in read.elements] == [set(e[1]) - {"class"} for e in plain.elements]
     for tag in ("title", "h1", "h2", "h3", "dt", "dd", "option", "td"):
@@ -196,17 +197,17 @@ def test_text_from_outside_stays_text_wherever_it_stands(words):
 
 
 def test_what_cannot_be_shown_is_replaced_and_the_page_can_be_written():
-    read = Reader(page(replace(FULL, title="a\x00b\x1b[31mc\udcff", sections=[])))
+    read = Reader(to_html(replace(FULL, title="a\x00b\x1b[31mc\udcff", sections=[])))
     assert read.texts("h1") == ["a\ufffdb\ufffd[31mc?"]
 
 
 def test_a_page_without_anything_is_a_page():
-    read = Reader(page(Page("", "", [], [], [])))
+    read = Reader(to_html(Page("", "", [], [], [])))
     assert [len(read.all(tag)) for tag in ("header", "nav", "main", "footer", "section", "h1")] == [1, 0, 1, 0, 0, 1]
 
 
 def test_a_section_without_anything_has_its_title_alone():
-    read = Reader(page(one()))
+    read = Reader(to_html(one()))
     assert read.texts("h2") == ["A part"]
     assert len(read.all("nav")) == 1
     assert [len(read.all(tag)) for tag in ("figure", "table", "ul")] == [0, 0, 1]
@@ -214,7 +215,7 @@ def test_a_section_without_anything_has_its_title_alone():
 
 def test_a_table_says_numbers_for_people_and_holds_them_for_sorting():
     rows = [["a", 0.6279, 1_540_000, 90, 12345, 0.30406], ["b", None, None, None, None, None], ["", "n/a", 0, 0, 0, 0]]
-    read = Reader(page(one(table(rows, "text", "percent", "bytes", "seconds", "count", "number"))))
+    read = Reader(to_html(one(table(rows, "text", "percent", "bytes", "seconds", "count", "number"))))
     assert read.texts("td") == [
         *("62.79 %", "1.5 MB", "1 min 30 s", "12,345", "0.3041"),
         *("", "", "", "", ""),
@@ -264,23 +265,25 @@ def test_numbers_read_as_their_kind(value, kind, said):
 
 
 def test_numbers_without_end_are_sorted_as_such():
-    read = Reader(page(one(table([["a", math.inf], ["b", -math.inf], ["c", math.nan]], "text", "number"))))
+    read = Reader(to_html(one(table([["a", math.inf], ["b", -math.inf], ["c", math.nan]], "text", "number"))))
     assert [e[1]["data-value"] for e in read.all("td")] == ["Infinity", "-Infinity", "NaN"]
 
 
 def test_a_kind_that_is_none_is_refused():
     with pytest.raises(ValueError, match=r"Column\(kind='per cent'\): the kinds are text, number, count, percent"):
-        page(one(table([[1]], "per cent")))
+        to_html(one(table([[1]], "per cent")))
 
 
 def test_a_row_of_another_length_is_refused():
     with pytest.raises(ValueError, match="shorter"):
-        page(one(table([["a"]], "text", "number")))
+        to_html(one(table([["a"]], "text", "number")))
 
 
-@pytest.mark.parametrize(("rows", "folded"), [(0, False), (MANY, False), (MANY + 1, True), (5000, True)])
+@pytest.mark.parametrize(
+    ("rows", "folded"), [(0, False), (MAX_OPEN_ROWS, False), (MAX_OPEN_ROWS + 1, True), (5000, True)]
+)
 def test_all_rows_are_in_the_file_and_only_long_tables_are_folded(rows, folded):
-    read = Reader(page(one(table([[f"row {at}", at] for at in range(rows)], "text", "count"))))
+    read = Reader(to_html(one(table([[f"row {at}", at] for at in range(rows)], "text", "count"))))
     assert len(read.all("tr")) == 1 + rows
     assert ("folded" in read.all("table")[0][1].get("class", "")) is folded
 

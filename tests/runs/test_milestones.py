@@ -100,5 +100,5 @@ def test_rounds_without_a_count_of_batches_are_refused(steps):
 
 @pytest.mark.parametrize("accuracy", ["high", float("nan"), [0.5]])
 def test_an_accuracy_that_is_no_number_is_refused(accuracy):
-    with pytest.raises(UserError, match=r"round 1 has the accuracy .*, which is no number"):
+    with pytest.raises(UserError, match=r"round 1 has the accuracy .*, which is not a number"):
         accuracy_at_round([{"round": 1, "accuracy": accuracy}], 1)

@@ -55,7 +55,7 @@ def test_a_text_says_what_and_when():
     [
         ("norm", "nothing called 'norm' can be recorded; did you mean 'norms'?", 0),
         ("drift + silouette", "nothing called 'silouette' can be recorded; did you mean 'silhouette'?", 8),
-        ("norms + drift + norms(every=2)", "norms stands here twice; once is enough", 16),
+        ("norms + drift + norms(every=2)", "norms is named twice; name it once", 16),
         ("norms(every=0)", "every=0: give 1 (each round) or more", 0),
         ("drift + norms(first=-1)", "first=-1: give 0 or more rounds", 8),
         ("norms(evry=2)", "recording norms has no knob 'evry'; did you mean 'every'?", 0),
@@ -128,10 +128,10 @@ def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
     last = recorded(finished)[-1]
     weights = read_model(finished / "model.safetensors")
     assert last["norms"]["server"] == pytest.approx(weights["classifier.weight"].double().norm(dim=1).tolist())
-    with finished_run(finished) as subject:
-        side = subject.side
-        side.load(subject.model, training=False)
-        assert last["silhouette"] == silhouette_of(*some_features(side, subject.key))
+    with finished_run(finished) as opened:
+        side = opened.side
+        side.load(opened.model, training=False)
+        assert last["silhouette"] == silhouette_of(*some_features(side, opened.key))
 
 
 def test_a_kept_state_is_the_one_that_the_round_left(finished, runs_of):

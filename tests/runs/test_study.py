@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import EVERYTHING, changed, content, copied, finished_run, recorded, undisturbed
+from analysis.finished import EVERYTHING, changed, content, copied, finished_run, measured, recorded, undisturbed
 from unskew import analysis
 from unskew.analysis import drift, norms
 from unskew.calibration.classifier import load_calibrated
@@ -24,10 +24,10 @@ METHODS = [
 REMEMBER = ("moon", "scaffold", "feddyn")
 
 
-def seen_again(subject, number):
+def seen_again(opened, number):
     """Norms and Euclidean distances of the clients' models in that round, made from the state before it."""
-    models, sent = subject.local_models(number - 1), subject.state(number - 1).tensors
-    layers = drift.by_layer(tensors.parameters(subject.side.weights)).values()  # in the order of the network
+    models, sent = opened.local_models(number - 1), opened.state(number - 1).tensors
+    layers = drift.by_layer(tensors.parameters(opened.side.weights)).values()  # in the order of the network
     far = {
         client: [
             float(tensors.flat({name: model[name].double() - sent[name].double() for name in names}).norm())
@@ -35,14 +35,14 @@ def seen_again(subject, number):
         ]
         for client, model in models.items()
     }
-    return {client: norms._rows(subject, model) for client, model in models.items()}, far
+    return {client: norms._rows(opened, model) for client, model in models.items()}, far
 
 
 def assert_as_recorded(run, numbers):
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         rows = {row["round"]: row for row in recorded(run)}
         for number in numbers:
-            lengths, far = seen_again(subject, number)
+            lengths, far = seen_again(opened, number)
             for name, found in (("norms", lengths), ("drift", far)):
                 seen = rows[number][name]
                 assert seen["clients"] == list(found), (number, name)
@@ -74,8 +74,8 @@ def test_a_kept_state_is_the_one_that_training_again_gives(runs_of, method, tmp_
 def test_training_again_goes_on_from_the_nearest_kept_state(run):
     kept_state(run, 2).unlink()
     told = []
-    with finished_run(run, say=lambda *words: told.append(words)) as subject:
-        subject.state(2)
+    with finished_run(run, say=lambda *words: told.append(words)) as opened:
+        opened.state(2)
     assert [words[1:] for words in told if "training again" in words[0]] == [(1, 1)]
 
 
@@ -99,7 +99,9 @@ def test_what_clients_remember_is_used_after_the_last_round_and_said_to_be_missi
     with finished_run(whole) as one, finished_run(bare) as other:
         left, right = one.local_models(), other.local_models()
         assert one.notes == []
-        assert other.notes == ["local models were made as at a first visit: what clients remembered then is not kept"]
+        assert other.notes == [
+            "local models were trained as at a first visit: the clients' saved states of that round were not kept"
+        ]
         assert any(not torch.equal(left[0][name], right[0][name]) for name in left[0])
 
 
@@ -109,8 +111,8 @@ def test_the_next_round_of_a_longer_run_makes_the_models_of_clients_that_remembe
     longer = runs_of(method=method, rounds=4, per_round=3, during="norms(every=4) + drift(every=4)")
     shorter = runs_of(method=method, rounds=3, per_round=3)
     row = next(row for row in recorded(longer) if row["round"] == 4)
-    with finished_run(shorter) as subject:
-        lengths, far = seen_again(subject, 4)
+    with finished_run(shorter) as opened:
+        lengths, far = seen_again(opened, 4)
     for name, found in (("norms", lengths), ("drift", far)):
         assert row[name]["clients"] == list(found)
         for client, seen in zip(row[name]["clients"], row[name]["local"], strict=True):
@@ -138,27 +140,27 @@ def test_all_measures_leave_the_draws_and_threads_of_others_alone(run):
 
 
 def test_predictions_are_those_of_the_model_that_anybody_may_load(finished):
-    with finished_run(finished) as subject, undisturbed():
-        outputs = subject.outputs
-        side = subject.side
-        side.load(subject.model, training=False)
+    with finished_run(finished) as opened, undisturbed():
+        outputs = opened.outputs
+        side = opened.side
+        side.load(opened.model, training=False)
         images, labels = side.test.batch(torch.arange(120))
         with torch.no_grad():
             features = side.network.encoder(images)
             assert torch.equal(outputs.features, features)
             assert torch.equal(outputs.predicted[""], side.network.classifier(features).argmax(1))
-            for name, values in subject.calibrated.items():
+            for name, values in opened.calibrated.items():
                 encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
                 assert torch.equal(outputs.predicted[name], classifier(encoder(images)).argmax(1)), name
         assert torch.equal(outputs.labels, labels)
-    assert list(outputs.predicted) == ["", *subject.result.calibrations]
+    assert list(outputs.predicted) == ["", *opened.result.calibrations]
 
 
 def test_chunks_do_not_change_predictions(finished, monkeypatch):
-    monkeypatch.setattr("unskew.runs.study.CHUNK", 7)
+    monkeypatch.setattr("unskew.runs.study.IMAGES_AT_ONCE", 7)
     with finished_run(finished) as few:
         small = few.outputs
-    monkeypatch.setattr("unskew.runs.study.CHUNK", 500)
+    monkeypatch.setattr("unskew.runs.study.IMAGES_AT_ONCE", 500)
     with finished_run(finished) as many:
         large = many.outputs
     assert torch.allclose(small.features, large.features, atol=1e-5)
@@ -167,11 +169,8 @@ def test_chunks_do_not_change_predictions(finished, monkeypatch):
 
 @pytest.mark.parametrize("number", [-2, -1, 4, 99])
 def test_a_round_that_never_was_is_refused(finished, number):
-    with (
-        finished_run(finished) as subject,
-        pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"),
-    ):
-        subject.state(number)
+    with finished_run(finished) as opened, pytest.raises(UserError, match=f"round {number}: the run has rounds 1 to 3"):
+        opened.state(number)
 
 
 def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(finished, runs_of):
@@ -186,25 +185,25 @@ def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(fin
 
 
 def test_local_models_are_made_once(finished, monkeypatch):
-    with finished_run(finished) as subject:
-        first = subject.local_models()
+    with finished_run(finished) as opened:
+        first = opened.local_models()
         monkeypatch.setattr("unskew.runs.replay.local_models", None)
-        assert subject.local_models() is first
-        assert subject.local_models(3) is first
+        assert opened.local_models() is first
+        assert opened.local_models(3) is first
 
 
 def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fit(finished, monkeypatch):
     size = 8 * sum(value.numel() for value in load_file(finished / "model.safetensors").values())
-    monkeypatch.setattr("unskew.runs.replay.MOST_BYTES", 3 * size + 5)
-    with finished_run(finished) as subject, pytest.raises(Missing, match="give clients=3"):
-        subject.local_models()
+    monkeypatch.setattr("unskew.runs.replay.MAX_BYTES", 3 * size + 5)
+    with finished_run(finished) as opened, pytest.raises(Missing, match="give clients=3"):
+        opened.local_models()
 
 
 def test_a_client_that_fails_is_named(run):
     changed_text = (run / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
     (run / "config.toml").write_text(changed_text)
-    with finished_run(run) as subject, pytest.raises(Missing, match="fails when its local model is made again"):
-        subject.local_models()
+    with finished_run(run) as opened, pytest.raises(Missing, match="failed when its local model was trained again"):
+        opened.local_models()
 
 
 # Folders that are not what they should be
@@ -214,52 +213,52 @@ def test_a_data_set_that_has_moved_is_found_in_the_folder_that_is_named(run, tmp
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / "digits.npz").rename(elsewhere / "digits.npz")
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         with pytest.raises(Missing, match=r"digits\.npz is not there"):
-            _ = subject.prepared
-        assert subject.classes == [str(c) for c in range(10)]
-    with finished_run(run, data_dir=elsewhere) as subject:
-        assert len(subject.images.test) == 120
-        assert subject.classes[0] == "zero"
+            _ = opened.prepared
+        assert opened.classes == [str(c) for c in range(10)]
+    with finished_run(run, data_dir=elsewhere) as opened:
+        assert len(opened.images.test) == 120
+        assert opened.classes[0] == "zero"
 
 
 def test_another_data_set_in_its_place_is_refused(run, tmp_path):
     with np.load(tmp_path / "digits.npz") as archive:
         arrays = {name: archive[name] for name in archive.files}
     np.savez(tmp_path / "digits.npz", **(arrays | {"x_test": arrays["x_test"][::-1]}))
-    with finished_run(run) as subject, pytest.raises(Missing, match="is not the one that"):
-        _ = subject.prepared
+    with finished_run(run) as opened, pytest.raises(Missing, match="is not the one that"):
+        _ = opened.prepared
 
 
 def test_a_damaged_model_is_one_message(run):
     file = run / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         for name in ("model", "weights"):
             with pytest.raises(UserError, match=r"model\.safetensors cannot be read"):
-                getattr(subject, name)
+                getattr(opened, name)
 
 
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, run / "model.safetensors")
-    with finished_run(run) as subject, pytest.raises(UserError, match="does not hold the weights that result"):
-        _ = subject.model
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not hold the weights that result"):
+        _ = opened.model
 
 
 def test_a_checkpoint_of_another_run_is_not_taken_for_this_one_s(run, runs_of):
     other = runs_of(seed=5)
     shutil.copy(other / CHECKPOINT, run / CHECKPOINT)
-    with finished_run(run) as subject:
-        assert tensors.sha256(subject.state().tensors) == subject.result.weights_sha256
+    with finished_run(run) as opened:
+        assert tensors.sha256(opened.state().tensors) == opened.result.weights_sha256
 
 
 @pytest.mark.parametrize("length", [0, 10, 3000])
 def test_a_damaged_checkpoint_stands_in_nobody_s_way(run, length):
     file = run / CHECKPOINT
     file.write_bytes(file.read_bytes()[:length])
-    with finished_run(run) as subject:
-        assert tensors.sha256(subject.state().tensors) == subject.result.weights_sha256
+    with finished_run(run) as opened:
+        assert tensors.sha256(opened.state().tensors) == opened.result.weights_sha256
 
 
 @pytest.mark.parametrize("length", [0, 10, 3000])
@@ -267,8 +266,8 @@ def test_a_damaged_kept_state_is_made_again(run, finished, length):
     """All that it holds can be trained again; to start a finished run anew is no advice."""
     file = kept_state(run, 2)
     file.write_bytes(file.read_bytes()[:length])
-    with finished_run(run) as subject, finished_run(finished) as whole:
-        assert tensors.sha256(subject.state(2).tensors) == tensors.sha256(whole.state(2).tensors)
+    with finished_run(run) as opened, finished_run(finished) as whole:
+        assert tensors.sha256(opened.state(2).tensors) == tensors.sha256(whole.state(2).tensors)
 
 
 def test_an_unfinished_run_says_how_to_finish_it(run):
@@ -327,11 +326,11 @@ def test_damaged_records_are_one_message(run, line):
 
 
 def looked_at(run):
-    with finished_run(run) as subject:
+    with finished_run(run) as opened:
         for source in ("norms", "drift", "separability"):
-            found = analysis.measured(subject, source)
-            assert found.charts is not None
-            assert found.findings is not None
+            taken = measured(opened, source)
+            assert taken.charts is not None
+            assert taken.findings is not None
 
 
 def test_a_torn_last_line_of_the_records_is_no_damage(run):

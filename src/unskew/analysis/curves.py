@@ -1,15 +1,17 @@
 """How training went: accuracy by round, by batch, by byte, by second; several runs with mean and band over seeds."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from math import isfinite
 from statistics import fmean, stdev
 
+from unskew.analysis.elements import Column, Element, Table
+from unskew.analysis.measure import Comparison, Measure
+from unskew.analysis.seeds import setting_names, settings_of
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import UserError
 from unskew.core.units import format_bytes, format_duration
-from unskew.runs.options import OPTIONS
 from unskew.runs.study import FinishedRun
 
 AGAINST = {
@@ -37,12 +39,12 @@ class Curves:
     calibrated: dict[str, float]  # accuracy after each calibration
 
 
-def measure(subject: FinishedRun) -> Curves:
+def take_curves(run: FinishedRun) -> Curves:
     """Accuracy and loss against rounds, batches, bytes and seconds, from metrics.jsonl; no data set is needed.
 
     Reference: Hsu, Qi and Brown 2020, Figures 6 and 7.
     """
-    rows, result = subject.rows, subject.result
+    rows, result = run.rows, run.result
     batches = list(accumulate(int(row.get("batches_max", 0)) for row in rows))
     sent = list(accumulate(int(row["bytes_up"] + row["bytes_down"]) for row in rows))
     seconds = list(accumulate(float(row["seconds"]) for row in rows))
@@ -51,11 +53,11 @@ def measure(subject: FinishedRun) -> Curves:
         for name in ("accuracy", "loss", "train_loss", "batches_max", "bytes_up", "bytes_down", "seconds"):
             value = row.get(name, 0)
             if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
-                file = subject.path / "metrics.jsonl"
-                raise UserError(f"{file}: round {row['round']} has the {name} {value!r}, which is no number")
+                file = run.path / "metrics.jsonl"
+                raise UserError(f"{file}: round {row['round']} has the {name} {value!r}, which is not a number")
     return Curves(
-        run=subject.path.name,
-        settings=settings(subject),
+        run=run.path.name,
+        settings=settings_of(run),
         seed=result.seed,
         round=[int(rows[place]["round"]) for place in known],
         batches=[batches[place] for place in known],
@@ -68,54 +70,37 @@ def measure(subject: FinishedRun) -> Curves:
     )
 
 
-def settings(subject: FinishedRun) -> dict[str, str]:
-    """What a run was told, without its seed and what does not change the result: the same for runs of other seeds."""
-    left_out = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
-    return {key: str(value) for key, value in asdict(subject.config).items() if key not in left_out}
-
-
-def named(found: Sequence[dict[str, str]]) -> list[str]:
-    """A name for each of these settings: the method, and whatever else is not the same in all of them."""
-    apart = [key for key in found[0] if len({each.get(key, "") for each in found}) > 1 and key != "method"]
-    words = [[each["method"], *(_knob(key, each.get(key, "")) for key in apart)] for each in found]
-    return [" · ".join(each) for each in words]
-
-
-def _knob(key: str, value: str) -> str:
-    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value}"
-
-
-def draw(found: Curves) -> list[Chart]:
+def draw_curves(values: Curves) -> list[Chart]:
     """One run's accuracy against each of the four, and its losses."""
-    charts = draw_together([found])
-    rounds = list(range(1, len(found.train_loss) + 1))
+    charts = draw_together([values])
+    rounds = list(range(1, len(values.train_loss) + 1))
     losses: list[Mark] = [
-        Line(rounds, found.train_loss, "clients, while training", 1, dashed=True),
-        Line(found.round, found.loss, "server, on test images", 0, points=len(found.round) <= 40),
+        Line(rounds, values.train_loss, "clients, while training", 1, dashed=True),
+        Line(values.round, values.loss, "server, on test images", 0, points=len(values.round) <= 40),
     ]
-    alt = f"Loss by round; the last on test images is {found.loss[-1]:.3f}." if found.loss else "Loss by round."
+    alt = f"Loss by round; the last on test images is {values.loss[-1]:.3f}." if values.loss else "Loss by round."
     return [*charts, Chart("curves-loss", "Loss by round", alt, losses, x=Axis("round", kind="count"), y=Axis("loss"))]
 
 
-def draw_together(found: Sequence[Curves]) -> list[Chart]:
-    """Accuracy of several runs; those that differ in the seed alone become one line, the mean, with a band."""
+def draw_together(runs: Sequence[Curves]) -> list[Chart]:
+    """Accuracy of several runs; those that differ in the seed alone become one line, their mean, with a band."""
     groups: dict[str, list[Curves]] = {}
-    for name, each in zip(named([each.settings for each in found]) if found else [], found, strict=True):
+    for name, each in zip(setting_names([each.settings for each in runs]), runs, strict=True):
         groups.setdefault(name, []).append(each)
     charts = []
     for against, (words, kind) in AGAINST.items():
         marks: list[Mark] = []
-        for colour, (label, runs) in enumerate(groups.items()):
-            x, mean, spread = _averaged(runs, against)
-            seeds = f" ({len(runs)} seeds)" if len(runs) > 1 else ""
-            name = label + seeds if len(found) > 1 else ""
-            if len(runs) > 1:
+        for colour, (label, group) in enumerate(groups.items()):
+            x, mean, spread = _averaged(group, against)
+            seeds = f" ({len(group)} seeds)" if len(group) > 1 else ""
+            name = label + seeds if len(runs) > 1 else ""
+            if len(group) > 1:
                 low = [m - s for m, s in zip(mean, spread, strict=True)]
                 high = [m + s for m, s in zip(mean, spread, strict=True)]
                 marks.append(Band(x, low, high, colour % 10))
-            tips = [f"{name or against} {_said(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
+            tips = [f"{name or against} {_amount(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
             marks.append(Line(x, mean, name, colour % 10, points=len(x) <= 40, tips=tips if len(x) <= 200 else ()))
-        best = max((each.accuracy[-1] for each in found if each.accuracy), default=0.0)
+        best = max((each.accuracy[-1] for each in runs if each.accuracy), default=0.0)
         charts.append(
             Chart(
                 f"curves-{against}", f"Accuracy by {words.split(',')[0]}",
@@ -126,7 +111,7 @@ def draw_together(found: Sequence[Curves]) -> list[Chart]:
     return charts
 
 
-def _said(value: float, kind: str) -> str:
+def _amount(value: float, kind: str) -> str:
     return f"{value / 1e6:,.1f} MB" if kind == "bytes" else f"{value:,.0f}{' s' if kind == 'seconds' else ''}"
 
 
@@ -137,20 +122,58 @@ def _averaged(runs: Sequence[Curves], against: str) -> tuple[list[float], list[f
     for number in common:
         places = [each.round.index(number) for each in runs]
         spent.append(fmean(getattr(each, against)[place] for each, place in zip(runs, places, strict=True)))
-        values = [each.accuracy[place] for each, place in zip(runs, places, strict=True)]
-        mean.append(fmean(values))
-        spread.append(stdev(values) if len(values) > 1 else 0.0)
+        accuracies = [each.accuracy[place] for each, place in zip(runs, places, strict=True)]
+        mean.append(fmean(accuracies))
+        spread.append(stdev(accuracies) if len(accuracies) > 1 else 0.0)
     return spent, mean, spread
 
 
-def findings(found: Curves) -> list[str]:
+def curves_findings(values: Curves) -> list[str]:
     """Where accuracy ended, whether it was still rising, what it cost."""
-    if not found.accuracy:
+    if not values.accuracy:
         return ["The run was never evaluated."]
-    last, best = found.accuracy[-1], max(found.accuracy)
-    when = found.round[found.accuracy.index(best)]
+    last, best = values.accuracy[-1], max(values.accuracy)
+    when = values.round[values.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    words = f"After {found.round[-1]} rounds the model gets {last:.2%} of the test images right ({peak}), for "
+    words = f"After {values.round[-1]} rounds the model gets {last:.2%} of the test images right ({peak}), for "
     return [
-        f"{words}{format_bytes(found.bytes[-1])} sent and {format_duration(found.seconds[-1])} of clients' training."
+        f"{words}{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of clients' training."
     ]
+
+
+def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
+    """The charts, and a table of every round."""
+    names = ("round", "accuracy", "loss", "train_loss", "clients", "examples", "batches_max", "bytes_up", "seconds")
+    kinds = ("count", "percent", "number", "number", "count", "count", "count", "bytes", "seconds")
+    titles = ("round", "accuracy", "loss", "training loss", "clients", "examples", "batches, most", "sent up", "time")
+    columns = [Column(title, kind) for title, kind in zip(titles, kinds, strict=True)]
+    table = Table("Every round", columns, [[row.get(name) for name in names] for row in run.rows])
+    return [*draw_curves(values), table]
+
+
+def compare_curves(runs: Mapping[str, Curves]) -> list[Chart]:
+    """Accuracy of the runs; the lines are named by what the runs differ in."""
+    return draw_together(list(runs.values()))
+
+
+CURVES = Measure(
+    name="curves",
+    values=Curves,
+    take=take_curves,
+    draw=draw_curves,
+    findings=curves_findings,
+    show=show_curves,
+    title="How training went",
+    text=(
+        "Accuracy on the test images, against rounds, against the batches of the largest client (the others wait for "
+        "it), against bytes and against time."
+    ),
+    compare=Comparison(
+        title="How training went",
+        text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",
+        draw=compare_curves,
+    ),
+    calibrations=True,
+    folder_only="curves",
+    headline=1,
+)

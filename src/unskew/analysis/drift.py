@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.phrases import after, asked, said
+from unskew.analysis.measure import Measure
+from unskew.analysis.phrases import after, layer_words, requested_round
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
+from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths
-from unskew.runs.study import FinishedRun, Missing
+from unskew.runs.study import FinishedRun
 
 
 @dataclass(frozen=True)
@@ -23,29 +25,29 @@ class Drift:
     rounds: list[dict[str, Any]]  # "round", "when", "clients" [k], "local" [k][L], each divided by the server's layer
 
 
-def measure(subject: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
+def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
     """Distances recorded while training, and those of the visit after ``round`` (−1: the last)."""
-    number = subject.number(round)
-    recorded = [row for row in subject.during if "drift" in row]
-    found = [_known(row) for row in recorded]
+    number = run.number(round)
+    recorded = [row for row in run.during if "drift" in row]
+    rows = [_recorded_row(row) for row in recorded]
     try:
-        models, state = subject.local_models(number, clients), subject.state(number)
-        sent = {name: state.tensors[name] for name in subject.side.weights}  # in the order of the network
+        models, state = run.local_models(number, clients), run.state(number)
+        sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        when = after(number, subject.config.rounds)
-        found.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
+        when = after(number, run.config.rounds)
+        rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
         if not recorded:
             raise
-        subject.notes.append(f"drift is shown as it was recorded, and not at the end: {error}")
+        run.notes.append(f"drift is shown as it was recorded while training, not after the last round: {error}")
         layers = recorded[-1]["drift"]["layers"]
-    once = {row["round"]: row for row in found}.values()  # a round that was recorded and made again stands once
+    once = {row["round"]: row for row in rows}.values()  # a recorded round that was also trained again counts once
     return Drift(layers, sorted(once, key=lambda row: int(row["round"])))
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
+def _recorded_row(row: dict[str, Any]) -> dict[str, Any]:
     seen = row["drift"]
     scaled = [[far / max(own, 1e-12) for far, own in zip(each, seen["server"], strict=True)] for each in seen["local"]]
     return {"round": row["round"], "when": f"in round {row['round']}", "clients": seen["clients"], "local": scaled}
@@ -56,12 +58,12 @@ def means(row: dict[str, Any]) -> list[float]:
     return [fmean(values) for values in zip(*row["local"], strict=True)]
 
 
-def draw(found: Drift) -> list[Chart]:
+def draw_drift(values: Drift) -> list[Chart]:
     """The layers' means at the end, client by client, and by round where rounds are known."""
-    last, names = asked(found.rounds), tuple(enumerate(found.layers))
+    last, names = requested_round(values.rounds), tuple(enumerate(values.layers))
     mean = means(last)
-    words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(found.layers, mean, strict=True))
-    tips = [f"{layer}: {value:.1%}" for layer, value in zip(found.layers, mean, strict=True)]
+    words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(values.layers, mean, strict=True))
+    tips = [f"{layer}: {value:.1%}" for layer, value in zip(values.layers, mean, strict=True)]
     charts = [
         Chart(
             "drift-layers", f"How far clients go from the server's model {last['when']}",
@@ -71,7 +73,7 @@ def draw(found: Drift) -> list[Chart]:
     ]  # fmt: skip
     high = max(max(row) for row in last["local"]) or 1.0
     tips2 = [
-        [f"client {k}, {layer}: {value:.1%}" for layer, value in zip(found.layers, row, strict=True)]
+        [f"client {k}, {layer}: {value:.1%}" for layer, value in zip(values.layers, row, strict=True)]
         for k, row in zip(last["clients"], last["local"], strict=True)
     ]
     ticks = tuple((place, str(client)) for place, client in enumerate(last["clients"]))
@@ -82,12 +84,12 @@ def draw(found: Drift) -> list[Chart]:
             x=Axis("layer", ticks=names), y=Axis("client", ticks=ticks), height=340,
         )
     )  # fmt: skip
-    if len(found.rounds) > 1:
-        rounds = [int(row["round"]) for row in found.rounds]
-        by_round = [means(row) for row in found.rounds]
+    if len(values.rounds) > 1:
+        rounds = [int(row["round"]) for row in values.rounds]
+        by_round = [means(row) for row in values.rounds]
         marks: list[Mark] = [
             Line(rounds, [row[place] for row in by_round], layer, place % 10, points=len(rounds) <= 40)
-            for place, layer in enumerate(found.layers)
+            for place, layer in enumerate(values.layers)
         ]
         charts.append(
             Chart(
@@ -98,12 +100,24 @@ def draw(found: Drift) -> list[Chart]:
     return charts
 
 
-def findings(found: Drift) -> list[str]:
+def drift_findings(values: Drift) -> list[str]:
     """Which layer moves most."""
-    row = asked(found.rounds)
+    row = requested_round(values.rounds)
     mean = means(row)
     most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
     return [
-        f"In one visit {row['when']} clients change {said(found.layers[most])} most, by {mean[most]:.1%} "
-        f"of its length, and {said(found.layers[least])} least, by {mean[least]:.1%}."
+        f"In one visit {row['when']} clients change {layer_words(values.layers[most])} most, by {mean[most]:.1%} "
+        f"of its length, and {layer_words(values.layers[least])} least, by {mean[least]:.1%}."
     ]
+
+
+DRIFT = Measure(
+    name="drift",
+    values=Drift,
+    take=take_drift,
+    draw=draw_drift,
+    findings=drift_findings,
+    title="How far clients go",
+    text="The distance between the model that a client gets and the one it sends back, layer by layer.",
+    headline=None,
+)

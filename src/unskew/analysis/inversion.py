@@ -1,7 +1,7 @@
-"""What a feature gives away: images made again from one feature, and from the mean of several.
+"""What a feature gives away: images reconstructed from one feature, and from the mean of several.
 
-An attacker who knows the encoder f looks for the image x with f(x) = z. Whoever sends means of features wants that to
-fail.
+An attacker who knows the encoder f looks for the image x with f(x) = z. Clients that send means of
+features rely on that to fail.
 
 Shapes: m targets, [ch, H, W] an image, d features.
 """
@@ -14,61 +14,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unskew.analysis.measure import Measure
 from unskew.charts import Axis, Chart, Mark, Picture, Words
 from unskew.charts.groups import grouped
 from unskew.core import tensors
-from unskew.core.errors import UserError
+from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.round.client import ClientSide
-from unskew.runs.study import FinishedRun, Missing
+from unskew.runs.study import FinishedRun
 
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images of clients, what was made again of them, and how like they are."""
+    """Images of clients, their reconstructions, and how alike they are."""
 
-    of: int  # how many features a mean is of
+    of: int  # the number of features in a mean
     rows: list[
         dict[str, Any]
     ]  # "client", "class", "original", "one", "mean": pixels; figures "one_*", "mean_*", "other_*"
 
 
-def measure(
-    subject: FinishedRun, *, examples: int = 4, of: int = 3, steps: int = 300, lr: float = 0.05, smooth: float = 0.5
+def take_inversion(
+    run: FinishedRun, *, examples: int = 4, of: int = 3, steps: int = 300, lr: float = 0.05, smooth: float = 0.5
 ) -> Inversion:
-    """Training images of the largest clients, made again from their feature and from the mean of ``of`` features.
+    """Training images of the largest clients, reconstructed from their feature and from the mean of ``of`` features.
 
     The image minimises ‖f(x) − z‖²/‖z‖² + smooth·(mean squared difference of neighbouring pixels), by Adam from grey.
-    All likenesses are to the same original, which is one of those in the mean; "other" is how like another image of the
-    same class is, which shows what a likeness is worth. Features are what enters the classifier.
+    Every similarity is to the same original, which is one of those in the mean; "other" is the similarity of another
+    image of the same class, the yardstick. Features are what enters the classifier.
 
     Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
     """
     if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
-        raise UserError("inversion wants examples and steps from 1 on, of from 2 on, lr above 0, smooth of 0 or more")
-    side = subject.side
-    side.load(subject.model, training=False)
+        raise UserError("inversion takes examples and steps from 1, of from 2, lr above 0, smooth of 0 or more")
+    side = run.side
+    side.load(run.model, training=False)
     chosen = _chosen(side, examples, of)
     if not chosen:
-        raise Missing(f"no client holds {of + 1} images of one class")
+        raise Missing(f"no client has {of + 1} images of one class")
     index = torch.tensor([held for _, _, held in chosen])  # [m, of + 1]; the last is the other one
     with torch.no_grad():
         images = side.train.batch(index.flatten())[0]
         features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
-    with tensors.one_thread():  # so small a batch is slower on two
-        made = inverted(side, targets, steps, lr, smooth, subject)
+    with tensors.one_thread():  # a batch this small is slower on two
+        made = inverted(side, targets, steps, lr, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
     for place, (client, label, _) in enumerate(chosen):
-        figures: dict[str, Any] = {"client": client, "class": subject.classes[label]}
+        figures: dict[str, Any] = {"client": client, "class": run.classes[label]}
         for name, picture in (("one", one[place]), ("mean", mean[place]), ("other", original[place, of])):
             figures[f"{name}_psnr"] = psnr(side, picture, original[place, 0])
             figures[f"{name}_ssim"] = ssim(side, picture, original[place, 0])
             with torch.no_grad():
-                found = side.network.encoder(picture[None])[0]
-            figures[f"{name}_cosine"] = float(F.cosine_similarity(found, features[place, 0], dim=0))
+                feature = side.network.encoder(picture[None])[0]
+            figures[f"{name}_cosine"] = float(F.cosine_similarity(feature, features[place, 0], dim=0))
             figures[name] = _pixels(side, picture)
         figures["original"] = _pixels(side, original[place, 0])
         rows.append(figures)
@@ -77,33 +78,33 @@ def measure(
 
 def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
     """(client, class, examples) of the largest clients: each client's largest class that was not taken yet."""
-    found: list[tuple[int, int, list[int]]] = []
+    chosen: list[tuple[int, int, list[int]]] = []
     for client in np.argsort(-side.population.sizes, kind="stable").tolist():
         index = side.population.examples(client)
-        labels = side.train.labels.numpy()[index]
+        labels = side.train.labels.cpu().numpy()[index]
         counts = np.bincount(labels)
-        counts[[label for _, label, _ in found if label < len(counts)]] = 0
+        counts[[label for _, label, _ in chosen if label < len(counts)]] = 0
         if len(counts) and counts.max() > of:
             label = int(counts.argmax())
-            found.append((client, label, index[labels == label][: of + 1].tolist()))
-        if len(found) == examples:
+            chosen.append((client, label, index[labels == label][: of + 1].tolist()))
+        if len(chosen) == examples:
             break
-    return found
+    return chosen
 
 
-def inverted(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, subject: FinishedRun) -> Tensor:
+def inverted(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
     """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
     shape = tuple(side.train.images.shape[1:])
     low, high = _ends(side)
-    noise = torch.randn(shape, generator=_generator(subject.key), dtype=targets.dtype)
-    x = (0.01 * noise).repeat(len(targets), 1, 1, 1).requires_grad_()
+    noise = torch.randn(shape, generator=_generator(run.key), dtype=targets.dtype)
+    x = (0.01 * noise).to(targets.device).repeat(len(targets), 1, 1, 1).requires_grad_()
     scale = targets.square().sum(1).clamp(min=1e-12)
     optimiser = torch.optim.Adam([x], lr=lr)
     for step in range(steps):
         if step % 20 == 0:
-            subject.say("inverting features", step, steps)
-        found = side.network.encoder(x)
-        far = (found - targets).square().sum(1) / scale
+            run.say("inverting features", step, steps)
+        made = side.network.encoder(x)
+        far = (made - targets).square().sum(1) / scale
         loss = (far + smooth * _roughness(x)).sum()
         (x.grad,) = torch.autograd.grad(loss, [x])
         optimiser.step()
@@ -130,7 +131,7 @@ def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
 def _unit(side: ClientSide, image: Tensor) -> Tensor:
     """[ch, H, W] from 0 to 1."""
     low, high = _ends(side)
-    return ((image - low) / (high - low)).clamp(0, 1).double()
+    return ((image - low) / (high - low)).clamp(0, 1).cpu().double()
 
 
 def _pixels(side: ClientSide, image: Tensor) -> list[Any]:
@@ -157,44 +158,62 @@ def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
     vx, vy = F.avg_pool2d(x * x, size, 1) - mx * mx, F.avg_pool2d(y * y, size, 1) - my * my
     both = F.avg_pool2d(x * y, size, 1) - mx * my
     one, two = 0.01**2, 0.03**2
-    found = (2 * mx * my + one) * (2 * both + two) / ((mx * mx + my * my + one) * (vx + vy + two))
-    return float(found.mean())
+    table = (2 * mx * my + one) * (2 * both + two) / ((mx * mx + my * my + one) * (vx + vy + two))
+    return float(table.mean())
 
 
-def draw(found: Inversion) -> list[Chart]:
-    """Originals and what was made again, side by side; and how like they are."""
-    columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {found.of}"}
+def draw_inversion(values: Inversion) -> list[Chart]:
+    """Originals and reconstructions side by side; and how alike they are."""
+    columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {values.of}"}
     marks: list[Mark] = [Words(place, -0.62, words) for place, words in enumerate(columns.values())]
-    for line, row in enumerate(found.rows):
+    for line, row in enumerate(values.rows):
         for place, name in enumerate(columns):
-            said = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
-            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {said}" if said else "")
-            label = f"{row['class']}, client {row['client']}" if name == "original" else said
+            likeness = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
+            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {likeness}" if likeness else "")
+            label = f"{row['class']}, client {row['client']}" if name == "original" else likeness
             marks.append(Picture(row[name], place, 1.25 * line, 0.9, 0.9, label, tip))
-    tall = 1.25 * (len(found.rows) - 1)
+    tall = 1.25 * (len(values.rows) - 1)
     pictures = Chart(
-        "inversion-pictures", "Images made again from features",
-        f"{len(found.rows)} training images, each made again from its feature and from the mean of {found.of}.", marks,
+        "inversion-pictures", "Images reconstructed from features",
+        f"{len(values.rows)} training images, each reconstructed from its feature and from the mean of {values.of}.",
+        marks,
         x=Axis(low=-0.6, high=2.6), y=Axis(low=-0.8, high=tall + 0.75, reverse=True), frame=False, square=True,
         width=440, height=int(40 + 122 * (tall + 1.55)),
     )  # fmt: skip
     groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
-    likeness = {words: [float(row[f"{name}_ssim"]) for row in found.rows] for name, words in groups.items()}
-    bars = grouped(likeness, lambda words, at: f"{found.rows[at]['class']}, {words}: SSIM {likeness[words][at]:.3f}")
-    ticks = tuple((line, str(row["class"])) for line, row in enumerate(found.rows))
+    similarity = {words: [float(row[f"{name}_ssim"]) for row in values.rows] for name, words in groups.items()}
+    bars = grouped(
+        similarity, lambda words, at: f"{values.rows[at]['class']}, {words}: SSIM {similarity[words][at]:.3f}"
+    )
+    ticks = tuple((line, str(row["class"])) for line, row in enumerate(values.rows))
     return [
         pictures,
-        Chart("inversion-likeness", "Likeness to the original", "Structural similarity of what was made again.", bars,
+        Chart("inversion-likeness", "Similarity to the original", "Structural similarity of the reconstructions.", bars,
               x=Axis("", ticks=ticks), y=Axis("SSIM")),
     ]  # fmt: skip
 
 
-def findings(found: Inversion) -> list[str]:
+def inversion_findings(values: Inversion) -> list[str]:
     """Whether a feature gives its image away, and whether a mean does."""
     one, mean, other = (
-        float(np.mean([row[f"{name}_ssim"] for row in found.rows])) for name in ("one", "mean", "other")
+        float(np.mean([row[f"{name}_ssim"] for row in values.rows])) for name in ("one", "mean", "other")
     )
     return [
-        f"An image made again from its feature has a structural similarity of {one:.2f} to the original, one from the "
-        f"mean of {found.of} features {mean:.2f}; another image of the same class has {other:.2f}."
+        f"An image reconstructed from its feature has a structural similarity of {one:.2f} to the original, one from "
+        f"the mean of {values.of} features {mean:.2f}; another image of the same class has {other:.2f}."
     ]
+
+
+INVERSION = Measure(
+    name="inversion",
+    values=Inversion,
+    take=take_inversion,
+    draw=draw_inversion,
+    findings=inversion_findings,
+    title="What features give away",
+    text=(
+        "What an attacker who knows the model could make of a feature that a client sends, and of a mean of several: "
+        "the image whose feature is nearest to it."
+    ),
+    headline=8,
+)

@@ -1,4 +1,4 @@
-"""Words that several measures use in their sentences, and what these speak of."""
+"""Words that several measures use in their sentences."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ def after(number: int, rounds: int) -> str:
     return "after the last round" if number == rounds else f"in round {number + 1}"
 
 
-def said(layer: str) -> str:
+def layer_words(layer: str) -> str:
     """A layer in a sentence."""
     return "the classifier" if layer == "classifier" else layer
 
@@ -20,6 +20,6 @@ def bound(calibration: str) -> bool:
     return is_bound(calibration)
 
 
-def asked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round that was asked for among those that are known; the last where all were recorded."""
+def requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The round that the measure was asked for; the last one where all were recorded while training."""
     return next((row for row in rows if row.get("asked")), rows[-1])

@@ -1,32 +1,35 @@
-"""How far apart the classes lie in feature space: what calibration can work with.
+"""How far apart the classes are in feature space: what calibration can work with.
 
 Shapes: C classes, d features.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
+from unskew.analysis.measure import Comparison, Measure
 from unskew.calibration.covariances import Full, Shared
 from unskew.calibration.forecast import apart, forecast
 from unskew.calibration.forms import Form, statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts import Axis, Cells, Chart, Line
+from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
+from unskew.core.errors import Missing
 from unskew.core.types import Visit
 from unskew.round.jobs import job_text
 from unskew.runs.recording import silhouette_of, some_features
-from unskew.runs.study import FinishedRun, Missing
+from unskew.runs.study import FinishedRun
 
-MOST_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
+MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 
 
 @dataclass(frozen=True)
 class Separability:
     """Sliced Wasserstein distances between the classes' Gaussians, and silhouettes of features."""
 
-    classes: list[str]  # those that anybody holds
+    classes: list[str]  # those that some client has
     distances: list[list[float]]  # [C][C]
     mean: float
     form: str  # of the covariances
@@ -36,50 +39,52 @@ class Separability:
     rounds: list[tuple[int, float]]  # silhouettes recorded while training
 
 
-def measure(subject: FinishedRun) -> Separability:
+def take_separability(run: FinishedRun) -> Separability:
     """Class Gaussians summed up over the clients, as calibration would have them; the silhouette of test features.
 
     Reference: Luo et al. 2021, section 5.4 and Figure 6; Zeng et al. 2023, Figure 3.
     """
     recorded = [
-        (int(row["round"]), float(row["silhouette"])) for row in subject.during if row.get("silhouette") is not None
+        (int(row["round"]), float(row["silhouette"])) for row in run.during if row.get("silhouette") is not None
     ]
     try:
-        side = subject.side
+        side = run.side
     except Missing as error:
         if not recorded:
             raise
-        subject.notes.append(f"silhouettes are shown as they were recorded, distances between classes not: {error}")
+        run.notes.append(
+            f"silhouettes are shown as recorded while training, distances between classes are missing: {error}"
+        )
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
-    side.load(subject.model, training=False)
+    side.load(run.model, training=False)
     width = width_of(side.network.encoder, tuple(side.train.images.shape[1:]))
-    small = statistics_bytes(Full(), len(subject.classes), width) <= MOST_BYTES
+    small = statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES
     form: Form = Full() if small else Shared()
-    statistics = _gathered(subject, StatisticsRequest(form))
+    statistics = _gathered_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
     if len(held) > 1:
         upper = torch.triu_indices(len(held), len(held), 1)
-        table[upper[0], upper[1]] = table[upper[1], upper[0]] = apart(statistics, subject.key)
-    foretold = forecast(side.network.classifier, statistics, len(subject.classes), subject.key)
+        table[upper[0], upper[1]] = table[upper[1], upper[0]] = apart(statistics, run.key)
+    foretold = forecast(side.network.classifier, statistics, len(run.classes), run.key)
     return Separability(
-        classes=[subject.classes[label] for label in held],
+        classes=[run.classes[label] for label in held],
         distances=table.tolist(),
         mean=foretold.separability,
         form=str(form),
         before=foretold.before,
         after=foretold.after,
-        silhouette=silhouette_of(*some_features(side, subject.key)),
+        silhouette=silhouette_of(*some_features(side, run.key)),
         rounds=recorded,
     )
 
 
-def _gathered(subject: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
-    engine = subject.engine
+def _gathered_statistics(run: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
+    engine = run.engine
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    engine.progress = lambda done, total: subject.say("class statistics", done, total)
+    engine.progress = lambda done, total: run.say("class statistics", done, total)
     try:
-        outcome = engine.map_sum(job_text("moments", ask.to_text()), subject.model, visits, subject.key.fold("moments"))
+        outcome = engine.map_sum(job_text("moments", ask.to_text()), run.model, visits, run.key.fold("moments"))
     finally:
         engine.progress = None
     if outcome.failures:
@@ -87,54 +92,114 @@ def _gathered(subject: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
     return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), ask.form)
 
 
-def draw(found: Separability) -> list[Chart]:
+def draw_separability(values: Separability) -> list[Chart]:
     """The table of distances, and the silhouette by round where it was recorded."""
     charts = []
-    if len(found.classes) > 1:
-        high = max(map(max, found.distances)) or 1.0
+    if len(values.classes) > 1:
+        high = max(map(max, values.distances)) or 1.0
         tips = [
-            [f"{a} and {b}: {value:.2f}" for b, value in zip(found.classes, row, strict=True)]
-            for a, row in zip(found.classes, found.distances, strict=True)
+            [f"{a} and {b}: {value:.2f}" for b, value in zip(values.classes, row, strict=True)]
+            for a, row in zip(values.classes, values.distances, strict=True)
         ]
-        ticks = tuple(enumerate(found.classes)) if len(found.classes) <= 30 else None
+        ticks = tuple(enumerate(values.classes)) if len(values.classes) <= 30 else None
         charts.append(
             Chart(
                 "separability-pairs", "Distance between the classes' Gaussians",
-                f"Sliced Wasserstein distances of {len(found.classes)} classes, mean {found.mean:.2f}.",
-                [Cells(found.distances, 0, high, numbers=".1f" if len(found.classes) <= 12 else "", tips=tips)],
+                f"Sliced Wasserstein distances of {len(values.classes)} classes, mean {values.mean:.2f}.",
+                [Cells(values.distances, 0, high, numbers=".1f" if len(values.classes) <= 12 else "", tips=tips)],
                 x=Axis("class", ticks=ticks), y=Axis("class", ticks=ticks), width=480, height=460, square=True,
             )
         )  # fmt: skip
-    if len(found.rounds) > 1:
-        rounds, values = [number for number, _ in found.rounds], [value for _, value in found.rounds]
-        tips1 = [f"round {number}: {value:.4f}" for number, value in found.rounds]
+    if len(values.rounds) > 1:
+        rounds, silhouettes = [number for number, _ in values.rounds], [value for _, value in values.rounds]
+        tips1 = [f"round {number}: {value:.4f}" for number, value in values.rounds]
         charts.append(
             Chart(
                 "separability-silhouette", "Silhouette of the features, by round",
-                f"Silhouette coefficient of test features; the last is {values[-1]:.3f}.",
-                [Line(rounds, values, points=len(rounds) <= 40, tips=tips1)], x=Axis("round", kind="count"),
+                f"Silhouette coefficient of test features; the last is {silhouettes[-1]:.3f}.",
+                [Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips1)], x=Axis("round", kind="count"),
                 y=Axis("silhouette"),
             )
         )  # fmt: skip
     return charts
 
 
-def findings(found: Separability) -> list[str]:
-    """What a classifier could still gain from these features, and the classes that lie closest."""
-    said = []
-    if found.before is not None and found.after is not None:
-        shares = round(100 * found.before, 1), round(100 * found.after, 1)
-        said.append(
+def separability_findings(values: Separability) -> list[str]:
+    """What a classifier could still gain from these features, and the classes that are closest."""
+    sentences = []
+    if values.before is not None and values.after is not None:
+        shares = round(100 * values.before, 1), round(100 * values.after, 1)
+        sentences.append(
             f"Of features drawn from the class Gaussians the classifier gets {shares[0]:.1f}% right, their "
             f"discriminant {shares[1]:.1f}%: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
         )
-    if len(found.classes) > 2:
-        pairs = [(found.distances[a][b], a, b) for a in range(len(found.classes)) for b in range(a)]
+    if len(values.classes) > 2:
+        pairs = [(values.distances[a][b], a, b) for a in range(len(values.classes)) for b in range(a)]
         near, a, b = min(pairs)
-        said.append(
-            f"Closest together lie {found.classes[a]} and {found.classes[b]}, {near:.3g} apart; the mean is "
-            f"{found.mean:.3g}."
+        sentences.append(
+            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {near:.3g} apart; the mean is "
+            f"{values.mean:.3g}."
         )
-    if found.silhouette is not None:
-        said.append(f"The silhouette of the test features is {found.silhouette:.4f}.")
-    return said
+    if values.silhouette is not None:
+        sentences.append(f"The silhouette of the test features is {values.silhouette:.4f}.")
+    return sentences
+
+
+def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
+    """The silhouette at the end, and by round where it was recorded."""
+    charts = []
+    ends = _silhouettes(runs)
+    if len(ends) > 1:
+        tips = [f"{name}: {value:.4f}" for name, value in ends.items()]
+        bars = Bars(list(range(len(ends))), list(ends.values()), tips=tips)
+        words = ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
+        alt = f"Silhouette of test features at the end: {words}."
+        x = Axis("", ticks=tuple(enumerate(ends)))
+        charts.append(Chart("compare-silhouette", "Silhouette at the end", alt, [bars], x=x))
+    marks: list[Mark] = []
+    for colour, (name, values) in enumerate(runs.items()):
+        if len(values.rounds) > 1:
+            rounds, silhouettes = [int(number) for number, _ in values.rounds], [value for _, value in values.rounds]
+            marks.append(Line(rounds, silhouettes, name, colour % 10))
+    if marks:
+        alt = f"Silhouette of test features by round, for {len(marks)} runs."
+        x = Axis("round", kind="count")
+        charts.append(Chart("compare-silhouette-rounds", "Silhouette by round", alt, marks, x=x))
+    return charts
+
+
+def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
+    """The runs whose features separate the classes best and least."""
+    ends = _silhouettes(runs)
+    if len(ends) < 2:
+        return []
+    ranked = sorted((value, name) for name, value in ends.items())
+    (low, least), (high, most) = ranked[0], ranked[-1]
+    return [
+        f"The features of {most} separate the classes best (silhouette {high:.4f}), those of {least} least ({low:.4f})."
+    ]
+
+
+def _silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:
+    return {name: values.silhouette for name, values in runs.items() if values.silhouette is not None}
+
+
+SEPARABILITY = Measure(
+    name="separability",
+    values=Separability,
+    take=take_separability,
+    draw=draw_separability,
+    findings=separability_findings,
+    title="How well the features separate the classes",
+    text=(
+        "The classes as Gaussians in feature space, summed over the clients as calibration does. The distance between "
+        "two is the sliced Wasserstein distance; calibration can only separate what is apart."
+    ),
+    compare=Comparison(
+        title="Silhouette of the features",
+        text="How much nearer test features are to their own class than to the next: from −1 to 1.",
+        draw=compare_separability,
+        findings=compared_findings,
+    ),
+    headline=6,
+)

@@ -1,18 +1,22 @@
-"""Who held what: the labels of each client, the clients' sizes, and how far each is from the whole.
+"""Who has what: the labels of each client, the clients' sizes, and how far each is from the whole.
 
 Shapes: K clients, k of them shown, C classes.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from unskew.analysis.elements import Choice, Element
+from unskew.analysis.measure import Comparison, Measure
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
 from unskew.core.errors import UserError
+from unskew.data.partition_files import Holdings
 from unskew.runs.study import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
-COLOURED = 10  # classes told apart by colour
+COLOURED = 10  # classes that have a colour each
 SHARE = 0.9  # of a client's examples: how many classes make them up
 
 
@@ -32,20 +36,25 @@ class Skew:
     few: float  # the median over all clients of how many classes make up 90 % of their examples
 
 
-def measure(subject: FinishedRun, *, clients: int = 60) -> Skew:
-    """The partition of a run: who holds how much of what; no data set is needed.
+def take_skew(run: FinishedRun, *, clients: int = 60) -> Skew:
+    """The partition of a run: how many examples of each class every client has; no data set is needed.
 
     Reference: Hsu, Qi and Brown 2020, section 6.1; Luo et al. 2021, Figure 3.
     """
     if clients < 1:
-        raise UserError("skew shows at least one client")
-    held, classes = subject.holdings, subject.classes
+        raise UserError(f"skew(clients={clients}): skew shows at least one client")
+    if len(run.holdings.sizes) > clients:
+        run.notes.append(f"{clients} of {len(run.holdings.sizes):,} clients are shown, evenly by size")
+    return skew_of(run.holdings, run.classes, clients)
+
+
+def skew_of(held: Holdings, classes: Sequence[str], clients: int = 60) -> Skew:
+    """The skew of a partition, with at most ``clients`` of its clients in detail."""
     population, width = len(held.sizes), max(len(classes), int(held.cells[:, 1].max(initial=0)) + 1)
     shown = np.arange(population)
     if population > clients:
         order = np.argsort(-held.sizes, kind="stable")
         shown = np.sort(order[np.linspace(0, population - 1, clients).round().astype(int)])
-        subject.notes.append(f"{clients} of {population:,} clients are shown, evenly by size")
     place = np.full(population, -1)
     place[shown] = np.arange(len(shown))
     counts = np.zeros((len(shown), width), np.int64)
@@ -68,7 +77,7 @@ def measure(subject: FinishedRun, *, clients: int = 60) -> Skew:
 
 
 def _median_classes(cells: np.ndarray, sizes: np.ndarray) -> float:
-    """The median over clients that hold anything of the least number of classes that make up 90 % of their examples."""
+    """The median, over clients with examples, of the least number of classes that make up 90 % of their examples."""
     order = np.lexsort((-cells[:, 2], cells[:, 0]))
     owner, count = cells[order, 0], cells[order, 2]
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
@@ -79,28 +88,28 @@ def _median_classes(cells: np.ndarray, sizes: np.ndarray) -> float:
     return float(np.median(needed)) if len(needed) else 0.0
 
 
-def draw(found: Skew) -> list[Chart]:
+def draw_skew(values: Skew) -> list[Chart]:
     """Circles or shades of clients × classes, stacked bars, sizes, and each client's own labels beside the whole."""
-    charts = [_table(found)]
-    if len(found.classes) <= COLOURED:
-        charts.append(_stacked(found))
-    charts.append(_sizes(found))
+    charts = [_table(values)]
+    if len(values.classes) <= COLOURED:
+        charts.append(_stacked(values))
+    charts.append(_sizes(values))
     return charts
 
 
-def each_client(found: Skew) -> dict[str, Chart]:
-    """By client, its share of each class beside that of everybody."""
-    whole = np.array(found.total) / max(sum(found.total), 1)
-    at = list(range(len(found.classes)))
-    ticks = tuple(enumerate(found.classes)) if len(at) <= NAMED else None
+def each_client(values: Skew) -> dict[str, Chart]:
+    """By client, its share of each class beside the share over all clients."""
+    whole = np.array(values.total) / max(sum(values.total), 1)
+    at = list(range(len(values.classes)))
+    ticks = tuple(enumerate(values.classes)) if len(at) <= NAMED else None
     charts = {}
-    for client, name, counts, apart in zip(found.shown, found.names, found.counts, found.distances, strict=True):
+    for client, name, counts, apart in zip(values.shown, values.names, values.counts, values.distances, strict=True):
         size = sum(counts)
         own = [count / max(size, 1) for count in counts]
-        tips = [f"{c}: {n:,} of {size:,} ({s:.1%})" for c, n, s in zip(found.classes, counts, own, strict=True)]
+        tips = [f"{c}: {n:,} of {size:,} ({s:.1%})" for c, n, s in zip(values.classes, counts, own, strict=True)]
         charts[name] = Chart(
             f"skew-client-{client}", f"Client {name}: {size:,} examples, distance {apart:.2f} from the whole",
-            f"Label distribution of client {name}: " + _largest(found.classes, counts),
+            f"Label distribution of client {name}: " + _largest(values.classes, counts),
             [
                 Bars(at, own, tips=tips, name="this client"),
                 Line(at, whole.tolist(), name="all clients", colour="ink", points=True, dashed=True),
@@ -116,60 +125,63 @@ def _largest(classes: list[str], counts: list[int]) -> str:
     return "mostly " + ", ".join(f"{classes[c]} {counts[c] / total:.0%}" for c in order if counts[c]) + "."
 
 
-def _table(found: Skew) -> Chart:
-    clients = tuple(enumerate(found.names))
+def _table(values: Skew) -> Chart:
+    clients = tuple(enumerate(values.names))
     tips = [
-        [f"client {name}, {label}: {count:,}" for label, count in zip(found.classes, row, strict=True)]
-        for name, row in zip(found.names, found.counts, strict=True)
+        [f"client {name}, {label}: {count:,}" for label, count in zip(values.classes, row, strict=True)]
+        for name, row in zip(values.names, values.counts, strict=True)
     ]
-    width = int(np.clip(90 + 34 * len(found.shown), 440, 900))
-    alt = f"Who holds what, {len(found.shown)} clients by {len(found.classes)} classes; EMD {found.emd:.2f}."
+    width = int(np.clip(90 + 34 * len(values.shown), 440, 900))
+    alt = f"Examples of each class, {len(values.shown)} clients by {len(values.classes)} classes; EMD {values.emd:.2f}."
     x, title = Axis("client", ticks=clients), "Examples of each class, by client"
-    if len(found.classes) <= NAMED:
-        largest = max((count for row in found.counts for count in row), default=0) or 1
-        spots = [(k, c, n) for k, row in enumerate(found.counts) for c, n in enumerate(row) if n]
-        room = min((width - 120) / max(len(found.shown), 1), 300 / max(len(found.classes), 1))
+    if len(values.classes) <= NAMED:
+        largest = max((count for row in values.counts for count in row), default=0) or 1
+        spots = [(k, c, n) for k, row in enumerate(values.counts) for c, n in enumerate(row) if n]
+        room = min((width - 120) / max(len(values.shown), 1), 300 / max(len(values.classes), 1))
         dots = Dots(
             [k for k, _, _ in spots], [c for _, c, _ in spots], area=[n / largest for _, _, n in spots],
             radius=max(2.0, 0.5 * room), tips=[tips[k][c] for k, c, _ in spots],
         )  # fmt: skip
-        y = Axis("", low=-0.6, high=len(found.classes) - 0.4, ticks=tuple(enumerate(found.classes)), reverse=True)
-        x = Axis("client", low=-0.6, high=len(found.shown) - 0.4, ticks=clients)
+        y = Axis("", low=-0.6, high=len(values.classes) - 0.4, ticks=tuple(enumerate(values.classes)), reverse=True)
+        x = Axis("client", low=-0.6, high=len(values.shown) - 0.4, ticks=clients)
         return Chart("skew-circles", title, alt, [dots], x=x, y=y, width=width, height=380)
-    shares = [[n / max(sum(row), 1) for n in row] for row in found.counts]
-    most = max(max(row) for row in shares) or 1.0
-    turned = [[row[c] or None for row in shares] for c in range(len(found.classes))]
-    words = [[row[c] for row in tips] for c in range(len(found.classes))] if len(found.classes) <= 150 else ()
-    marks: list[Mark] = [Cells(turned, 0, most, tips=words)]
-    ten = max(1, len(found.classes) // 10)
-    ticks = tuple((c, str(c)) for c in range(0, len(found.classes), ten))
+    shares = [[n / max(sum(row), 1) for n in row] for row in values.counts]
+    highest = max(max(row) for row in shares) or 1.0
+    turned = [[row[c] or None for row in shares] for c in range(len(values.classes))]
+    words = [[row[c] for row in tips] for c in range(len(values.classes))] if len(values.classes) <= 150 else ()
+    marks: list[Mark] = [Cells(turned, 0, highest, tips=words)]
+    ten = max(1, len(values.classes) // 10)
+    ticks = tuple((c, str(c)) for c in range(0, len(values.classes), ten))
     return Chart(
         "skew-shades", "Share of each class among a client's examples", alt, marks, x=x, y=Axis("class", ticks=ticks),
         width=width, height=420,
     )  # fmt: skip
 
 
-def _stacked(found: Skew) -> Chart:
-    at, base, marks = list(range(len(found.shown))), [0.0] * len(found.shown), list[Mark]()
-    sizes = [max(sum(row), 1) for row in found.counts]
-    for label, name in enumerate(found.classes):
-        share = [row[label] / size for row, size in zip(found.counts, sizes, strict=True)]
-        tips = [f"client {k}, {name}: {s:.1%}" for k, s in zip(found.names, share, strict=True)]
+def _stacked(values: Skew) -> Chart:
+    at, base, marks = list(range(len(values.shown))), [0.0] * len(values.shown), list[Mark]()
+    sizes = [max(sum(row), 1) for row in values.counts]
+    for label, name in enumerate(values.classes):
+        share = [row[label] / size for row, size in zip(values.counts, sizes, strict=True)]
+        tips = [f"client {k}, {name}: {s:.1%}" for k, s in zip(values.names, share, strict=True)]
         marks.append(Bars(at, share, list(base), 0.9, label, name, tips=tips))
         base = [low + more for low, more in zip(base, share, strict=True)]
     return Chart(
         "skew-bars", "Share of each class, by client", f"Stacked label shares of {len(at)} clients.", marks,
-        x=Axis("client", ticks=tuple(enumerate(found.names))), y=Axis("", low=0, high=1, kind="percent"),
+        x=Axis("client", ticks=tuple(enumerate(values.names))), y=Axis("", low=0, high=1, kind="percent"),
         width=int(np.clip(90 + 26 * len(at), 440, 900)), height=340,
     )  # fmt: skip
 
 
-def _sizes(found: Skew) -> Chart:
-    sizes, alt = found.sizes, f"Sizes of {len(found.sizes):,} clients, {min(found.sizes):,} to {max(found.sizes):,}."
-    if len(found.shown) == len(sizes):
-        tips = [f"client {name}: {size:,}" for name, size in zip(found.names, sizes, strict=True)]
+def _sizes(values: Skew) -> Chart:
+    sizes, alt = (
+        values.sizes,
+        f"Sizes of {len(values.sizes):,} clients, {min(values.sizes):,} to {max(values.sizes):,}.",
+    )
+    if len(values.shown) == len(sizes):
+        tips = [f"client {name}: {size:,}" for name, size in zip(values.names, sizes, strict=True)]
         bars = Bars(list(range(len(sizes))), sizes, tips=tips)
-        x, y = Axis("client", ticks=tuple(enumerate(found.names))), Axis("examples", low=0, kind="count")
+        x, y = Axis("client", ticks=tuple(enumerate(values.names))), Axis("examples", low=0, kind="count")
         return Chart("skew-sizes", "Examples of each client", alt, [bars], x=x, y=y)
     ranked = sorted(sizes, reverse=True)
     at = sorted({int(place) for place in np.linspace(0, len(ranked) - 1, 400)})
@@ -178,14 +190,52 @@ def _sizes(found: Skew) -> Chart:
     return Chart("skew-sizes", "Examples of each client, by rank", alt, [line], x=Axis("rank", kind="count"), y=y)
 
 
-def findings(found: Skew) -> list[str]:
+def skew_findings(values: Skew) -> list[str]:
     """How unequal the clients are, in sizes and in labels."""
-    low, high = min(found.sizes), max(found.sizes)
-    if len(found.sizes) == 1:
+    low, high = min(values.sizes), max(values.sizes)
+    if len(values.sizes) == 1:
         return [f"One client holds all {high:,} examples: nothing is skewed."]
     each = f"{low:,} examples each" if low == high else f"{low:,} to {high:,} examples"
-    classes = f"{found.few:.0f}" if found.few == round(found.few) else f"{found.few:.1f}"
-    words = f"{len(found.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
-    words += f"the {len(found.classes)} classes make up 90% of what they hold."
-    how = "nearly the same labels everywhere" if found.emd < 0.1 else f"EMD {found.emd:.2f} on a scale from 0 to 2"
+    classes = f"{values.few:.0f}" if values.few == round(values.few) else f"{values.few:.1f}"
+    words = f"{len(values.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
+    words += f"the {len(values.classes)} classes make up 90% of their examples."
+    how = "nearly the same labels everywhere" if values.emd < 0.1 else f"EMD {values.emd:.2f} on a scale from 0 to 2"
     return [f"{words} Label skew: {how}."]
+
+
+def show_skew(run: FinishedRun, values: Skew) -> list[Element]:
+    """The charts, and one client at a time."""
+    return [*draw_skew(values), Choice("client", each_client(values))]
+
+
+def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
+    """The EMD of each run's partition."""
+    if not runs:
+        return []
+    tips = [f"{name}: {values.emd:.3f}" for name, values in runs.items()]
+    bars = Bars(list(range(len(runs))), [values.emd for values in runs.values()], tips=tips)
+    x, y = Axis("", ticks=tuple(enumerate(runs))), Axis("EMD", low=0)
+    return [Chart("compare-emd", "EMD of the partition", "EMD of each run's partition.", [bars], x=x, y=y)]
+
+
+SKEW = Measure(
+    name="skew",
+    values=Skew,
+    take=take_skew,
+    draw=draw_skew,
+    findings=skew_findings,
+    show=show_skew,
+    title="Who held what",
+    text=(
+        "The labels of each client. EMD is the distance between a client's label distribution and that of all clients, "
+        "averaged by size: 0 where all are the same, 2 where they share nothing."
+    ),
+    compare=Comparison(
+        title="Skew of the partitions",
+        text="How far the clients' label distributions are from the whole: 0 where all are the same, 2 where they "
+        "share nothing.",
+        draw=compare_skew,
+    ),
+    folder_only="skew",
+    headline=3,
+)

@@ -1,17 +1,18 @@
-"""What a picture shows, as a value: axes, marks, and the words for people who cannot see it.
+"""A chart as a value: axes, marks, and a description for readers who cannot see it.
 
 Measures give charts; ``charts.svg`` writes them as SVG, for pages and for screens, and ``charts.paper`` as PNG or PDF.
-Coordinates are those of the data. Colours are numbers of a palette of ten, told apart by all eyes, or names of roles.
+Coordinates are those of the data. Colours are numbers of a palette of ten, safe for colour-blind readers, or names
+of roles.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 PALETTE = 10
-ROLES = ("ink", "quiet", "heat")  # text and axes; what stands behind; the colour of quantity
+ROLES = ("ink", "quiet", "heat")  # text and axes; the background; the colour of quantity
 
 Colour = int | str  # 0..9, or a role
-Numbers = Sequence[float | None]  # None: nothing is known there; a line breaks, a bar is missing
+Numbers = Sequence[float | None]  # None: unknown; a line breaks, a bar is missing
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Band:
-    """What lies between two curves, behind the lines."""
+    """The area between two curves, behind the lines."""
 
     x: Numbers
     low: Numbers
@@ -57,7 +58,7 @@ class Band:
 
 @dataclass(frozen=True)
 class Bars:
-    """Upright bars around ``x``, from ``base`` (0 where it is not given) up; lying ones with ``flat``."""
+    """Upright bars around ``x``, from ``base`` (0 where it is not given) up; horizontal with ``flat``."""
 
     x: Numbers
     height: Numbers

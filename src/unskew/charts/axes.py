@@ -16,7 +16,7 @@ Placed = tuple[float, str]  # a tick's place and words
 
 @dataclass(frozen=True)
 class Row:
-    """The words below a plot, those of a tick in lines: where each stands, whether slanted, how deep they reach."""
+    """The words below a plot, those of a tick in lines: where each is, whether slanted, how deep they reach."""
 
     ticks: Sequence[Placed]
     slanted: bool
@@ -40,7 +40,7 @@ def column_width(column: Sequence[Placed]) -> float:
 
 
 def _marked(axis: Axis, scale: Scale, most: int) -> list[Placed]:
-    """The ticks of an axis that lie between its ends, in their order in the picture."""
+    """The ticks of an axis that are between its ends, in their order in the picture."""
     chosen = ticks(scale.low, scale.high, most=max(2, most), kind=axis.kind, log=axis.log)
     given = chosen if axis.ticks is None else axis.ticks
     first, last = sorted((scale.start, scale.end))
@@ -86,14 +86,14 @@ def axes(chart: Chart, plot: Plot, below: Row) -> list[Layer]:
     right, bottom = frame.x + frame.width, frame.y + frame.height
     shaded = any(isinstance(mark, Cells) for mark in chart.marks)
     upright = any(isinstance(mark, Bars) and not mark.flat for mark in chart.marks)
-    lying = any(isinstance(mark, Bars) and mark.flat for mark in chart.marks)
-    across: list[Shape] = [Path(((frame.x, y), (right, y))) for y, _ in beside if not lying]
+    horizontal = any(isinstance(mark, Bars) and mark.flat for mark in chart.marks)
+    across: list[Shape] = [Path(((frame.x, y), (right, y))) for y, _ in beside if not horizontal]
     down: list[Shape] = [Path(((x, frame.y), (x, bottom))) for x, _ in below.ticks if not upright]
     zero = place(plot.y, 0.0) if upright or (chart.y.ticks is None and plot.y.low < 0) else bottom
     level = zero if zero is not None and frame.y <= zero <= bottom else bottom
-    upward = place(plot.x, 0.0) if lying else None
+    upward = place(plot.x, 0.0) if horizontal else None
     solid: list[Shape] = [Path(((upward, frame.y), (upward, bottom)))] if upward is not None else []
-    solid += [] if lying else [Path(((frame.x, level), (right, level)))]
+    solid += [] if horizontal else [Path(((frame.x, level), (right, level)))]
     texts: list[Shape] = [
         Text(frame.x - 6, y + 4, word, anchor="end", whole=_whole(chart.y, word)) for y, word in beside
     ]

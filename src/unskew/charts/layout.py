@@ -9,7 +9,7 @@ from unskew.charts.shapes import Box, Circle, Drawing, Layer, Path, Text, colour
 EDGE = 8.0  # free at the border of the picture
 TITLE, BOLD = 14.0, 1.15  # size of letters, and how much wider they are for being bold
 ENTRIES, GAP = 10, 14.0  # of a legend, and between them
-LEAST = 12.0  # of a plot, whatever stands around it
+MIN_SIDE = 12.0  # of a plot, whatever is around it
 Ends = tuple[float, float]
 
 
@@ -99,8 +99,8 @@ def _reach(mark: Mark, side: int) -> Numbers:
         return [-0.5, count - 0.5] if count else []
     if isinstance(mark, Bars):
         if bool(side) == mark.flat:
-            found = [at for value in mark.x if (at := known(value)) is not None]
-            return [at + sign * mark.width / 2 for at in found for sign in (-1, 1)]
+            places = [at for value in mark.x if (at := known(value)) is not None]
+            return [at + sign * mark.width / 2 for at in places for sign in (-1, 1)]
         feet = [known(foot) or 0.0 for foot in mark.base]
         feet += [0.0] * (len(mark.height) - len(feet))
         tops = zip(map(known, mark.height), feet, strict=False)
@@ -117,7 +117,7 @@ def _reach(mark: Mark, side: int) -> Numbers:
 
 def _plot(chart: Chart, across: Ends, upwards: Ends, left: float, top: float, right: float, bottom: float) -> Plot:
     """The plot between these borders, or with ``square`` the largest in their middle whose units are alike."""
-    width, height = max(LEAST, right - left), max(LEAST, bottom - top)
+    width, height = max(MIN_SIDE, right - left), max(MIN_SIDE, bottom - top)
     if chart.square and not chart.x.log and not chart.y.log:
         unit = min(width / (across[1] - across[0]), height / (upwards[1] - upwards[0]))
         spare = width - unit * (across[1] - across[0])
@@ -172,17 +172,17 @@ def _scale_words(chart: Chart) -> tuple[str, str] | None:
 
 
 def _quantity_width(chart: Chart) -> float:
-    said = _scale_words(chart)
-    return 26 + max(breadth(word, 11) for word in said) if said else 0.0
+    words = _scale_words(chart)
+    return 26 + max(breadth(word, 11) for word in words) if words else 0.0
 
 
 def _quantity(chart: Chart, plot: Plot) -> list[Layer]:
     """The scale of shades at the right of a table."""
-    said = _scale_words(chart)
-    if said is None:
+    words = _scale_words(chart)
+    if words is None:
         return []
     x, steps = plot.frame.x + plot.frame.width + 12, 20
     height = min(plot.frame.height, 140.0) / steps
     boxes = [Box(x, plot.frame.y + height * i, 10, height, shade(steps - 1 - i, 0, steps - 1)) for i in range(steps)]
-    ends = [Text(x + 14, plot.frame.y + 9, said[1], 11), Text(x + 14, plot.frame.y + height * steps, said[0], 11)]
+    ends = [Text(x + 14, plot.frame.y + 9, words[1], 11), Text(x + 14, plot.frame.y + height * steps, words[0], 11)]
     return [Layer("heat", boxes, crisp=True), Layer("quiet", ends)]

@@ -245,7 +245,7 @@ def _beyond(points: Iterable[Point], plot: Plot) -> bool:
 
 
 def _within(one: Point, other: Point, plot: Plot, opacity: float, tip: str) -> list[Box]:
-    """The part of the rectangle with these corners that lies in the plot, if there is one."""
+    """The part of the rectangle with these corners that is inside the plot, if there is one."""
     frame = plot.frame
     left, right = max(min(one[0], other[0]), frame.x), min(max(one[0], other[0]), frame.x + frame.width)
     top, bottom = max(min(one[1], other[1]), frame.y), min(max(one[1], other[1]), frame.y + frame.height)

@@ -1,41 +1,57 @@
 """A chart as PNG or PDF, for papers and slides: the drawing that ``charts.svg`` writes, by matplotlib, light only."""
 
 import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from unskew.charts import Chart
 from unskew.charts.layout import drawing
-from unskew.charts.shapes import LIGHT, Box, Circle, Image, Layer, Path, Text, raster
+from unskew.charts.shapes import LIGHT, Box, Circle, Drawing, Image, Layer, Path, Text, raster
 from unskew.core.errors import UserError
 
 FORMS = ("png", "pdf")
 INCH = 100.0  # units of the picture
 DENSITY = 200  # pixels an inch
+FONT = "DejaVu Sans"  # comes with matplotlib
 SLIM = 0.92  # the letters that come with matplotlib are wider than those of screens
 
 
 def paper(chart: Chart, form: str) -> bytes:
-    """The file's bytes, the same for the same chart; nothing global is touched."""
+    """One chart as the bytes of a file, the same for the same chart; nothing global is touched."""
+    return paper_sheet([chart], form)
+
+
+def paper_sheet(charts: Sequence[Chart], form: str) -> bytes:
+    """Several charts below one another as the bytes of one file."""
     if form not in FORMS:
         raise UserError(f"a chart as {form!r}: there are png and pdf, and unskew.charts.svg writes SVG")
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: a second of import time
     from matplotlib.figure import Figure
     from matplotlib.transforms import Affine2D
 
-    made = drawing(chart)
-    figure = Figure(figsize=(made.width / INCH, made.height / INCH), dpi=DENSITY, facecolor=LIGHT["paper"])
+    pictures = [drawing(chart) for chart in charts]
+    width, height = max(picture.width for picture in pictures), sum(picture.height for picture in pictures)
+    figure = Figure(figsize=(width / INCH, height / INCH), dpi=DENSITY, facecolor=LIGHT["paper"])
     FigureCanvasAgg(figure)
-    units = Affine2D().scale(1 / made.width, -1 / made.height).translate(0, 1) + figure.transFigure
-    for depth, layer in enumerate(made.layers):
-        for artist in _artists(layer, units):
-            artist.set(zorder=depth)
-            figure.add_artist(artist)
-            if layer.clip:
-                artist.set_clip_path(_rectangle(made.frame, transform=units))
+    top = 0
+    for picture in pictures:
+        units = Affine2D().translate(0, top).scale(1 / width, -1 / height).translate(0, 1) + figure.transFigure
+        _add(figure, picture, units)
+        top += picture.height
     file = io.BytesIO()
     dateless = {"Software": None} if form == "png" else {"CreationDate": None, "Producer": None, "Creator": None}
     figure.savefig(file, format=form, dpi=DENSITY, metadata=dateless)
     return file.getvalue()
+
+
+def _add(figure: Any, picture: Drawing, units: Any) -> None:
+    """Draw a picture's layers, from back to front."""
+    for depth, layer in enumerate(picture.layers):
+        for artist in _artists(layer, units):
+            artist.set(zorder=depth)
+            figure.add_artist(artist)
+            if layer.clip:
+                artist.set_clip_path(_rectangle(picture.frame, transform=units))
 
 
 def _artists(layer: Layer, units: Any) -> list[Any]:
@@ -90,12 +106,20 @@ def _image(shape: Image, units: Any) -> Any:
     return made
 
 
+def missing_letters(texts: Iterable[str]) -> set[str]:
+    """The letters of these texts that the font of PNG and PDF lacks: they are drawn as boxes."""
+    from matplotlib.font_manager import findfont, get_font
+
+    letters = get_font(findfont(FONT))
+    return {letter for text in texts for letter in text if not letters.get_char_index(ord(letter))}
+
+
 def _text(shape: Text, colour: str, units: Any) -> Any:
     from matplotlib.font_manager import FontProperties
     from matplotlib.text import Text as Letters
 
     weight = "bold" if shape.bold else "normal"
-    font = FontProperties(family="DejaVu Sans", weight=weight, size=SLIM * 72 / INCH * shape.size)
+    font = FontProperties(family=FONT, weight=weight, size=SLIM * 72 / INCH * shape.size)
     align = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
     look: dict[str, Any] = {"color": colour, "ha": align, "va": "baseline", "transform": units}
     turn: dict[str, Any] = {"rotation": shape.turn, "rotation_mode": "anchor", "parse_math": False}
@@ -103,7 +127,7 @@ def _text(shape: Text, colour: str, units: Any) -> Any:
 
 
 def _printable(text: str, font: Any) -> str:
-    """The text with a box for each letter that the font has not; matplotlib would warn of it."""
+    """The text with a box for each letter that the font lacks; matplotlib would warn of it."""
     from matplotlib.font_manager import findfont, get_font
 
     letters = get_font(findfont(font))

@@ -15,7 +15,7 @@ from unskew.core.errors import UserError, nearest
 KINDS = ("number", "percent", "count", "bytes", "seconds")
 HUGE = 1e300  # beyond, sums of two numbers overflow
 POWER = 300  # of ten
-FAR = 20.0  # so many axis lengths away, the exact place no longer matters
+FAR = 20.0  # axis lengths: farther away the exact place does not matter
 CLOCK = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # seconds
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
@@ -44,7 +44,7 @@ def known(value: float | None) -> float | None:
 
 
 def place(scale: Scale, value: float | None) -> float | None:
-    """Where a number stands, None where nothing is known; zero and less have no place on a logarithmic axis."""
+    """Where a number is, None where it is unknown; zero and less have no place on a logarithmic axis."""
     number = known(value)
     low, high = scale.low, scale.high
     if number is None or (scale.log and number <= 0):
@@ -62,11 +62,11 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
     crosses neither zero nor a hundred per cent.
     """
     _check(axis)
-    found = [number for value in values if (number := known(value)) is not None]
+    numbers = [number for value in values if (number := known(value)) is not None]
     low, high = known(axis.low), known(axis.high)
     if not axis.log:
-        return _ends(found, low, high, axis, room, zero)
-    logs = [math.log10(number) for number in found if number > 0]
+        return _ends(numbers, low, high, axis, room, zero)
+    logs = [math.log10(number) for number in numbers if number > 0]
     low = math.log10(low) if low is not None and low > 0 else None
     high = math.log10(high) if high is not None and high > 0 else None
     if zero and logs and low is None:
@@ -83,9 +83,9 @@ def _check(axis: Axis) -> None:
 
 
 def _ends(
-    found: Sequence[float], low: float | None, high: float | None, axis: Axis, room: float, zero: bool
+    numbers: Sequence[float], low: float | None, high: float | None, axis: Axis, room: float, zero: bool
 ) -> tuple[float, float]:
-    within = [value for value in found if (low is None or value >= low) and (high is None or value <= high)]
+    within = [value for value in numbers if (low is None or value >= low) and (high is None or value <= high)]
     wanted = [*within, *([0.0] if zero else []), *(end for end in (low, high) if end is not None)]
     least, most = min(wanted, default=0.0), max(wanted, default=1.0)
     plain = axis.ticks is None and not axis.log
@@ -151,7 +151,7 @@ def _step(least: float, kind: str) -> float:
 
 
 def words(values: Sequence[float], kind: str = "number") -> list[str]:
-    """How these numbers read beside each other, with as many decimals as they need to be told apart."""
+    """How these numbers read beside each other, with as many decimals as they need to differ."""
     if kind == "percent":
         return [f"{word}%" for word in _plain([100 * value for value in values])]
     if kind == "bytes":
@@ -207,7 +207,7 @@ def fit(text: str, room: float, size: float = 12.0) -> str:
 
 
 def wrap(text: str, room: float, size: float = 12.0, *, most: int = 3) -> list[str]:
-    """The text in lines no wider than ``room``, at most so many; what is left over becomes an ellipsis."""
+    """The text in lines no wider than ``room``, ``most`` of them; what is left over becomes an ellipsis."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word

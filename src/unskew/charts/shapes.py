@@ -12,7 +12,7 @@ import numpy.typing as npt
 from unskew.charts import PALETTE, ROLES, Colour
 from unskew.core.errors import UserError
 
-# the ten are told apart by all eyes, in the order in which charts use them: blue, vermilion, green, lilac, …
+# the ten are safe for colour-blind readers, in the order in which charts use them: blue, vermilion, green, lilac, …
 LIGHT = {
     **{str(place): colour for place, colour in enumerate((
         "#0072b2", "#d55e00", "#74bd94", "#b585d0", "#d6be00", "#64ccff", "#6a0000", "#261581", "#5d8f4f", "#7d7380",
@@ -31,7 +31,7 @@ DARK = {
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A line of text on its baseline, turned by so many degrees to the left; ``whole`` is what was too long."""
+    """A line of text on its baseline, turned by ``turn`` degrees to the left; ``whole`` is the uncut text."""
 
     x: float
     y: float

@@ -1,15 +1,17 @@
-"""A chart as SVG: for pages, which hold its style once, or as a file that looks right by itself, light and dark."""
+"""A chart as SVG: for pages, which have its style once, or as a file that looks right by itself, light and dark."""
 
 import base64
 import io
 import re
+from collections.abc import Sequence
+from itertools import accumulate
 from xml.sax.saxutils import escape
 
 from PIL import Image as Raster
 
 from unskew.charts import Chart
 from unskew.charts.layout import drawing
-from unskew.charts.shapes import DARK, LIGHT, Box, Circle, Image, Layer, Path, Shape, Text, raster
+from unskew.charts.shapes import DARK, LIGHT, Box, Circle, Drawing, Image, Layer, Path, Shape, Text, raster
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
 FORBIDDEN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # by XML, even when escaped
@@ -36,7 +38,7 @@ def _classes(colour: str) -> tuple[str, str]:
     return (f"c{colour}", f"l{colour}") if colour.isdigit() else (colour, f"l-{colour}")
 
 
-# a page's own switch goes before what the reader's system wants; paper is white
+# a page's own switch goes before the reader's system; paper is white
 STYLE = (
     BASE
     + _rules(LIGHT)
@@ -47,19 +49,37 @@ ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{
 
 
 def svg(chart: Chart, *, standalone: bool = True) -> str:
-    """The chart as text. A page that holds charts with ``standalone=False`` holds STYLE once."""
-    made = drawing(chart)
-    size = f'viewBox="0 0 {made.width} {made.height}" width="{made.width}" height="{made.height}"'
+    """The chart as text. A page that has charts with ``standalone=False`` has STYLE once."""
+    picture = drawing(chart)
+    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone)
+
+
+def svg_sheet(charts: Sequence[Chart]) -> str:
+    """Several charts below one another, as the text of one file."""
+    pictures = [drawing(chart) for chart in charts]
+    tops = [0, *accumulate(picture.height for picture in pictures)]
+    moved = (
+        f'<g transform="translate(0 {top})">{_content(picture)}</g>'
+        for top, picture in zip(tops, pictures, strict=False)
+    )
+    width, alt = max((picture.width for picture in pictures), default=0), " ".join(picture.alt for picture in pictures)
+    return _document(width, tops[-1], alt, "".join(moved), True)
+
+
+def _document(width: int, height: int, alt: str, content: str, standalone: bool) -> str:
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
-    alt = _escaped(made.alt)
-    parts = [f'<svg{space} class="chart" {size} role="img" aria-label="{alt}"><desc>{alt}</desc>']
-    if standalone:
-        parts.append(f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>')
-    clip = _identity(made.name)
-    if any(layer.clip for layer in made.layers):
-        parts.append(f'<clipPath id="{clip}">{_shape(made.frame)}</clipPath>')
-    parts += [_layer(layer, clip) for layer in made.layers]
-    return "".join([*parts, "</svg>\n"])
+    words = _escaped(alt)
+    style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""
+    head = f'<svg{space} class="chart" {size} role="img" aria-label="{words}"><desc>{words}</desc>'
+    return f"{head}{style}{content}</svg>\n"
+
+
+def _content(picture: Drawing) -> str:
+    clip = _identity(picture.name)
+    clipped = any(layer.clip for layer in picture.layers)
+    frame = f'<clipPath id="{clip}">{_shape(picture.frame)}</clipPath>' if clipped else ""
+    return frame + "".join(_layer(layer, clip) for layer in picture.layers)
 
 
 def _identity(name: str) -> str:
@@ -113,7 +133,7 @@ def _text(shape: Text) -> str:
 
 
 def _tip(tip: str, element: str) -> str:
-    """The end of an element, with what it says when it is pointed at."""
+    """The end of an element, with its tooltip."""
     text = _escaped(tip)
     return f' data-tip="{text}"><title>{text}</title></{element}>' if tip else "/>"
 

@@ -20,7 +20,7 @@ from unskew.runs.result import Result, to_json
 
 FORMATS = ("table", "markdown", "csv", "json")
 
-MINIMUM_WIDTH = 70  # columns of a terminal below which a row a run is no longer legible
+MINIMUM_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
 
 SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
 
@@ -30,7 +30,7 @@ _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed
 
 @dataclass(frozen=True)
 class Compared:
-    """A run: its result, held against its baseline where one is known, and what it had reached by when."""
+    """A run: its result, compared with its baseline where one is known, and what it had reached by when."""
 
     result: Result
     round: int | None  # None: no run has metrics
@@ -45,8 +45,8 @@ def side_by_side(
     at_batch: int | None = None,
 ) -> list[Compared]:  # fmt: skip
     """Runs, each with its rounds, at one round and one batch count: by default the last that all of them reached."""
-    held = [_held_against(baseline, result) for result in results]
-    runs = list(zip(held, metrics, strict=True))
+    results = [_with_baseline(baseline, result) for result in results]
+    runs = list(zip(results, metrics, strict=True))
     if at_round is None:
         at_round = min((rows[-1]["round"] for _, rows in runs if rows), default=None)
     if at_batch is None:
@@ -57,7 +57,7 @@ def side_by_side(
 def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]:
     """One row a run: what it was, what came out; a column for whatever any run has. Accuracies are in per cent."""
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
-    held = any(one.result.relative_accuracy is not None for one in compared)
+    relative = any(one.result.relative_accuracy is not None for one in compared)
     table = []
     for one in compared:
         result = one.result
@@ -65,13 +65,13 @@ def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]
         row["emd"] = f"{result.emd:.2f}"
         row["accuracy"] = _percent(result.accuracy)
         for name in names:
-            found = result.calibrations.get(name)
-            row[f"after {name}"] = _percent(found.accuracy if found else None)
+            calibration = result.calibrations.get(name)
+            row[f"after {name}"] = _percent(calibration.accuracy if calibration else None)
         if one.round is not None:
             row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
         if one.batch is not None:
             row[f"acc@batch {one.batch:,}"] = _percent(one.accuracy_at_batch)
-        if held:
+        if relative:
             row["relative"] = _percent(result.relative_accuracy)
             for share in SHARES:
                 reached = one.rounds_to.get(share)
@@ -79,8 +79,8 @@ def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]
         row["loss"] = f"{result.loss:.4f}"
         row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
         for name in names:
-            found = result.calibrations.get(name)
-            row[f"MB up, {name}"] = f"{found.bytes_up / 1e6:.1f}" if found else ""
+            calibration = result.calibrations.get(name)
+            row[f"MB up, {name}"] = f"{calibration.bytes_up / 1e6:.1f}" if calibration else ""
         row["MB down"] = f"{result.bytes_down / 1e6:.1f}"
         row["seconds"] = f"{result.seconds:.1f}"
         table.append(row)
@@ -88,37 +88,37 @@ def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]
 
 
 def as_table(compared: Sequence[Compared], width: int = 80) -> Group:
-    """For the terminal; what is the same in every run, or says the accuracy again, stands once, below.
+    """For the terminal; what is the same in every run, or repeats the accuracy, is written once, below.
 
-    Columns that do not fit side by side go into a further table; narrow terminals get a row a figure.
+    Columns that do not fit side by side go into a further table; on narrow terminals each figure has its own row.
     """
-    found = rows(compared)
-    upright = len(found) == 1 or width < MINIMUM_WIDTH
-    same = [] if upright else [key for key in (*_PLAIN, "emd") if len({row[key] for row in found}) == 1]
-    again = [key for key in found[0] if key.startswith("acc@") and all(row[key] == row["accuracy"] for row in found)]
-    shown = [key for key in found[0] if key not in same and key not in again]
-    tables = [_upright(found, shown)] if upright else _flat(found, shown, width)
-    notes = [f"{key} {found[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
+    lines = rows(compared)
+    upright = len(lines) == 1 or width < MINIMUM_WIDTH
+    same = [] if upright else [key for key in (*_PLAIN, "emd") if len({row[key] for row in lines}) == 1]
+    again = [key for key in lines[0] if key.startswith("acc@") and all(row[key] == row["accuracy"] for row in lines)]
+    shown = [key for key in lines[0] if key not in same and key not in again]
+    tables = [_upright(lines, shown)] if upright else _flat(lines, shown, width)
+    notes = [f"{key} {lines[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
     return Group(*tables, *([Text("; ".join(notes))] if notes else []))
 
 
 def as_text(compared: Sequence[Compared], form: str) -> str:
-    """The same as Markdown, CSV or JSON; JSON holds the whole results."""
+    """The same as Markdown, CSV or JSON; JSON has the whole results."""
     if form == "json":
         return json.dumps([_values(one) for one in compared], indent=2)
-    found = rows(compared, never="" if form == "csv" else "-")
-    keys = list(found[0])
+    lines = rows(compared, never="" if form == "csv" else "-")
+    keys = list(lines[0])
     if form == "csv":
         out = io.StringIO()
         writer = csv.DictWriter(out, keys, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(found)
+        writer.writerows(lines)
         return out.getvalue().rstrip("\n")
-    lines = [keys, ["---"] * len(keys), *([row[key].replace("|", "\\|") for key in keys] for row in found)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    markdown = [keys, ["---"] * len(keys), *([row[key].replace("|", "\\|") for key in keys] for row in lines)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in markdown)
 
 
-def _held_against(baseline: Result | None, result: Result) -> Result:
+def _with_baseline(baseline: Result | None, result: Result) -> Result:
     """The result with the baseline given, or else with its own, and its accuracy relative to it."""
     if baseline is not None:
         if baseline.data_sha256 != result.data_sha256:
@@ -132,15 +132,15 @@ def _held_against(baseline: Result | None, result: Result) -> Result:
         return result
     if not isfinite(whole) or whole <= 0:
         raise UserError(
-            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, nothing is relative to that; "
-            "give with --baseline a run that has learnt something"
+            f"the baseline {result.baseline} of {result.path} has the accuracy {whole:g}, which gives no "
+            "relative accuracy; give with --baseline a run with an accuracy above 0"
         )
     return replace(result, relative_accuracy=result.accuracy / whole)
 
 
 @contextmanager
 def _metrics_of(result: Result) -> Iterator[None]:
-    """What is wrong with a run's rounds is said with the name of their file."""
+    """Put the name of the file before what is wrong with its rounds."""
     try:
         yield
     except UserError as error:
@@ -179,29 +179,29 @@ def _values(one: Compared) -> dict[str, Any]:
     return values | ({"rounds_to": {str(key): value for key, value in one.rounds_to.items()}} if one.rounds_to else {})
 
 
-def _upright(found: Sequence[Mapping[str, str]], shown: Sequence[str]) -> Table:
+def _upright(lines: Sequence[Mapping[str, str]], shown: Sequence[str]) -> Table:
     table = Table(show_header=False)
     for key in shown:
-        table.add_row(Text(key), *(Text(row[key], overflow="fold") for row in found))
+        table.add_row(Text(key), *(Text(row[key], overflow="fold") for row in lines))
     return table
 
 
-def _flat(found: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[Table]:
+def _flat(lines: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[Table]:
     tables = []
-    for keys in _blocks(found, shown, width):
+    for keys in _blocks(lines, shown, width):
         table = Table()
         for key in keys:
             words = key in _WORDS
             table.add_column(key, justify="left" if words else "right", max_width=width // 4 if words else None)
-        for row in found:
+        for row in lines:
             table.add_row(*(Text(row[key], overflow="fold") for key in keys))
         tables.append(table)
     return tables
 
 
-def _blocks(found: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[list[str]]:
+def _blocks(lines: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[list[str]]:
     """The columns of each table: as many as fit unbroken, after the run, which every table begins with."""
-    needs = {key: 3 + max(cell_len(text) for text in (key, *(row[key] for row in found))) for key in shown}
+    needs = {key: 3 + max(cell_len(text) for text in (key, *(row[key] for row in lines))) for key in shown}
     needs |= {key: min(needs[key], 3 + width // 4) for key in shown if key in _WORDS}
     blocks = [["run"]]
     for key in shown[1:]:

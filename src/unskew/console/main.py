@@ -4,7 +4,6 @@ import csv
 import io
 import os
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -163,15 +162,14 @@ def partition(
         out.print(f"note: {note}")
     out.print(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
-        from unskew.report.partition_plot import partition_figure
+        from unskew.analysis.partition_charts import partition_charts
+        from unskew.charts.files import sheet_bytes
+        from unskew.charts.paper import missing_letters
 
-        picture = io.BytesIO()
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            partition_figure(drawn, labels, images.classes).savefig(picture, format=plot.suffix.removeprefix("."))
-        if any("Glyph" in str(warning.message) for warning in said):
-            out.print("note: the font lacks some characters of the class names; they are drawn as boxes")
-        write_whole(plot, picture.getvalue())
+        charts = partition_charts(drawn, labels, images.classes)
+        if plot.suffix != ".svg" and missing_letters([*images.classes, *(drawn.names or ())]):
+            out.print("note: the font lacks some characters of the names; they are drawn as boxes")
+        write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
         out.print(f"drawn to {plot}")
 
 

@@ -1,4 +1,4 @@
-"""What is being done and how far it is, for work without rounds: a bar on a terminal, a line a stage where piped."""
+"""Progress of work without rounds: a bar on a terminal, a line for each stage where piped."""
 
 from types import TracebackType
 
@@ -7,7 +7,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 
 class StageProgress:
-    """Called with what is done, how much of it, of how much (0: nobody knows); shows it until it is left."""
+    """Called with the stage, what is done and the total (0: unknown); shows it until the ``with`` block ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

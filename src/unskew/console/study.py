@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 
 from unskew import analysis
-from unskew.analysis import Found
+from unskew.analysis.measure import Measured
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
+from unskew.core.errors import Missing
 from unskew.report.write import write_report
-from unskew.runs.study import Missing
 
 out = PlainConsole()
 
-DataDir = Annotated[str | None, typer.Option(help="Where image sets lie now (default: where they lay for the run).")]
+DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]
 Engine = Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")]
 Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
 
@@ -24,30 +24,31 @@ def analyse(
     measures: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MEASURE...]", help=f'{" | ".join(analysis.MEASURES)}; "cka(clients=20)" (default: all)'
+            metavar="[MEASURE...]",
+            help=f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all)',
         ),
     ] = None,
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
-    form: Annotated[str, typer.Option("--format", help="Of the pictures: svg | png | pdf")] = "svg",
+    form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
 ) -> None:
-    """Take measures of a finished run: values and pictures go into its folder figures."""
+    """Take measures of a finished run: values and charts go into its folder figures."""
 
-    def observe(source: str, found: Found | Missing, files: list[Path]) -> None:
-        if isinstance(found, Missing):
-            out.print(f"{source}: not shown: {found}", soft_wrap=True)
+    def observe(source: str, result: Measured | Missing, files: list[Path]) -> None:
+        if isinstance(result, Missing):
+            out.print(f"{source}: not shown: {result}", soft_wrap=True)
             return
-        for sentence in found.findings:
+        for sentence in result.findings:
             out.print(f"{source}: {sentence}", soft_wrap=True)
-        for note in found.notes:
+        for note in result.notes:
             out.print(f"{source}: note: {note}", soft_wrap=True)
         for file in files:
             out.print(f"  {file}", soft_wrap=True)
 
-    with StageProgress(out) as busy:
+    with StageProgress(out) as progress:
         analysis.analyse(
-            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, form=form, say=busy,
+            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, form=form, say=progress,
             observe=observe,
         )  # fmt: skip
 
@@ -58,25 +59,28 @@ def report(
         Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="MEASURE", help="Show this measure alone; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="MEASURE", help="Show only this measure, or your own package.module:function; repeatable."
+        ),
     ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="MEASURE", help="Do not take this measure; repeatable.")
     ] = None,
-    again: Annotated[bool, typer.Option(help="Take measures anew that were taken before.")] = False,
+    again: Annotated[bool, typer.Option(help="Take measures again that are stored already.")] = False,
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
 ) -> None:
     """Make one page that explains a run, or compares several: opens offline, pictures included."""
-    with StageProgress(out) as busy:
-        made = write_report(
+    with StageProgress(out) as progress:
+        page = write_report(
             *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,
-            workers=workers, say=busy,
+            workers=workers, say=progress,
         )  # fmt: skip
-    for sentence in made.findings:
+    for sentence in page.findings:
         out.print(sentence, soft_wrap=True)
-    for section in made.sections:
+    for section in page.sections:
         for words in section.missing:
             out.print(f"not shown: {section.title}: {words}", soft_wrap=True)
         for words in section.notes:

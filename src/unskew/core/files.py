@@ -1,8 +1,10 @@
-"""How a file is written: at once or not at all."""
+"""How files are written, whole or not at all, and how JSON lines are read."""
 
+import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from unskew.core.errors import UserError
 
@@ -37,3 +39,23 @@ def append(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file with one JSON object a line; a last line that a crash cut short is left out."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged: line {number} is not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise UserError(f"{path} is damaged: line {number} is not a JSON object")
+        rows.append(row)
+    return rows

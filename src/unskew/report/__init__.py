@@ -1,1 +1,1 @@
-"""Runs and partitions as people look at them: tables, progress, pictures."""
+"""The report: one page that explains a run, or compares several."""

@@ -1,7 +1,7 @@
-"""A page as one HTML file that asks for nothing from outside: it is read from a disk, without a network, for years.
+"""A page as one HTML file that loads nothing from outside: it can be read offline.
 
-Python writes what is to be read, ``page.css`` how it looks, ``page.js`` what a reader may do with it: sort, choose,
-point at a mark, keep a figure. Without scripts, and on paper, everything is there, one thing after another.
+Python writes the content, ``page.css`` how it looks, ``page.js`` what a reader can do with it: sort, choose, point at a
+mark, save a figure. Without scripts, and on paper, everything is there, one thing after another.
 """
 
 import math
@@ -11,14 +11,15 @@ from dataclasses import replace
 from html import escape
 from importlib.resources import files
 
+from unskew.analysis.elements import Cell, Choice, Column, Element, Table
 from unskew.charts import Chart
 from unskew.charts.svg import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
-from unskew.report.elements import Cell, Choice, Column, Page, Section, Table
+from unskew.report.page import Page, Section
 
 WIDE = 560  # a chart wider than this has a row to itself
 LONG_FACT, LONG_CELL = 40, 24  # letters: what is longer gets a row to itself, or lines
-MANY = 200  # a table with more rows than this begins folded, after as many rows as page.css says
+MAX_OPEN_ROWS = 200  # a table with more rows than this begins folded, after as many rows as page.css says
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 ICON = (
@@ -29,8 +30,8 @@ ICON = (
 _UNPRINTABLE = {code: "\ufffd" for code in (*range(32), 127) if chr(code) not in "\t\n\r"}
 
 
-def page(page: Page) -> str:
-    """The HTML of a page: head, findings, facts, sections. Whatever is not text for a screen is replaced by a mark."""
+def to_html(page: Page) -> str:
+    """The HTML of a page: head, findings, facts, sections. Characters that cannot be shown are replaced by a mark."""
     anchors = _anchors(page.sections)
     whole = "\n".join(
         [
@@ -43,7 +44,7 @@ def page(page: Page) -> str:
             '<main id="content" tabindex="-1">',
             *_findings(page),
             *_facts(page.facts),
-            *(line for part in zip(page.sections, anchors, strict=True) for line in _section(*part)),
+            *(line for pair in zip(page.sections, anchors, strict=True) for line in _section(*pair)),
             "</main>",
             "</div>",
             *([f'<footer><p dir="auto">{escape(page.footer)}</p></footer>'] if page.footer else []),
@@ -115,13 +116,13 @@ def _section(section: Section, anchor: str) -> Iterator[str]:
     yield f'<h2 id="{anchor}-title" dir="auto">{escape(section.title)}</h2>'
     for paragraph in filter(None, map(str.strip, section.text.split("\n\n"))):
         yield f'<p class="text" dir="auto">{escape(paragraph)}</p>'
-    yield from _list("says", map(escape, section.says))
-    if section.parts:
-        yield '<div class="parts">'
-        yield from (_part(part, f"{anchor}-{place}") for place, part in enumerate(section.parts))
+    yield from _list("says", map(escape, section.findings))
+    if section.elements:
+        yield '<div class="elements">'
+        yield from (_element(each, f"{anchor}-{place}") for place, each in enumerate(section.elements))
         yield "</div>"
-    told = [("Not shown:", reason) for reason in section.missing] + [("Note:", note) for note in section.notes]
-    yield from _list("missing", (f"<b>{word}</b> {escape(words)}" for word, words in told))
+    remarks = [("Not shown:", reason) for reason in section.missing] + [("Note:", note) for note in section.notes]
+    yield from _list("missing", (f"<b>{word}</b> {escape(words)}" for word, words in remarks))
     yield "</section>"
 
 
@@ -130,10 +131,10 @@ def _list(look: str, items: Iterable[str]) -> list[str]:
     return [f'<ul class="{look}">', *lines, "</ul>"] if lines else []
 
 
-def _part(part: Chart | Choice | Table, name: str) -> str:
-    if isinstance(part, Chart):
-        return _figure(part, name, _span([part]))
-    return _choice(part, name) if isinstance(part, Choice) else _table(part)
+def _element(element: Element, name: str) -> str:
+    if isinstance(element, Chart):
+        return _figure(element, name, _span([element]))
+    return _choice(element, name) if isinstance(element, Choice) else _table(element)
 
 
 def _span(charts: Sequence[Chart]) -> str:
@@ -141,15 +142,15 @@ def _span(charts: Sequence[Chart]) -> str:
 
 
 def _figure(chart: Chart, name: str, span: str = "", which: str = "") -> str:
-    """A chart under its title. ``name`` is no other's on the page: charts may share theirs, ids may not.
+    """A chart under its title. ``name`` is unique on the page: charts may share names, ids may not.
 
     ``which`` says which of a choice it is, where all of them are seen: on paper, without scripts.
     """
     drawn = svg(replace(chart, name=name, title=""), standalone=False)
-    said = f'<p class="which" dir="auto">{escape(which)}</p>' if which else ""
+    label = f'<p class="which" dir="auto">{escape(which)}</p>' if which else ""
     return (
         f'<figure class="figure{span}" data-name="{escape(chart.name)}" style="--width: {chart.width}px">'
-        f'<figcaption>{said}<h3 dir="auto">{escape(chart.title)}</h3></figcaption>'
+        f'<figcaption>{label}<h3 dir="auto">{escape(chart.title)}</h3></figcaption>'
         f'<div class="plot">{drawn}</div></figure>'
     )
 
@@ -180,7 +181,7 @@ def _table(table: Table) -> str:
     note = f'<p class="note" dir="auto">{escape(table.note)}</p>' if table.note else ""
     head = "".join(f'<th scope="col"{_kind(column)} dir="auto">{escape(column.name)}</th>' for column in table.columns)
     body = "\n".join(_row(table.columns, row) for row in table.rows)
-    folded = ' class="folded"' if len(table.rows) > MANY else ""
+    folded = ' class="folded"' if len(table.rows) > MAX_OPEN_ROWS else ""
     return (
         f'<div class="table">{title}<div class="box" role="region" aria-label="{name or "Table"}" tabindex="0">'
         f'<table{folded} aria-label="{name or "Table"}"><thead><tr>{head}</tr></thead>\n'
@@ -188,8 +189,8 @@ def _table(table: Table) -> str:
     )
 
 
-def _long(text: str, most: int) -> str:
-    return ' class="long"' if len(text) > most else ""
+def _long(text: str, limit: int) -> str:
+    return ' class="long"' if len(text) > limit else ""
 
 
 def _kind(column: Column) -> str:
@@ -227,7 +228,7 @@ def formatted(value: float, kind: str = "number") -> str:
 
 
 def _number(value: float) -> str:
-    """Whole numbers in full, others with four digits that say something."""
+    """Whole numbers in full, others with four significant digits."""
     if isinstance(value, int) or 1e4 <= abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:#.4g}".removesuffix(".") if 1e-4 <= abs(value) < 1e4 else f"{value:.4g}"
@@ -239,7 +240,7 @@ def _plain(value: float) -> str:
 
 
 def _anchors(sections: Sequence[Section]) -> list[str]:
-    """A word for each section that a link can end in: letters, digits and dashes, none of them twice."""
+    """A word for each section's link: letters, digits and dashes, none of them twice."""
     taken = {"content", "findings", "findings-title", "chart-style"}
     anchors = []
     for section in sections:

@@ -12,6 +12,7 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Tensors
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
+from unskew.round.evaluation import evaluate
 from unskew.runs.result import Calibration
 
 

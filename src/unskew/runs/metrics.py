@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core.errors import UserError
+from unskew.core.files import read_json_lines
 from unskew.round.driver import Metrics
 
 _COUNTED = ("round", "examples", "seconds", "bytes_up", "bytes_down")  # what every line of metrics.jsonl has
@@ -46,16 +47,9 @@ class MetricsFile:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rounds of a run, without a last line that a crash cut short."""
-    try:
-        lines = (path / "metrics.jsonl").read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    try:
-        rows = [json.loads(line) for line in lines[:-1]]
-    except ValueError as error:
-        raise UserError(f"{path / 'metrics.jsonl'} is damaged: {error}") from error
+    rows = read_json_lines(path / "metrics.jsonl")
     for number, row in enumerate(rows, 1):
-        missing = [name for name in _COUNTED if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
+        missing = [name for name in _COUNTED if not isinstance(row.get(name), int | float)]
         if missing:
             raise UserError(f"{path / 'metrics.jsonl'} is damaged: line {number} has no {missing[0]}")
     return rows

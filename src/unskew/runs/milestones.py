@@ -1,4 +1,4 @@
-"""What a run had reached by when: the figures of Hsu, Qi and Brown (ECCV 2020), taken from the rounds of metrics.jsonl.
+"""What a run had reached by which round: the figures of Hsu, Qi and Brown (ECCV 2020), from metrics.jsonl.
 
 All functions take the rounds in their order, as ``runs.read_metrics`` gives them; a round that was not evaluated has no
 ``accuracy``.
@@ -19,20 +19,20 @@ def accuracy_at_round(rows: Rows, round: int) -> float | None:
 
     Reference: Hsu et al. 2020, Table 2.
     """
-    found = [accuracy for number, accuracy in _evaluated(rows) if number <= round]
-    return found[-1] if found else None
+    reached = [accuracy for number, accuracy in _evaluated(rows) if number <= round]
+    return reached[-1] if reached else None
 
 
 def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
     """Acc@batch: the accuracy of the last evaluated round by whose end at most ``batches`` were counted; None if none.
 
-    The batches of a round are the steps of its largest client, for which the others wait: their sum stands for time.
+    The batches of a round are the steps of its largest client, for which the others wait: their sum measures time.
 
     Reference: Hsu et al. 2020, Table 2.
     """
     within = sum(count <= batches for count in accumulate(_steps(rows)))
-    found = [accuracy for _, accuracy in _evaluated(rows[:within])]
-    return found[-1] if found else None
+    reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
+    return reached[-1] if reached else None
 
 
 def batches(rows: Rows) -> int:
@@ -45,8 +45,8 @@ def rounds_to(rows: Rows, accuracy: float) -> int | None:
 
     Reference: Hsu et al. 2020, Table 5, where ``accuracy`` is a share of what central training reaches.
     """
-    # such a share is rounded: 0.9 * 0.1 > 0.09; no test set is so large that 1e-9 of accuracy were an example
-    return next((number for number, found in _evaluated(rows) if found >= accuracy - 1e-9), None)
+    # a share is rounded: 0.9 * 0.1 > 0.09; no test set is large enough for 1e-9 of accuracy to be an example
+    return next((number for number, reached in _evaluated(rows) if reached >= accuracy - 1e-9), None)
 
 
 def _evaluated(rows: Rows) -> list[tuple[int, float]]:
@@ -54,7 +54,9 @@ def _evaluated(rows: Rows) -> list[tuple[int, float]]:
     evaluated = [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
     for number, accuracy in evaluated:
         if not isinstance(accuracy, int | float) or not isfinite(accuracy):
-            raise UserError(f"round {number} has the accuracy {accuracy!r}, which is no number; the file was changed")
+            raise UserError(
+                f"round {number} has the accuracy {accuracy!r}, which is not a number; the file was changed"
+            )
     return evaluated
 
 
@@ -64,6 +66,6 @@ def _steps(rows: Rows) -> list[int]:
         if not isinstance(row.get("batches_max"), int):
             raise UserError(
                 f"round {row['round']} has no batches_max, the steps of its largest client; the file was changed or is "
-                "of an older version: run it anew"
+                "of an older version: start a new run"
             )
     return [row["batches_max"] for row in rows]

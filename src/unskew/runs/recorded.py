@@ -1,4 +1,4 @@
-"""during.jsonl: what was recorded while a run trained, a line a round."""
+"""during.jsonl: what was recorded while a run trained, one line for each round."""
 
 import json
 import math
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from unskew.core.errors import UserError
-from unskew.core.files import append, write_whole
+from unskew.core.files import append, read_json_lines, write_whole
 
 
 def start(path: Path, after: int) -> None:
-    """What was recorded of rounds up to ``after`` stays; what a crash left beyond them goes, and is made again."""
+    """Keep the rows of rounds up to ``after``; those that a crash left beyond them go, and are recorded again."""
     file = path / "during.jsonl"
     if file.exists():
         lines = [json.dumps(row) for row in read(path) if row["round"] <= after]
@@ -21,18 +21,14 @@ def start(path: Path, after: int) -> None:
 
 
 def write(path: Path, row: Mapping[str, Any]) -> None:
-    """One line more of what was recorded while training."""
+    """Add the row of one round."""
     append(path / "during.jsonl", json.dumps(row, allow_nan=False).encode() + b"\n")
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """What was recorded while training, without a last line that a crash cut short."""
+    """The rows that were recorded while training, without a last line that a crash cut short."""
+    rows = read_json_lines(path / "during.jsonl")
     try:
-        lines = (path / "during.jsonl").read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    try:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in lines[:-1]]
         for row in rows:
             _check_recorded(row)
         return rows
@@ -43,7 +39,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 def _check_recorded(row: dict[str, Any]) -> None:
     """Refuse a line of during.jsonl that the recorder did not write."""
     if isinstance(row["round"], bool) or not isinstance(row["round"], int) or row["round"] < 1:
-        raise ValueError(f"{row['round']!r} is no round")
+        raise ValueError(f"{row['round']!r} is not a round")
     if not math.isfinite(row.get("silhouette") or 0.0):
         raise ValueError(f"round {row['round']} has the silhouette {row['silhouette']!r}")
     for name in ("norms", "drift"):

@@ -1,7 +1,7 @@
-"""What is written down while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
+"""What is recorded while a run trains, at chosen rounds: ``--during "silhouette(every=5) + norms(first=3)"``.
 
-Nothing of it changes a bit of the result: clients are looked at after their training, the server between two rounds,
-and what was seen is taken out of the sums before anybody adds with them.
+It does not change a bit of the result: clients are measured after their training, the server between two rounds, and
+what was recorded is taken out of the sums before the server uses them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,20 +20,20 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text
 from unskew.round.watch import Watch, class_norms, lengths
 
-MOST_CLIENTS = 100  # whose rows are written down in one round: those of the round's first visits
-MOST_IMAGES = 2000  # test images whose features tell the silhouette
+MAX_CLIENTS = 100  # recorded in one round: those of the round's first visits
+MAX_IMAGES = 2000  # test images of the silhouette
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One thing to be written down, and when."""
+    """One thing to record, and in which rounds."""
 
     name: str
     every: int
     first: int
 
     def due(self, number: int, rounds: int) -> bool:
-        """Whether it is wanted after this round; the last is always."""
+        """Whether it is recorded after this round; the last round always is."""
         return number % self.every == 0 or number <= self.first or number == rounds
 
 
@@ -43,17 +43,17 @@ def silhouette(every: int = 1, first: int = 0) -> Recorded:
 
 
 def norms(every: int = 1, first: int = 0) -> Recorded:
-    """The length of each class's row in the classifier: the server's, and those of the clients that came."""
+    """The length of each class's row in the classifier: the server's, and those of the round's clients."""
     return _recorded("norms", every, first)
 
 
 def drift(every: int = 1, first: int = 0) -> Recorded:
-    """How far the clients that came went from the model they were sent, by layer."""
+    """How far the round's clients went from the model they got, by layer."""
     return _recorded("drift", every, first)
 
 
 def model(every: int = 10, first: int = 0) -> Recorded:
-    """The server's whole state, so that any measure can be taken of that round afterwards."""
+    """The server's whole state, so that any measure can be taken of that round later."""
     return _recorded("model", every, first)
 
 
@@ -64,17 +64,17 @@ RECORDED: dict[str, Callable[..., Recorded]] = {
 
 def parse_recording(source: str) -> tuple[Recorded, ...]:
     """What a text such as ``"silhouette(every=5) + norms"`` asks for."""
-    found: list[Recorded] = []
+    recordings: list[Recorded] = []
     for call in text.parse_calls(source, "recording"):
         build = RECORDED.get(call.name)
         if build is None:
             raise text.complain(
                 source, call.start, f"nothing called {call.name!r} can be recorded; {nearest(call.name, RECORDED)}"
             )
-        if any(each.name == call.name for each in found):
-            raise text.complain(source, call.start, f"{call.name} stands here twice; once is enough")
-        found.append(text.apply(call, build, "recording"))
-    return tuple(found)
+        if any(each.name == call.name for each in recordings):
+            raise text.complain(source, call.start, f"{call.name} is named twice; name it once")
+        recordings.append(text.apply(call, build, "recording"))
+    return tuple(recordings)
 
 
 def plain_spelling(source: str) -> str:
@@ -83,25 +83,25 @@ def plain_spelling(source: str) -> str:
 
 
 class RecordingEngine:
-    """An engine around another: in the rounds that are chosen it also looks at the visits, and keeps what it saw."""
+    """An engine around another: in the chosen rounds it also records the visits and keeps what it saw."""
 
-    def __init__(self, engine: Engine, choose: Callable[[int], Sequence[str]], most: int = MOST_CLIENTS) -> None:
+    def __init__(self, engine: Engine, choose: Callable[[int], Sequence[str]], most: int = MAX_CLIENTS) -> None:
         self._engine = engine
         self._choose = choose
         self._most = most
         self.roster = engine.roster
         self.watch: Watch | None = None
         self.seen: Sums = {}
-        self.sent: Tensors = {}  # to the visits that were looked at
+        self.sent: Tensors = {}  # to the visits that were recorded
 
     @property
     def progress(self) -> Progress | None:
-        """Whoever is told of each visit that is done."""
+        """What is called after each visit."""
         return self._engine.progress
 
     @progress.setter
-    def progress(self, told: Progress | None) -> None:
-        self._engine.progress = told
+    def progress(self, report: Progress | None) -> None:
+        self._engine.progress = report
 
     def map_sum(
         self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
@@ -132,7 +132,7 @@ class RecordingEngine:
         self._engine.pin(tickets)
 
     def close(self) -> None:
-        """Release what the other engine holds."""
+        """Close the other engine."""
         self._engine.close()
 
     def rows(self, name: str) -> tuple[list[int], Tensor]:
@@ -146,7 +146,7 @@ class RecordingEngine:
 
 @dataclass(frozen=True)
 class Recorder:
-    """Decides what is looked at in each round, and makes the line that is written down after it."""
+    """Decides what is recorded in each round, and makes the row that is written after it."""
 
     asked: tuple[Recorded, ...]
     rounds: int
@@ -154,37 +154,37 @@ class Recorder:
     key: Key
 
     def due(self, number: int) -> list[str]:
-        """What is to be written down after this round."""
+        """What is recorded after this round."""
         return [each.name for each in self.asked if each.due(number, self.rounds)]
 
     def watched(self, number: int) -> list[str]:
-        """The part of it that is seen at the clients."""
+        """The part of it that clients report."""
         return [name for name in self.due(number) if name in ("norms", "drift")]
 
     def line(self, state: ServerState, seen: RecordingEngine) -> dict[str, Any] | None:
-        """What during.jsonl says of the round that has just ended; None where nothing is due."""
+        """The row of during.jsonl for the round that has just ended; None where nothing is due."""
         due = self.due(state.round)
         if not set(due) - {"model"}:
             return None
-        found: dict[str, Any] = {"round": state.round}
+        row: dict[str, Any] = {"round": state.round}
         self.side.load(state.tensors, training=False)
         for name in ("norms", "drift"):
             if name in due:
                 clients, rows = seen.rows(name)
-                found[name] = {"clients": clients, "local": rows.tolist()}
+                row[name] = {"clients": clients, "local": rows.tolist()}
         if "norms" in due:
-            found["norms"]["server"] = class_norms(self.side).tolist()
+            row["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
             own = tensors.parameters(self.side.weights)
-            found["drift"]["layers"] = list(by_layer(own))
-            found["drift"]["server"] = lengths({name: seen.sent[name] for name in own}).tolist()
+            row["drift"]["layers"] = list(by_layer(own))
+            row["drift"]["server"] = lengths({name: seen.sent[name] for name in own}).tolist()
         if "silhouette" in due:
-            found["silhouette"] = silhouette_of(*some_features(self.side, self.key))
-        return found
+            row["silhouette"] = silhouette_of(*some_features(self.side, self.key))
+        return row
 
 
-def some_features(side: ClientSide, key: Key, most: int = MOST_IMAGES) -> tuple[Tensor, Tensor]:
-    """Features [n, d] and classes [n] of at most so many test images, on the CPU; the same ones for the same seed."""
+def some_features(side: ClientSide, key: Key, most: int = MAX_IMAGES) -> tuple[Tensor, Tensor]:
+    """Features [n, d] and classes [n] of at most ``most`` test images, the same ones every time for a seed."""
     count = len(side.test.labels)
     index = torch.arange(count)
     if count > most:
@@ -198,7 +198,7 @@ def some_features(side: ClientSide, key: Key, most: int = MOST_IMAGES) -> tuple[
 
 
 def silhouette_of(features: Tensor, labels: Tensor) -> float | None:
-    """The mean silhouette coefficient, −1 to 1: how much nearer features lie to their own class than to the next.
+    """The mean silhouette coefficient, −1 to 1: how much nearer features are to their own class than to the next.
 
     None where there are fewer than two classes, or as many classes as features.
 
@@ -209,7 +209,7 @@ def silhouette_of(features: Tensor, labels: Tensor) -> float | None:
     classes = len(torch.unique(labels))
     if not 2 <= classes < len(labels) or not bool(features.isfinite().all()):
         return None
-    return float(silhouette_score(features.double().numpy(), labels.numpy()))
+    return float(silhouette_score(features.cpu().double().numpy(), labels.cpu().numpy()))
 
 
 def _recorded(name: str, every: int, first: int) -> Recorded:

@@ -1,4 +1,4 @@
-"""A finished run as the measures see it: its folder, models, images; each made when first asked for and kept."""
+"""A finished run opened for measures: its folder, models and images, each loaded when first used."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,8 +20,7 @@ from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
 from unskew.round.algorithm import Algorithm
-from unskew.round.client import IMAGES_AT_ONCE as CHUNK
-from unskew.round.client import ClientSide
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.runs import config as configs
 from unskew.runs import recorded, replay
 from unskew.runs.checkpoint import MEMORIES, open_memories
@@ -31,15 +30,12 @@ from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Prepared
 from unskew.runs.result import Result, read_result
 
-Say = Callable[[str, int, int], None]  # what is being done, how much of it, of how much
+Say = Callable[[str, int, int], None]  # progress: the stage, how much is done, of how much
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """What the model makes of the test images: features [n, d], true classes [n], predictions [n] by classifier.
-
-    All of it is on the CPU, whatever the network computes on.
-    """
+    """The model's outputs on the test images: features [n, d], true classes [n], predictions [n] by classifier."""
 
     features: Tensor
     labels: Tensor
@@ -47,7 +43,7 @@ class Outputs:
 
 
 class FinishedRun:
-    """One run under study. ``close`` ends the worker processes that it may have started."""
+    """A finished run, read from its folder. ``close`` ends the worker processes that it may have started."""
 
     def __init__(
         self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
@@ -64,7 +60,7 @@ class FinishedRun:
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
         self._engine: Engine | None = None
-        self.notes: list[str] = []  # what a reader of the figures must know
+        self.notes: list[str] = []  # what a reader of the charts must know
 
     def __enter__(self) -> "FinishedRun":
         return self
@@ -85,12 +81,12 @@ class FinishedRun:
 
     @cached_property
     def holdings(self) -> Holdings:
-        """Who holds what; no data set is needed."""
+        """How many examples of each class every client has; no data set is needed."""
         return read_holdings(self.path / "partition.npz")
 
     @cached_property
     def prepared(self) -> Prepared:
-        """The federation as it was, or Missing where its data set is not at hand."""
+        """The federation as it was; raises Missing where its data set is not available."""
         if self._lacking is not None:
             raise self._lacking
         try:
@@ -102,12 +98,12 @@ class FinishedRun:
 
     @property
     def without_data(self) -> bool:
-        """Whether the data set was wanted and is not at hand."""
+        """Whether the data set was needed and is not available."""
         return self._lacking is not None
 
     @property
     def at_hand(self) -> bool:
-        """Whether the data set is at hand."""
+        """Whether the data set is available."""
         with suppress(Missing):
             return self.prepared is not None
         return False
@@ -133,12 +129,12 @@ class FinishedRun:
 
     @cached_property
     def weights(self) -> Tensors:
-        """The run's final weights by the network's own names, without a data set; as anybody may use them."""
+        """The run's final weights by the network's own names, without a data set."""
         file = self.path / "model.safetensors"
-        found = read_model(file)
-        if tensors.sha256(found) != self.result.weights_sha256:
-            raise UserError(f"{file} does not hold the weights that result.json speaks of")
-        return found
+        weights = read_model(file)
+        if tensors.sha256(weights) != self.result.weights_sha256:
+            raise UserError(f"{file} does not have the weights of result.json; it was changed")
+        return weights
 
     @property
     def classifier_weight(self) -> Tensor:
@@ -153,17 +149,17 @@ class FinishedRun:
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
         """The calibrated classifiers' tensors by name; one that cannot be read is left out, with a note."""
-        found = {}
+        classifiers = {}
         for name in self.result.calibrations:
             try:
-                found[name] = read_calibration(self.path, name)
+                classifiers[name] = read_calibration(self.path, name)
             except UserError as error:
                 self.notes.append(f"the calibration {name} is left out: {error}")
-        return found
+        return classifiers
 
     @property
     def classes(self) -> list[str]:
-        """The classes' names; their numbers where the data set is not at hand."""
+        """The classes' names; their numbers where the data set is not available."""
         try:
             return list(self.images.classes)
         except Missing:
@@ -171,7 +167,7 @@ class FinishedRun:
 
     @property
     def engine(self) -> Engine:
-        """Where local models are made again."""
+        """Where local models are trained again."""
         if self._engine is None:
             self._engine = self.opened(open_memories(self.path) if self.remembered else None)
         return self._engine
@@ -189,7 +185,7 @@ class FinishedRun:
     @cached_property
     def outputs(self) -> Outputs:
         """Features and predictions on all test images, by the run's own classifier and each calibrated one."""
-        side, found, features = self.side, dict[str, list[Tensor]](), []
+        side, predicted, features = self.side, dict[str, list[Tensor]](), []
         side.load(self.model, training=False)
         pairs = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():
@@ -197,7 +193,7 @@ class FinishedRun:
             pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
         count = len(side.test.labels)
         with torch.no_grad():
-            for some in torch.split(torch.arange(count), CHUNK):
+            for some in torch.split(torch.arange(count), IMAGES_AT_ONCE):
                 self.say("classifying the test images", int(some[0]), count)
                 images, _ = side.test.batch(some)
                 known = {id(side.network.encoder): side.network.encoder(images)}
@@ -205,19 +201,19 @@ class FinishedRun:
                 for name, (encoder, classifier) in pairs.items():
                     inside = known[id(encoder)] if id(encoder) in known else encoder(images)
                     logits = classifier(inside.cpu() if name else inside)  # a calibrated one works on the CPU
-                    found.setdefault(name, []).append(logits.argmax(1).cpu())
-        joined = {name: torch.cat(parts) for name, parts in found.items()}
+                    predicted.setdefault(name, []).append(logits.argmax(1).cpu())
+        joined = {name: torch.cat(batches) for name, batches in predicted.items()}
         return Outputs(torch.cat(features), side.test.labels.cpu(), joined)
 
     def state(self, number: int | None = None) -> ServerState:
-        """The server's state after that round (None: the last): as it was kept, or made again by training up to it."""
+        """The server's state after that round (None: the last): as it was kept, or by training again up to it."""
         number = self.config.rounds if number is None else number
         if number not in self._states:
             self._states[number] = replay.state_after(self, number)
         return self._states[number]
 
     def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
-        """By client, what it makes of the server's model in the round after that one; at most so many clients."""
+        """By client, its local model of the round after that one; at most ``most`` clients."""
         number = self.config.rounds if number is None else number
         if most < 1:
             raise UserError(f"clients={most}: give at least one")
@@ -230,5 +226,5 @@ class FinishedRun:
         return self.config.rounds if round == -1 else round
 
 
-def _silent(words: str, done: int, total: int) -> None:
+def _silent(stage: str, done: int, total: int) -> None:
     return

@@ -1,0 +1,243 @@
+"""A measure of one's own, in one file outside the package: from the command line, from Python, and when it is wrong."""
+
+import importlib
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import unskew
+from analysis.finished import changed, copied, done, finished_run, known, measured, refused
+from unskew.analysis import Comparison, Measure
+from unskew.analysis.elements import Choice, Column, Table
+from unskew.charts import Bars, Chart
+from unskew.core.errors import Missing, UserError
+
+DOCS = Path(__file__).parents[2] / "docs" / "analysis.md"
+EXAMPLE = next(
+    block for block in re.findall(r"^```python\n(.*?)^```", DOCS.read_text(), re.M | re.S) if "def entropy" in block
+)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Write a module that only this test can import; its name."""
+
+    def write(code: str, name: str = "mine_in_a_test") -> str:
+        (tmp_path / f"{name}.py").write_text(code)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        return name
+
+    yield write
+    sys.modules.pop("mine_in_a_test", None)
+
+
+def one_fact(**fields) -> str:
+    """A module with a small measure, some of its fields replaced by other code."""
+    whole = {
+        "name": '"fact"', "values": "Fact", "take": "lambda run: Fact(1.5)", "draw": "draw",
+        "findings": 'lambda values: [f"It is {values.fact}."]',
+    } | fields  # fmt: skip
+    inside = ", ".join(f"{name}={code}" for name, code in whole.items())
+    return f"""
+from dataclasses import dataclass
+import torch
+from unskew.analysis import Measure
+from unskew.charts import Bars, Chart, Line
+from unskew.core.errors import Missing
+
+@dataclass(frozen=True)
+class Fact:
+    fact: float
+
+def draw(values):
+    return [Chart("bar", "A bar", "One bar.", [Bars([0], [values.fact])])]
+
+def nothing_there(run):
+    raise Missing("this run has no facts")
+
+def number():
+    return 3
+
+def fact(knob: int = 1):
+    return Measure({inside})
+"""
+
+
+# As the documentation has it
+
+
+def test_the_example_of_the_docs_is_taken_and_drawn_from_the_command_line(run, capsys, mine):
+    name = mine(EXAMPLE)
+    said = done(capsys, "analyse", run, f"{name}:entropy", f"{name}:entropy(bins=5)")
+    assert re.search(rf"^{name}:entropy: A client's labels have \d\.\d\d bits of entropy on average\.$", said, re.M)
+    files = {file.name for file in (run / "figures").iterdir()}
+    assert files == {
+        f"{name}-entropy{knobs}{end}" for knobs in ("", "-bins-5") for end in (".json", "-histogram.svg")
+    }  # fmt: skip
+    values = json.loads((run / "figures" / f"{name}-entropy-bins-5.json").read_text())["values"]
+    assert sum(values["counts"]) == 5
+    assert len(values["counts"]) == 5
+
+
+def test_the_example_is_a_section_of_the_report_after_the_others(run, capsys, mine):
+    name = mine(EXAMPLE)
+    said = done(capsys, "report", run, "--only", f"{name}:entropy", "--only", "skew")
+    page = (run / "report.html").read_text()
+    assert "bits of entropy on average" in said
+    assert page.index('id="skew"') < page.index("Label entropy of clients")
+    assert ">Label entropy</h2>" in page
+
+
+def test_from_python_it_is_a_text_or_a_value(run, mine):
+    name = mine(EXAMPLE)
+    text = f"{name}:entropy(bins=5)"
+    by_name = unskew.analyse(run, text)[text]
+    measure = importlib.import_module(name).entropy(bins=5)
+    by_value = unskew.analyse(run, measure)["entropy"]
+    assert by_name.values.counts == by_value.values.counts
+    assert by_name.findings == by_value.findings
+    assert [chart.name for chart in by_value.charts] == ["entropy-histogram"]
+    made = unskew.write_report(run, only=[measure], out=run / "mine.html")
+    assert [section.name for section in made.sections] == ["entropy", "cost", "made"]
+
+
+def test_its_values_are_stored_and_used_until_its_file_changes(run, mine):
+    text = f"{mine(EXAMPLE)}:entropy"
+    with finished_run(run) as opened:
+        first = measured(opened, text)
+        assert known(opened, text).values == first.values
+        stored = run / "figures" / "mine_in_a_test-entropy.json"
+        changed(stored, lambda content: content.update(notes=["seen before"]))
+        assert measured(opened, text, again=False).notes == ("seen before",)
+        file = run.parent / "mine_in_a_test.py"
+        file.write_text(file.read_text() + "\n# one more line\n")
+        assert known(opened, text) is None
+        assert measured(opened, text, again=False).notes == ()
+
+
+# What a measure can say of itself
+
+
+def a_measure(**fields) -> Measure:
+    module = {}
+    exec(compile(one_fact(), "fact", "exec"), {"__name__": "fact"} | module, module)
+    values = module["Fact"]
+    whole = {"name": "fact", "values": values, "take": lambda run: values(1.5)}
+    return Measure(**(whole | fields))
+
+
+def test_choices_and_tables_are_on_its_page_and_charts_have_its_name(run):
+    chart = Chart("bar", "A bar", "One bar.", [Bars([0], [1])])
+    table = Table("Facts", [Column("fact")], [["true"]])
+    measure = a_measure(show=lambda run, values: [chart, Choice("kind", {"a": chart}), table])
+    made = unskew.write_report(run, only=[measure], out=run / "page.html")
+    bar, choice, shown = made.sections[0].elements
+    assert bar.name == choice.options["a"].name == "fact-bar"
+    assert shown is table
+
+
+def test_it_compares_runs_if_it_says_how(run, finished, tmp_path):
+    other = copied(finished, tmp_path, "other")
+    alone = a_measure()
+    with pytest.raises(UserError, match="--only fact: it does not compare runs; a comparison shows skew"):
+        unskew.write_report(run, other, only=[alone], out=tmp_path / "both.html")
+    together = Comparison(
+        title="Facts", text="", draw=lambda runs: [Chart("facts", "Facts", ", ".join(runs), [Bars([0], [1])])],
+        findings=lambda runs: [f"{len(runs)} facts."],
+    )  # fmt: skip
+    made = unskew.write_report(run, other, only=[replace(alone, compare=together)], out=tmp_path / "both.html")
+    assert made.sections[-1].title == "Facts"
+    assert made.sections[-1].elements[0].alt == "run, other"
+    assert made.findings[-1] == "2 facts."
+
+
+def test_a_run_that_lacks_something_is_said_on_the_page_and_by_analyse(run, capsys, mine):
+    name = f"{mine(one_fact(take='nothing_there'))}:fact"
+    assert "this run has no facts" in refused(capsys, "analyse", run, name)
+    assert "not shown: fact: this run has no facts" in done(capsys, "report", run, "--only", name)
+
+
+# When it is wrong
+
+WRONG = {
+    "take raises": ({"take": "lambda run: 1 / 0"}, r"take failed: ZeroDivisionError: .*mine_in_a_test.py, line \d+"),
+    "a library raises": (
+        {"take": "lambda run: Fact(torch.zeros(2) @ torch.zeros(3))"},
+        r"take failed: .*mine_in_a_test.py, line \d+",
+    ),
+    "take gives something else": ({"take": "lambda run: 3"}, "take gives a int; its values are declared as Fact"),
+    "draw raises": ({"draw": "lambda values: values.more"}, "draw failed: AttributeError"),
+    "draw gives no list": ({"draw": "lambda values: 3"}, "draw gives a int; give a list of Chart"),
+    "draw gives words": ({"draw": "lambda values: ['a']"}, "draw gives a list with a str; wanted: Chart"),
+    "a chart cannot be drawn": (
+        {"draw": "lambda values: [Chart('a', 'A', '', [Line([0], ['high'])])]"},
+        "findings or draw failed: ",
+    ),
+    "two charts of one name": ({"draw": "lambda values: 2 * draw(values)"}, "two charts are named"),
+    "findings is one text": ({"findings": "lambda values: 'It is so.'"}, "findings gives a str; give a list of str"),
+    "findings raises": ({"findings": "lambda values: values[0]"}, "findings failed: TypeError"),
+    "NaN": ({"take": "lambda run: Fact(float('nan'))"}, "fact is NaN or infinite"),
+    "NaN in a list": ({"take": "lambda run: Fact([1, {'a': float('inf')}])"}, r"fact\[1\]\.a is NaN or infinite"),
+    "a tensor": ({"take": "lambda run: Fact(torch.zeros(2))"}, "fact is a Tensor; values are numbers, texts, lists"),
+    "keys that are no texts": ({"take": "lambda run: Fact({1: 2})"}, "has the key 1; keys of a dict are texts"),
+    "no dataclass": ({"values": "int"}, "values=<class 'int'> is not a dataclass"),
+    "no function": ({"take": "3"}, "take=3 is not a function"),
+    "a name of two words": ({"name": "'two words'"}, "the name 'two words' is not a word in lower case"),
+    "no name": ({"name": "None"}, "the name None is not a word in lower case"),
+    "an unknown field": ({"colour": "3"}, "fact failed: TypeError: .*colour"),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_wrong_with_it_is_one_message_and_nothing_is_stored(run, capsys, mine, how):
+    fields, message = WRONG[how]
+    name = mine(one_fact(**fields))
+    error = refused(capsys, "analyse", run, f"{name}:fact")
+    assert re.search(message, error), error
+    assert f"{name}:fact" in error
+    assert not list((run / "figures").glob("*.json")) if (run / "figures").exists() else True
+
+
+def test_what_is_wrong_with_it_is_one_message_of_the_report_too(run, capsys, mine):
+    name = mine(one_fact(draw="lambda values: values.more"))
+    assert "draw failed: AttributeError" in refused(capsys, "report", run, "--only", f"{name}:fact")
+    assert not (run / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("mine_in_a_test:facts", "cannot be imported"),
+        ("no_such_module:fact", "cannot be imported"),
+        ("mine_in_a_test:number", "it gives a int; return a Measure"),
+        ("mine_in_a_test:fact(knobs=3)", "has no knob 'knobs'; did you mean 'knob'?"),
+        ("mine_in_a_test:fact(knob=high)", "knob must be a whole number, high given"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused(run, capsys, mine, text, message):
+    mine(one_fact())
+    assert message in refused(capsys, "analyse", run, text)
+
+
+def test_a_value_may_not_take_the_name_of_a_measure_of_ours(run):
+    with pytest.raises(UserError, match="measure skew: there is a measure of this name already"):
+        unskew.analyse(run, a_measure(name="skew"))
+    with pytest.raises(UserError, match="gives a int; return a Measure"):
+        unskew.analyse(run, 3)
+
+
+def test_a_page_shows_a_measure_once(run):
+    with pytest.raises(UserError, match=r"cka\(clients=3\): cka is chosen already"):
+        unskew.write_report(run, only=["cka", "cka(clients=3)"])
+    assert not (run / "report.html").exists()
+
+
+def test_missing_is_still_missing_from_a_measure_outside(run, mine):
+    with finished_run(run) as opened, pytest.raises(Missing, match="no facts"):
+        measured(opened, f"{mine(one_fact(take='nothing_there'))}:fact")
