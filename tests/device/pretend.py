@@ -60,6 +60,10 @@ class PretendTensor(Tensor):
         return self.home.device
 
     @property
+    def is_meta(self):
+        return False
+
+    @property
     def is_cuda(self):
         return self.device.type == "cuda"
 
