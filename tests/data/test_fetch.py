@@ -226,13 +226,13 @@ def test_an_interrupted_download_leaves_nothing(tmp_path, server):
 
 @pytest.mark.parametrize("name", ["digits", "folder:pictures", "arrays:set.npz"])
 def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
-    assert "nothing is to be fetched" in refused(name, tmp_path, None)
+    assert "there is nothing to fetch" in refused(name, tmp_path, None)
 
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):
     assert "did you mean 'cifar10'?" in refused("cifar11", tmp_path, None)
     assert "does not read it yet" in refused("landmarks", tmp_path, None)
-    assert "is no web address" in refused("cifar10", tmp_path, "file:///etc")
+    assert "is not a web address" in refused("cifar10", tmp_path, "file:///etc")
 
 
 def test_every_published_set_can_be_fetched_by_checksum():

@@ -120,7 +120,7 @@ def test_a_size_that_is_none_is_refused(pictures, size):
 
 def test_a_file_that_is_no_picture_is_named(pictures):
     (pictures / "cat" / "notes.txt").write_text("no picture")
-    assert f"{pictures / 'cat' / 'notes.txt'} is no picture" in refused(folders.load_folder, pictures)
+    assert f"{pictures / 'cat' / 'notes.txt'} is not a picture" in refused(folders.load_folder, pictures)
 
 
 @pytest.mark.parametrize("kind", ["png", "jpg", "gif", "bmp"])
@@ -147,7 +147,7 @@ def test_an_empty_class_and_a_class_only_in_test_are_refused(tmp_path):
 
 
 def test_folders_of_the_wrong_depth_are_refused(tmp_path):
-    assert "holds no folders" in refused(folders.load_folder, tmp_path)
+    assert "has no folders" in refused(folders.load_folder, tmp_path)
     paint(tmp_path / "test" / "b" / "1.png")
     assert "is a folder inside a class folder" in refused(folders.load_folder, tmp_path)
     assert "is not a folder" in refused(folders.load_folder, tmp_path / "absent")

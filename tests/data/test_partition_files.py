@@ -83,14 +83,14 @@ def test_a_changed_artefact_is_detected(tmp_path):
     [
         ({"client": ARRAYS["client"].astype(float)}, "whole numbers"),
         ({"client": ARRAYS["client"][None]}, "whole numbers"),
-        ({"client": ARRAYS["client"] - 2}, "clients must lie between"),
-        ({"clients": np.array(7)}, "clients must lie between"),
-        ({"clients": np.array(-1)}, "clients must lie between"),
-        ({"clients": np.array([1, 2])}, "no partition of ours"),
+        ({"client": ARRAYS["client"] - 2}, "clients must be between"),
+        ({"clients": np.array(7)}, "clients must be between"),
+        ({"clients": np.array(-1)}, "clients must be between"),
+        ({"clients": np.array([1, 2])}, "not a partition of ours"),
         ({"clients": np.array(9)}, "was changed"),
         ({"hash": np.array("abc")}, "was changed"),
         ({"names": np.array(["a", "b"])}, "2 names for 8 clients"),
-        ({"seed": np.array("first")}, "no partition of ours"),
+        ({"seed": np.array("first")}, "not a partition of ours"),
     ],
 )
 def test_an_artefact_with_a_wrong_field_is_refused_by_name(tmp_path, change, says):
@@ -108,7 +108,7 @@ def test_an_artefact_for_other_data_is_refused(tmp_path):
 
 
 def test_a_foreign_npz_is_refused_and_nothing_is_unpickled(tmp_path):
-    with pytest.raises(UserError, match=r"p\.npz is no partition of ours: it lacks client"):
+    with pytest.raises(UserError, match=r"p\.npz is not a partition of ours: it lacks client"):
         read(saved(tmp_path / "p.npz", {"images": np.zeros(3)}))
     np.savez(tmp_path / "o.npz", client=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"o\.npz is damaged"):
@@ -174,7 +174,7 @@ def test_user_ids_may_be_any_text():
 def test_a_csv_of_some_examples_leaves_the_rest_to_nobody_and_notes_it():
     found = from_text("user_id,image_id,class\na,3,4\nb,0,6\n")
     assert found.client.tolist() == [1, -1, -1, 0]
-    assert found.notes == ("2 of 4 training examples are in no row of the file: nobody holds them",)
+    assert found.notes == ("2 of 4 training examples are in no row of the file and belong to no client",)
 
 
 HEADER = "user_id,image_id,class\n"
@@ -185,17 +185,17 @@ HEADER = "user_id,image_id,class\n"
     [
         ("", "it lacks user_id, image_id, class"),
         ("user_id,image\n1,2\n", "it lacks image_id, class"),
-        (HEADER, "holds a header and no rows"),
+        (HEADER, "has a header and no rows"),
         (HEADER + "a,0\n", "line 2: 2 fields, the header has 3"),
         (HEADER + "a,0,6\nb,x.jpg,9\n", "line 3: image_id must be a whole number, 'x.jpg' given"),
         (HEADER + "a,0,frog\n", "line 2: class must be a whole number, 'frog' given"),
         (HEADER + "a,0,6\nb,4,9\n", "line 3: image_id 4 is outside the training set, whose rows are 0 to 3"),
         (HEADER + "a,-1,6\n", "line 2: image_id -1 is outside"),
         (HEADER + "a,99999999999999999999,6\n", "line 2: image_id 99999999999999999999 is outside"),
-        (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 stands there a second time"),
+        (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 is there a second time"),
         (HEADER + "a,0,6\nb,1,8\nc,3,0\n", "line 3: image_id 1 is of class 8 there and 9 in the training set"),
-        (HEADER.encode() + b"\xff,0,6\n", "no CSV in UTF-8"),
-        (b"\x89PNG\r\n\x1a\n\x00", "no CSV in UTF-8"),
+        (HEADER.encode() + b"\xff,0,6\n", "not a CSV in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\x00", "not a CSV in UTF-8"),
     ],
 )
 def test_a_wrong_csv_is_refused_at_its_first_wrong_line(text, says):

@@ -288,9 +288,9 @@ def test_other_ends_cannot_be_cut_and_say_so():
     shared = made(
         lambda s, c: nn.Sequential(nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, c))
     )
-    for layers in (2, 3):  # one ReLU runs in two places, so what entered it is not known
-        with pytest.raises(UserError, match="do not run one after another"):
-            cut(shared, layers)
+    cut(shared, 3)
+    with pytest.raises(UserError, match="do not run one after another"):  # one ReLU runs in two places
+        cut(shared, 2)
 
 
 def test_every_parameter_belongs_to_a_named_layer():

@@ -73,16 +73,16 @@ DOWNLOADS = {
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report) -> Path:
-    """Download a set below ``data_dir`` and give the folder it lies in; what is there and reads whole is left alone.
+    """Download a set below ``data_dir`` and give its folder; what is there and reads whole is left alone.
 
-    ``mirror`` replaces the published address up to the file's name. ``report`` starts anew with every file.
+    ``mirror`` replaces the published address up to the file's name. ``report`` starts again with every file.
     """
     if name == "digits" or name.startswith(tuple(sources.OWN)):
-        where = "it lies inside scikit-learn" if name == "digits" else "it is read from where it lies"
-        raise UserError(f"{name}: nothing is to be fetched, {where}; use it as --data {name}")
+        where = "it is inside scikit-learn" if name == "digits" else "it is read from where it is"
+        raise UserError(f"{name}: there is nothing to fetch, {where}; use it as --data {name}")
     source = sources.find(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
-        raise UserError(f"mirror {mirror!r} is no web address; give one that starts with http:// or https://")
+        raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
     if (there := _there(source, data_dir)) is not None:
         return there
     download = DOWNLOADS[name]
@@ -102,12 +102,12 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report) -> P
 
 
 def _there(source: Source, data_dir: Path) -> Path | None:
-    """Where the set already lies, if all of it reads whole."""
+    """Where the set already is, if all of it reads whole."""
     try:
-        found = sources.locate(source, data_dir)
+        files = sources.locate(source, data_dir)
     except UserError:
         return None
-    return found.folder if all(f.whole for f in sources.check(source.name, data_dir)) else None
+    return files.folder if all(f.whole for f in sources.check(source.name, data_dir)) else None
 
 
 @contextmanager

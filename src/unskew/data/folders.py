@@ -22,7 +22,7 @@ Classes = dict[str, list[Path]]  # the files of each class
 
 
 def load_folder(text: str) -> ImageSet:
-    """``DIR`` or ``DIR?size=64``: a folder a class, perhaps inside train/ and test/; decoded as they lie.
+    """``DIR`` or ``DIR?size=64``: a folder for each class, perhaps inside train/ and test/; decoded as they are.
 
     Pictures must have one size, or ``size`` scales the shorter side to it (bilinear) and crops the centre.
     Grey if all pictures are grey, RGB otherwise; transparency is dropped; EXIF rotation is not applied.
@@ -42,10 +42,10 @@ def load_folder(text: str) -> ImageSet:
 def _parse(text: str) -> tuple[Path, int | None]:
     name, asked, query = text.partition("?size=")
     if asked and not (query.isascii() and query.isdigit() and 1 <= int(query[:6]) <= 4096):
-        raise UserError(f"folder:{text}: size={query} is no size; give 1 to 4096, as in ?size=64")
+        raise UserError(f"folder:{text}: size={query} is not a size; give 1 to 4096, as in ?size=64")
     directory = Path(name).expanduser()
     if not name or not directory.is_dir():
-        raise UserError(f"folder:{text}: {name!r} is not a folder; give one that holds a folder a class")
+        raise UserError(f"folder:{text}: {name!r} is not a folder; give one that has a folder for each class")
     return directory, int(query) if asked else None
 
 
@@ -86,10 +86,10 @@ def _beside(directory: Path) -> list[str]:
 
 
 def _list_classes(directory: Path) -> Classes:
-    found = {p.name: _visible(p) for p in _visible(directory) if p.is_dir()}
-    if not found:
-        raise UserError(f"{directory} holds no folders; put each class's pictures in a folder of its name")
-    for name, files in found.items():
+    classes = {p.name: _visible(p) for p in _visible(directory) if p.is_dir()}
+    if not classes:
+        raise UserError(f"{directory} has no folders; put each class's pictures in a folder of its name")
+    for name, files in classes.items():
         if not files:
             raise UserError(f"{directory / name} is empty; put pictures there or remove the folder")
         inner = next((p for p in files if p.is_dir()), None)
@@ -98,14 +98,14 @@ def _list_classes(directory: Path) -> Classes:
                 f"{inner} is a folder inside a class folder; wanted: DIR/CLASS/picture, "
                 "or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
             )
-    return found
+    return classes
 
 
 def _open(path: Path) -> Image.Image:
     try:
         return Image.open(path)
     except _UNREADABLE as error:
-        raise UserError(f"{path} is no picture ({type(error).__name__}); remove or replace it") from error
+        raise UserError(f"{path} is not a picture ({type(error).__name__}); remove or replace it") from error
 
 
 def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple[bool, tuple[int, int]]:

@@ -231,8 +231,8 @@ def partition(
     if clients is not None and clients < 1:
         raise UserError(f"{clients} clients: give at least 1")
     if text.strip().startswith("file:"):
-        found = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
-        return _agree(replace(found, scheme=text.strip()), clients)
+        kept = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
+        return _agree(replace(kept, scheme=text.strip()), clients)
     call = _single(text)
     if call.name == "users":
         apply(call, lambda: None, "partition")
@@ -284,12 +284,12 @@ def _canonical(name: str, scheme: Scheme) -> str:
     return str(Call(name, (), knobs, 0, ""))
 
 
-def _agree(found: Partition, clients: int | None) -> Partition:
+def _agree(made: Partition, clients: int | None) -> Partition:
     """The partition, if it has as many clients as were asked for."""
-    if clients is not None and clients != found.clients:
+    if clients is not None and clients != made.clients:
         given = f"{clients} were asked for; leave --clients out"
-        raise UserError(f"partition {found.scheme} has {found.clients} clients, {given}")
-    return found
+        raise UserError(f"partition {made.scheme} has {made.clients} clients, {given}")
+    return made
 
 
 def _by_class(labels: Ints, key: Key) -> Ints:

@@ -38,8 +38,8 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
 
     Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7.
     """
-    found, inverse = np.unique(users, return_inverse=True)
-    ids: list[str] = found.tolist()
+    unique, inverse = np.unique(users, return_inverse=True)
+    ids: list[str] = unique.tolist()
     if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
         rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by digits, then as text: by number
         inverse = np.argsort(rank)[inverse]
@@ -80,12 +80,12 @@ def from_arrays(
     wanted = ("client", "clients", "scheme", "seed", "hash", "counts")
     missing = [field for field in wanted if field not in arrays]
     if missing:
-        raise UserError(f"{name} is no partition of ours: it lacks {', '.join(missing)}")
+        raise UserError(f"{name} is not a partition of ours: it lacks {', '.join(missing)}")
     client, names = arrays["client"], arrays.get("names")
     if client.ndim != 1 or client.dtype.kind != "i":
-        raise UserError(f"{name} is no partition of ours: client must be a row of whole numbers")
+        raise UserError(f"{name} is not a partition of ours: client must be a row of whole numbers")
     try:
-        found = Partition(
+        partition = Partition(
             client=client.astype(np.int32),
             clients=int(arrays["clients"].item()),
             scheme=str(arrays["scheme"]),
@@ -95,27 +95,27 @@ def from_arrays(
             notes=tuple(map(str, arrays["notes"].tolist())) if "notes" in arrays else (),
         )
     except (ValueError, TypeError) as error:
-        raise UserError(f"{name} is no partition of ours: {error}") from error
-    found.client.flags.writeable = False
-    if found.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < found.clients:
-        raise UserError(f"{name} is no partition of ours: clients must lie between 0 and {found.clients - 1}")
-    if found.hash != str(arrays["hash"]):
+        raise UserError(f"{name} is not a partition of ours: {error}") from error
+    partition.client.flags.writeable = False
+    if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
+        raise UserError(f"{name} is not a partition of ours: clients must be between 0 and {partition.clients - 1}")
+    if partition.hash != str(arrays["hash"]):
         raise UserError(
-            f"{name} was changed after it was made: its hash is {found.hash[:12]}…, it says "
-            f"{str(arrays['hash'])[:12]}…; make it anew (scheme {found.scheme}, seed {found.seed})"
+            f"{name} was changed after it was made: its hash is {partition.hash[:12]}…, it says "
+            f"{str(arrays['hash'])[:12]}…; make a new one (scheme {partition.scheme}, seed {partition.seed})"
         )
-    if names is not None and len(names) != found.clients:
-        raise UserError(f"{name} was changed after it was made: {len(names)} names for {found.clients} clients")
+    if names is not None and len(names) != partition.clients:
+        raise UserError(f"{name} was changed after it was made: {len(names)} names for {partition.clients} clients")
     if len(client) != len(labels):
         raise UserError(
             f"{name} deals out {len(client)} examples, the training set has {len(labels)}; was it made for other data?"
         )
-    if not np.array_equal(arrays["counts"], np.stack(cells(found.client, labels, classes), axis=1)):
+    if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
         raise UserError(
             f"{name} was made for {len(client)} examples with other labels than the training set's; "
-            f"take the data set it was made for, or make it anew"
+            f"take the data set it was made for, or make a new one"
         )
-    return found
+    return partition
 
 
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
@@ -131,10 +131,10 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
         with np.load(io.BytesIO(content), allow_pickle=False) as archive:
             arrays = {field: archive[field] for field in archive.files}
     except DAMAGED as error:
-        raise UserError(f"{path} is damaged, or no partition of ours: {error}") from error
-    found = from_arrays(arrays, labels, classes, name=str(path))
-    made = f"made as {found.scheme} with seed {found.seed}"
-    return found if made in found.notes else replace(found, notes=(*found.notes, made))
+        raise UserError(f"{path} is damaged, or not a partition of ours: {error}") from error
+    partition = from_arrays(arrays, labels, classes, name=str(path))
+    made = f"made as {partition.scheme} with seed {partition.seed}"
+    return partition if made in partition.notes else replace(partition, notes=(*partition.notes, made))
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,25 +154,25 @@ def read_holdings(file: Path) -> Holdings:
     try:
         with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
             arrays = {field: archive[field] for field in archive.files}
-        client, names, found = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
+        client, names, counts = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
         partition = Partition(client.astype(np.int32), int(arrays["clients"].item()), str(arrays["scheme"]), 0)
         sizes = np.bincount(client[client >= 0], minlength=partition.clients).astype(np.int64)
         if partition.hash != str(arrays["hash"]) or not np.array_equal(
-            np.bincount(found[:, 0], found[:, 2], minlength=partition.clients), sizes
+            np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes
         ):
             raise ValueError("it was changed after it was made")
-        said = None if names is None else tuple(map(str, names.tolist()))
-        return Holdings(partition.scheme, said, sizes, found, float(arrays["emd"].item()), partition.hash)
+        users = None if names is None else tuple(map(str, names.tolist()))
+        return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
-        raise UserError(f"{file} is not there; without it nobody knows which client holds what") from None
+        raise UserError(f"{file} is not there; without it, which client has what is not known") from None
     except (*DAMAGED, TypeError, IndexError) as error:
-        raise UserError(f"{file} is damaged, or no partition of ours: {error}") from error
+        raise UserError(f"{file} is damaged, or not a partition of ours: {error}") from error
 
 
 def from_csv(content: bytes, labels: Ints, *, name: str, seed: int) -> Partition:
     """The published form: a row an example; image_id is its row in the training set, counted from 0.
 
-    User ids are any text. Examples that no row names are held by nobody, and counted in the notes.
+    User ids are any text. Examples that no row names belong to no client, and are counted in the notes.
     """
     users, images, classes, lines = _columns(content, name)
     rows = len(labels)
@@ -185,7 +185,7 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int) -> Partition
     order = np.argsort(image_ids, kind="stable")
     twice = np.sort(order[1:][image_ids[order][1:] == image_ids[order][:-1]])
     if len(twice):
-        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {images[twice[0]]} stands there a second time")
+        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {images[twice[0]]} is there a second time")
     for line, image, given in zip(lines, images, classes, strict=True):
         if given != labels[image]:
             raise UserError(
@@ -197,12 +197,12 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int) -> Partition
     client[image_ids] = owner
     client.flags.writeable = False
     left = rows - len(images)
-    notes = (f"{left} of {rows} training examples are in no row of the file: nobody holds them",) if left else ()
+    notes = (f"{left} of {rows} training examples are in no row of the file and belong to no client",) if left else ()
     return Partition(client, len(names), f"file:{name}", seed, names, notes=notes)
 
 
 def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, str]]:
-    """The partition in the published form, header first, by image_id; examples held by nobody have no row."""
+    """The partition in the published form, header first, by image_id; examples of no client have no row."""
     yield COLUMNS
     for image in np.flatnonzero(partition.client >= 0).tolist():
         client = int(partition.client[image])
@@ -225,7 +225,7 @@ def _columns(content: bytes, name: str) -> tuple[list[str], list[int], list[int]
         missing = [column for column in COLUMNS if column not in header]
         if missing:
             raise UserError(
-                f"{name} is no partition we can read: an .npz of ours, or a CSV whose first line is "
+                f"{name} is not a partition we can read: an .npz of ours, or a CSV whose first line is "
                 f"{','.join(COLUMNS)}; it lacks {', '.join(missing)}"
             )
         user, image, label = (header.index(column) for column in COLUMNS)
@@ -239,9 +239,9 @@ def _columns(content: bytes, name: str) -> tuple[list[str], list[int], list[int]
             classes.append(_whole(row[label], "class", name, reader.line_num))
             lines.append(reader.line_num)
     except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} is no CSV in UTF-8: {error}") from error
+        raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
     if not lines:
-        raise UserError(f"{name} holds a header and no rows")
+        raise UserError(f"{name} has a header and no rows")
     return users, images, classes, lines
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.types import ImageSet, Split
-from unskew.data import arrays, binary, folders, pickles
+from unskew.data import arrays, binary, cifar_python, folders
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
@@ -25,14 +25,14 @@ NO_CHECKSUM = "no published checksum"
 DAMAGED = "does not read whole"
 LATER = ("cinic10", "inaturalist", "landmarks")
 OWN = {
-    "folder:": ("folder:DIR", "your own pictures, one folder a class", folders.load_folder),
+    "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
 }
 _OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
 
 @dataclass(frozen=True)
-class Found:
+class Files:
     """A set's files, all there."""
 
     layout: Layout
@@ -73,7 +73,7 @@ class Finding:
 
 
 def load(name: str, data_dir: Path | None) -> ImageSet:
-    """The image set of that name; ``data_dir`` is where published sets lie, None where the user named none."""
+    """The image set of that name; ``data_dir`` is where published sets are, None where the user named none."""
     for prefix, (_, _, read) in OWN.items():
         if name.startswith(prefix):
             return read(name.removeprefix(prefix))
@@ -82,13 +82,13 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
     source = find(name)
     if source.name == "digits":
         return _digits(source)
-    found = locate(source, data_dir)
-    train, strange = _read(source, found.layout, found.train)
-    test, also_strange = _read(source, found.layout, found.test)
-    notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, found)]
+    files = locate(source, data_dir)
+    train, strange = _read(source, files.layout, files.train)
+    test, also_strange = _read(source, files.layout, files.test)
+    notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, files)]
     if (len(train), len(test)) != source.sizes:
         published = f"the published set has {source.sizes[0]:,} and {source.sizes[1]:,}"
-        notes.append(f"{found.folder} holds {len(train):,} training and {len(test):,} test images; {published}")
+        notes.append(f"{files.folder} has {len(train):,} training and {len(test):,} test images; {published}")
     return ImageSet(name, source.classes, train, test, source.mean, source.std, source.augment, notes=tuple(notes))
 
 
@@ -121,11 +121,11 @@ def survey(data_dir: Path | None) -> list[Listing]:
 def check(name: str, data_dir: Path | None) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
     if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
-        found = locate(source, data_dir)
-        findings = [_examine(source, found.layout, path) for path in (*found.train, *found.test)]
+        files = locate(source, data_dir)
+        findings = [_examine(source, files.layout, path) for path in (*files.train, *files.test)]
         if not all(finding.whole for finding in findings):
             return findings
-        where = found.folder
+        where = files.folder
     else:
         own = name.startswith(tuple(OWN))
         findings, where = [], Path(name.partition(":")[2].partition("?size=")[0] if own else name)
@@ -138,8 +138,8 @@ def check(name: str, data_dir: Path | None) -> list[Finding]:
     return findings or [Finding(name if name == "digits" else str(where), size, NO_CHECKSUM, detail)]
 
 
-def locate(source: Source, data_dir: Path | None) -> Found:
-    """The first place where all files of one layout lie."""
+def locate(source: Source, data_dir: Path | None) -> Files:
+    """The first folder that has all files of one layout."""
     fetch = f"unskew data fetch {source.name} --data-dir DIR"
     if data_dir is None:
         raise UserError(
@@ -154,7 +154,7 @@ def locate(source: Source, data_dir: Path | None) -> Found:
         train, test = ([path for n in part if (path := files[n])] for part in (layout.train, layout.test))
         missing = [name for name, path in files.items() if path is None]
         if not missing:
-            return Found(layout, folder, tuple(train), tuple(test))
+            return Files(layout, folder, tuple(train), tuple(test))
         if len(missing) < len(files):
             partly = partly or f"{folder} lacks {', '.join(missing)}"
     if partly:
@@ -212,11 +212,11 @@ def _odd_files(strange: list[Path]) -> list[str]:
     return [f"{strange[0]} is not the published file{more} (by checksum); read as it is"] if strange else []
 
 
-def _odd_place(source: Source, found: Found) -> list[str]:
+def _odd_place(source: Source, files: Files) -> list[str]:
     twins = [t.name for t in _twins(source)]
-    if not twins or _named(source, found.folder):
+    if not twins or _named(source, files.folder):
         return []
-    return [f"{found.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
+    return [f"{files.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
 
 
 def _read(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
@@ -224,7 +224,7 @@ def _read(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Spli
     with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
         raws = list(pool.map(binary.read_file, paths))
         status = list(pool.map(partial(_checksum, source), paths, raws))
-    strange = [path for path, found in zip(paths, status, strict=True) if found == OTHER]
+    strange = [path for path, each in zip(paths, status, strict=True) if each == OTHER]
     images: Images
     if layout.kind == "idx":
         pixels, numbers = (_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
@@ -251,7 +251,7 @@ def _batch(source: Source, layout: Layout, path: Path, raw: bytes) -> tuple[Imag
     if layout.kind == "binary":
         return binary.cifar(raw, path, label_bytes=source.label_bytes, classes=classes)
     key = "labels" if source.label_bytes == 1 else "fine_labels"
-    return binary.cifar_python(pickles.read(raw, path), path, key=key, classes=classes)
+    return binary.cifar_python(cifar_python.read(raw, path), path, key=key, classes=classes)
 
 
 def _examine(source: Source, layout: Layout, path: Path) -> Finding:

@@ -132,7 +132,8 @@ def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: S
 def _run(module: nn.Module, name: str, shape: Shape) -> Any:
     """The module's output for two random images, in eval mode; modes are left as they were."""
     modes = {part: part.training for part in module.modules()}
-    images = torch.randn(2, *shape, generator=Key(0).fold("probe").torch())
+    like = next((value for value in module.parameters() if value.is_floating_point()), torch.zeros(()))
+    images = torch.randn(2, *shape, generator=Key(0).fold("probe").torch()).to(like.device, like.dtype)
     module.eval()
     try:
         with torch.no_grad(), seeded(Key(0)):

@@ -124,7 +124,7 @@ def as_pytorch_drew_them(call: Callable[[], Any], key: Key) -> frozenset[str]:
     memory is seen.
     """
     with seeded(key), _Writes() as log:
-        module = call()
+        module = guarded(call, "the model cannot be made a second time")
     names = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):

@@ -25,12 +25,14 @@ _GLOBALS = {
     ("_codecs", "encode"): "encode",
     **{(module, "bytes"): "bytes" for module in ("__builtin__", "builtins")},
 }
-_DTYPES = ("u1", "i8")  # pixels; labels that somebody saved as an array
+_DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\'\"nrt]))|(\\)")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _SCALARS = (type(None), bool, int, str, bytes)
 _LINE = 200  # of a name or a number, in bytes; strings may be longer
-_MOST = 1_000_000  # tuples, lists and dicts in a file; Python 3 writes a tuple for each file name at protocol 2
+_MAX_CONTAINERS = (
+    1_000_000  # tuples, lists and dicts in a file; Python 3 writes a tuple for each file name at protocol 2
+)
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ class _Machine:
         while (opcode := self.take(1)) != b".":
             action = _ACTIONS.get(opcode)
             if action is None:
-                self.refuse(f"is unsafe or damaged: opcode {opcode!r} is none that a batch of images needs")
+                self.refuse(f"is unsafe or damaged: opcode {opcode!r} is not one that a batch of images needs")
             self.containers += opcode in _CONTAINERS
-            if self.containers > _MOST:
-                self.refuse(f"is unsafe: it holds more than {_MOST:,} lists")
+            if self.containers > _MAX_CONTAINERS:
+                self.refuse(f"is unsafe: it has more than {_MAX_CONTAINERS:,} lists")
             action(self)
         top = self.pop()
         if self.stack or self.at != len(self.raw):
