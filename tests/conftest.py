@@ -16,6 +16,25 @@ sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
 
 
+# what fails first tells most: laws and golden values, then the parts, then whole commands, then the browser
+ORDER = (
+    "test_architecture laws golden core round engines calibration privacy data models runs analysis charts report "
+    "console loggers device test_docs e2e browser"
+).split()
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of a part stay together; parts come in the order above, unknown ones in the middle."""
+    place = {name: number for number, name in enumerate(ORDER)}
+    root = Path(__file__).parent
+
+    def when(item):
+        first = item.path.relative_to(root).parts[0].removesuffix(".py") if root in item.path.parents else ""
+        return place.get(first, len(ORDER) // 2)
+
+    items.sort(key=when)
+
+
 @pytest.fixture(scope="session")
 def real_data() -> Path:
     """A folder with the real image sets, for the tests that want them: UNSKEW_TEST_DATA names it."""

@@ -10,15 +10,13 @@ import torch
 
 from unskew.analysis.measure import Comparison, Measure
 from unskew.calibration.covariances import Full, Shared
+from unskew.calibration.federated import gathered_statistics
 from unskew.calibration.forecast import apart, forecast
 from unskew.calibration.forms import Form, statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
-from unskew.core import tensors
-from unskew.core.errors import Missing
-from unskew.core.types import Visit
-from unskew.round.jobs import job_text
+from unskew.core.errors import Missing, UserError
 from unskew.runs.recording import silhouette_of, some_features
 from unskew.runs.study import FinishedRun
 
@@ -79,17 +77,14 @@ def take_separability(run: FinishedRun) -> Separability:
     )
 
 
-def _gathered_statistics(run: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
-    engine = run.engine
-    visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    engine.progress = lambda done, total: run.say("class statistics", done, total)
+def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassStatistics:
+    run.engine.progress = lambda done, total: run.say("class statistics", done, total)
     try:
-        outcome = engine.map_sum(job_text("moments", ask.to_text()), run.model, visits, run.key.fold("moments"))
+        return gathered_statistics(run.engine, run.model, request, run.key)
+    except UserError as error:
+        raise Missing(str(error)) from error
     finally:
-        engine.progress = None
-    if outcome.failures:
-        raise Missing(f"client {outcome.failures[0].client}, class statistics: {outcome.failures[0].reason}")
-    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), ask.form)
+        run.engine.progress = None
 
 
 def draw_separability(values: Separability) -> list[Chart]:

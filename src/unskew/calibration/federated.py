@@ -1,7 +1,7 @@
 """Calibration of a federation: class statistics gathered from the clients through an engine, classifiers from them."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import Engine, PrivacyBudget, Sums, Tensors, Visit
+from unskew.core.types import Engine, PrivacyBudget, Tensors, Visit
 from unskew.models.cut import cut
 from unskew.privacy.fixed_point import Layout
 from unskew.privacy.noise import noisy
@@ -139,20 +139,10 @@ class Federation:
     def gather(self, request: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
         """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""
         shared = self.model if centres is None else self.model | {"centres": centres}
-        job, key = job_text("moments", request.to_text()), self.key.fold("moments")
-        visits = [Visit(client, 1.0) for client in self.engine.roster.inhabited.tolist()]
         if not self.algorithm.secure:
-            return ClassStatistics.gathered(self._asked(job, shared, visits, key), request.form)
-
+            return gathered_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
-        return secure_statistics(self.engine, shared, request, layout, visits, key)
-
-    def _asked(self, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Sums:
-        outcome = self.engine.map_sum(job, shared, visits, key)
-        if outcome.failures:
-            failure = outcome.failures[0]
-            raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
-        return tensors.under(outcome.sums, "stat/moments/")
+        return secure_statistics(self.engine, shared, request, layout, every_client(self.engine), self.key)
 
     def sent_bytes(self, request: StatisticsRequest) -> int:
         """What all clients together send: each only the classes it holds; all classes where they are masked."""
@@ -162,6 +152,21 @@ class Federation:
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
+
+
+def gathered_statistics(engine: Engine, shared: Tensors, request: StatisticsRequest, key: Key) -> ClassStatistics:
+    """The class statistics of all clients' features under the shared model, added up."""
+    job = job_text("moments", request.to_text())
+    outcome = engine.map_sum(job, shared, every_client(engine), key.fold("moments"))
+    if outcome.failures:
+        failure = outcome.failures[0]
+        raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
+    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), request.form)
+
+
+def every_client(engine: Engine) -> list[Visit]:
+    """A visit to every client that has examples."""
+    return [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
 
 
 def real_features(side: "ClientSide", needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
