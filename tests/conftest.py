@@ -18,8 +18,8 @@ torch.set_num_threads(1)
 
 # what fails first tells most: laws and golden values, then the parts, then whole commands, then the browser
 ORDER = [
-    "test_architecture", "laws", "golden", "core", "round", "engines", "calibration", "privacy", "data", "models", "runs",
-    "analysis", "charts", "report", "console", "loggers", "device", "test_docs", "e2e", "browser",
+    "test_architecture", "laws", "golden", "core", "round", "engines", "calibration", "privacy", "data", "models",
+    "runs", "analysis", "charts", "report", "console", "loggers", "device", "test_docs", "e2e", "browser",
 ]  # fmt: skip
 
 

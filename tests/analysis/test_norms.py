@@ -208,7 +208,7 @@ def test_many_clients_and_classes_take_no_table_of_all_of_them():
     row = {"round": 1, "norms": {"clients": [5, 7], "local": [[1.0] * classes] * 2, "server": [1.0] * classes}}
     opened = SimpleNamespace(
         holdings=held, classes=[str(c) for c in range(classes)], during=[row], notes=[], calibrated={},
-        weights={"classifier.weight": torch.eye(classes)},
+        classifier_weight=torch.eye(classes),
     )  # fmt: skip
     tracemalloc.start()
     try:

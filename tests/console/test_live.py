@@ -18,7 +18,7 @@ from test_screen import ROW, overview
 from federation import federation
 from unskew import engines
 from unskew.console import live
-from unskew.console.curve import MOST, Series, curve
+from unskew.console.curve import MAX_POINTS, Series, curve
 from unskew.console.live import View
 from unskew.console.screen import Screen
 from unskew.core.key import Key
@@ -97,7 +97,7 @@ def test_a_long_series_is_thinned_and_keeps_its_ends_and_its_course():
     series = Series()
     for number in range(1, 100_001):
         series.add(number, number / 100_000)
-    assert len(series.points) <= MOST
+    assert len(series.points) <= MAX_POINTS
     assert (series.points[0], series.points[-1]) == ((1, 1e-5), (100_000, 1.0))
     assert all(abs(value - number / 100_000) < 1e-9 for number, value in series.points)
     assert series.points == sorted(series.points)

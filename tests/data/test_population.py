@@ -32,7 +32,7 @@ def test_a_population_groups_examples_by_client_in_ascending_order():
     assert population.examples(0).tolist() == [1, 4]
     assert population.examples(1).tolist() == [0, 2, 5]
     assert population.sizes.tolist() == [2, 3]
-    assert [population.size(0), population.size(1)] == [2, 3]
+    assert [population.roster.size(0), population.roster.size(1)] == [2, 3]
     assert population.order.dtype == np.int32
     assert population.offsets.dtype == np.int64
 

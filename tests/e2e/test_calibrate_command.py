@@ -30,7 +30,7 @@ from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
 from unskew.privacy.fixed_point import Layout
 from unskew.privacy.noise import clipped, min_count, noisy
-from unskew.round.client import CHUNK
+from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs import config as configs
 from unskew.runs.folder import calibration_file
 from unskew.runs.prepare import prepare
@@ -213,8 +213,8 @@ def side(plain):
 def clients(plain, side):
     """The run's seed, its network, and each client's (images, labels) in batches."""
     held = [
-        [side.train.batch(some) for some in torch.tensor(side.population.examples(client)).long().split(CHUNK)]
-        for client in side.population.inhabited
+        [side.train.batch(some) for some in torch.tensor(side.population.examples(client)).long().split(IMAGES_AT_ONCE)]
+        for client in side.population.roster.inhabited
     ]
     return result(plain)["seed"], unskew.load(plain), held
 
@@ -451,9 +451,9 @@ WRONG = {
     "an unknown calibration": ("ccvx", None, "no method is called 'ccvx'; did you mean 'ccvr'?"),
     "an unknown knob": ("ccvr(per_clas=5)", None, "did you mean 'per_class'?"),
     "an impossible knob": ("ccvr(per_class=0)", None, "ccvr(per_class=0): give a number above 0"),
-    "a training method": ("fedprox", None, "'fedprox' changes the training (terms), which is over; name calibrations"),
+    "a training method": ("fedprox", None, "'fedprox' changes the training (blend), which is over; name calibrations"),
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
-    "both stages of fedeccr": ("fedeccr", None, "changes the training (terms), which is over"),
+    "both stages of fedeccr": ("fedeccr", None, "changes the training (blend), which is over"),
     "no name": ("", None, "give a calibration as a text such as ccvr"),
     "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda or oracle"),
     "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave secure out"),
@@ -546,9 +546,21 @@ def test_loading_damaged_weights_is_refused_too(run):
 
 
 REFUSED_RUNS = {
-    "a protection without calibration": ("fedavg + secure", [], "nothing is protected, for no calibration sends stat"),
-    "noise without calibration": ("fedavg + private", [], "nothing is protected, for no calibration sends statistics"),
-    "a minimum without calibration": ("fedavg + withhold", [], "nothing is protected, for no calibration sends stat"),
+    "a protection without calibration": (
+        "fedavg + secure",
+        [],
+        "there is nothing to protect, as no calibration sends stat",
+    ),
+    "noise without calibration": (
+        "fedavg + private",
+        [],
+        "there is nothing to protect, as no calibration sends statistics",
+    ),
+    "a minimum without calibration": (
+        "fedavg + withhold",
+        [],
+        "there is nothing to protect, as no calibration sends stat",
+    ),
     "an oracle that is protected": ("fedavg + oracle + private", [], "does not protect; leave"),
     "too many layers": ("fedavg + ccvr(layers=3)", [], "this network ends in 2 linear layers; give 1 to that many"),
     "everything withheld": ("fedavg + ccvr + withhold(500)", [], "no client would send anything; give"),

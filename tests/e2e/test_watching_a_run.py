@@ -88,7 +88,7 @@ def test_an_interrupt_leaves_the_terminal_tidy(tmp_path):
     assert terminal.end() == 130
     last = plain(terminal.text[terminal.text.rindex("accuracy on the test set") :])
     assert re.search(
-        r"test    [\d.]+%, loss [\d.]+, round \d+; best .*\n+unskew: interrupted; go on with: .*resume a\n$", last
+        r"test    [\d.]+%, loss [\d.]+, round \d+; best .*\n+unskew: interrupted; resume it with: .*resume a\n$", last
     )
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
 

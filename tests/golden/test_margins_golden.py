@@ -12,7 +12,7 @@ from test_objectives_golden import BOTH, CLOSE, HOLDS, distance, plainly, small
 from unskew import engines, methods
 from unskew.core.errors import UserError
 from unskew.core.types import Step
-from unskew.round import driver
+from unskew.round.evaluation import evaluate
 from unskew.round.objective import objective
 
 FEATURES = np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.8], [-0.6, 0.2, 1.5], [2.0, 0.1, 0.4]])
@@ -169,8 +169,8 @@ def test_evaluation_uses_plain_logits():
     state, results = plain.state(), []
     for method in ("fedavg", "fedlc", "fedrs", "balanced"):
         fed = plain.with_method(method)
-        engine = engines.open_engine("loop", fed.blueprint, fed.data, 1)
-        results.append(driver.evaluate(engine, state.tensors, len(fed.data["test/labels"]), fed.key))
+        engine = engines.open_engine("loop", engines.EngineSetup(fed.blueprint, fed.data, 1))
+        results.append(evaluate(engine, state.tensors, len(fed.data["test/labels"]), fed.key))
         engine.close()
     assert all(result == results[0] for result in results)
 

@@ -179,7 +179,7 @@ def test_clients_must_agree_with_the_array():
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
         ({"method": lambda algorithm: None}, "must give a function from Algorithm to Algorithm"),
         ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both want the server slot"),
-        ({"data": 3}, "data"),
+        ({"data": 3}, "data is a int; give an ImageSet"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_before_a_folder_is_made(options, message, tmp_path):

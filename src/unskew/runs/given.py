@@ -97,7 +97,9 @@ def description(value: Any) -> str:
 def _data(value: Any) -> tuple[str, ImageSet | None]:
     if callable(value) and (name := importable(value)):
         return name, None
-    images = value if isinstance(value, ImageSet) else image_set_from(value, name=type(value).__name__)
+    images = image_set_from(value, name="data")
+    if not isinstance(value, ImageSet):
+        images = replace(images, name=type(value).__name__)
     _, height, width = images.shape
     sizes = f"{len(images.train):,} train and {len(images.test):,} test images of {width}x{height}"
     return f"{FROM_PYTHON}{images.name}, {sizes}", images
