@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Plot:
-    """Where data stand: two scales, and the frame that they span."""
+    """The area of the data: two scales, and the frame that they span."""
 
     x: Scale
     y: Scale

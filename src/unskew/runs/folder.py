@@ -27,11 +27,11 @@ from unskew.core.types import CLASSIFIER, Tensors
 def create_run_folder(path: Path) -> None:
     """A new, empty run folder; one that holds something is refused."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is no folder; choose another --out")
+        raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
         raise UserError(f"{path} holds a finished run; choose another --out")
     if path.exists() and any(path.iterdir()):
-        raise UserError(f"{path} exists and is not empty; choose another --out, or go on with: unskew resume {path}")
+        raise UserError(f"{path} exists and is not empty; choose another --out, or continue with: unskew resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -99,7 +99,7 @@ def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -
 
 
 def calibration_file(path: Path, name: str) -> Path:
-    """Where the calibrated classifier of that name lies."""
+    """The file of the calibrated classifier of that name."""
     words = re.sub(r"[^a-z0-9_.]+", "-", name.lower().replace("e+", "e")).strip("-")  # 1e+16 is not 1e-16
     return path / f"calibration-{words}.safetensors"
 
