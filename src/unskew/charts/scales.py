@@ -35,7 +35,7 @@ class Scale:
 
 
 def known(value: float | None) -> float | None:
-    """The number; None for None, NaN, infinity and what is too large to reckon with."""
+    """The number; None for None, NaN, infinity and numbers too large to draw."""
     try:
         number = math.nan if value is None else float(value)
     except OverflowError:
@@ -106,7 +106,7 @@ def _ends(
 
 
 def _half(value: float, axis: Axis, zero: bool) -> float:
-    """Half the length of an axis on which there is but one number."""
+    """Half the length of an axis with only one number on it."""
     if zero:
         return 1.0
     if axis.ticks is not None or axis.log or value == 0:

@@ -47,7 +47,7 @@ def maker(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 
 
 def _bound(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:
-    """The factory with what it wants of shape and classes filled in; its other knobs stay open."""
+    """The factory with shape and classes filled in where it takes them; its other knobs stay open."""
     try:
         knobs = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin that does not say what it takes

@@ -42,7 +42,7 @@ def calibrate_run(
 
     A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
 
-    Each is added as soon as it is there, so that an interrupt loses at most the one under way.
+    Each is written as soon as it is ready, so that an interrupt loses at most the one under way.
     """
     path = Path(path)
     result = read_result(path)
@@ -105,7 +105,7 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
 
 
 def _algorithm(source: str | Finisher) -> Algorithm:
-    """The calibrations of a text, which may name nothing that would have to be trained."""
+    """The calibrations of a text; methods that need training are refused."""
     base = Algorithm()
     if isinstance(source, Finisher):
         changed: Algorithm = source(base)

@@ -49,7 +49,7 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Hold the run folder for this process alone; the lock goes with the process, however it ends."""
+    """Lock the run folder for this process alone; the lock ends with the process, however it ends."""
     with open(path / ".lock", "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of ours."""
+    """What ``write_json`` wrote."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
