@@ -79,17 +79,17 @@ def take_separability(run: FinishedRun) -> Separability:
     )
 
 
-def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassStatistics:
+def _gathered_statistics(run: FinishedRun, ask: StatisticsRequest) -> ClassStatistics:
     engine = run.engine
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
     engine.progress = lambda done, total: run.say("class statistics", done, total)
     try:
-        outcome = engine.map_sum(job_text("moments", request.to_text()), run.model, visits, run.key.fold("moments"))
+        outcome = engine.map_sum(job_text("moments", ask.to_text()), run.model, visits, run.key.fold("moments"))
     finally:
         engine.progress = None
     if outcome.failures:
         raise Missing(f"client {outcome.failures[0].client}, class statistics: {outcome.failures[0].reason}")
-    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), request.form)
+    return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), ask.form)
 
 
 def draw_separability(values: Separability) -> list[Chart]:
