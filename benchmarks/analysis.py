@@ -32,7 +32,7 @@ def suite(images):
         size = (run / "report.html").stat().st_size / 1e6
     layers = f"{len(values['layers'])} layers, {len(values['clients'])} clients, {values['images']:,} images"
     return [
-        at_most("unskew analyse RUN cka, local models made again", cka, "s", 60, layers),
+        at_most("unskew analyse RUN cka, local models trained again", cka, "s", 60, layers),
         at_most("its memory, workers included", cka_memory, "GB", 2),
         at_most("unskew report RUN, every measure taken", report, "s", 60, "t-SNE of 2,000 images included"),
         at_most("its memory, workers included", report_memory, "GB", 2),

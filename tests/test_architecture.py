@@ -1,12 +1,15 @@
-"""Imports go one way, modules stay small, public things are documented."""
+"""Imports go one way and never in a circle, modules stay small, docs/architecture.md lists every one of them."""
 
 import ast
+import re
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent / "src" / "unskew"
 MODULES = sorted(ROOT.rglob("*.py"))
+PAGE = Path(__file__).parent.parent / "docs" / "architecture.md"
 
 # a module may import from its own layer and from those before it
 LAYERS = [
@@ -30,9 +33,13 @@ def layer_of(parts: tuple[str, ...]) -> int:
 
 
 def imports(path: Path) -> set[tuple[str, ...]]:
-    """What a module imports from the package when it runs: what stands under TYPE_CHECKING does not count."""
-    found = set()
-    tree = ast.parse(path.read_text())
+    """What a module imports from the package when it runs: what is under TYPE_CHECKING does not count."""
+    return {base or tuple(filter(None, [name])) for base, name in imported_names(ast.parse(path.read_text()))}
+
+
+def imported_names(tree: ast.Module) -> set[tuple[tuple[str, ...], str]]:
+    """Module and name of every runtime import from the package, those inside functions included."""
+    names = set()
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
@@ -44,10 +51,28 @@ def imports(path: Path) -> set[tuple[str, ...]]:
             continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "unskew":
             base = tuple((node.module or "").split("."))[1:]
-            found |= {(*base, alias.name) for alias in node.names} if not base else {base}
+            names |= {(base, alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
-            found |= {tuple(a.name.split("."))[1:] for a in node.names if a.name.split(".")[0] == "unskew"}
-    return found
+            names |= {(tuple(a.name.split("."))[1:], "") for a in node.names if a.name.split(".")[0] == "unskew"}
+    return names
+
+
+def import_graph(sources: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """The modules that each module imports; ``from package import module`` imports the module."""
+    graph = {}
+    for own, source in sources.items():
+        names = imported_names(ast.parse(source))
+        graph[own] = {(*base, name) if (*base, name) in sources else base for base, name in names} - {own}
+    return graph
+
+
+def cycle(sources: dict[tuple[str, ...], str]) -> str:
+    """A circle of imports, in words; empty where there is none."""
+    try:
+        TopologicalSorter(import_graph(sources)).prepare()
+    except CycleError as error:
+        return " -> ".join(".".join(name) or "unskew" for name in reversed(error.args[1]))
+    return ""
 
 
 def name_of(path: Path) -> tuple[str, ...]:
@@ -67,6 +92,47 @@ def test_no_module_outgrows_300_lines_and_each_says_why_it_exists(path):
     text = path.read_text()
     assert len(text.splitlines()) <= 300
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_modules_do_not_import_each_other_in_a_circle():
+    assert cycle({key_of(path): path.read_text() for path in MODULES}) == ""
+
+
+def key_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def test_a_circle_is_seen_through_a_function_and_through_a_package():
+    late = "def f():\n    from unskew.a import b\n"
+    assert cycle({("a",): "", ("a", "b"): "from unskew.a.c import x", ("a", "c"): late}) == "a.b -> a.c -> a.b"
+    typing = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from unskew.a import b\n"
+    assert cycle({("a",): "", ("a", "b"): "from unskew.a.c import x", ("a", "c"): typing}) == ""
+
+
+def listed_modules(text: str) -> list[str]:
+    """The modules that the page's tables name: a heading names the folder, a row begins with the file."""
+    modules, folder = [], ""
+    for line in text.splitlines():
+        if heading := re.match(r"#+ (?:`(.*?/)`)?", line):
+            folder = (heading[1] or "").removeprefix("src/unskew/")
+        elif row := re.match(r"\| `(\S+\.py)` \| \S", line):
+            modules.append(folder + row[1])
+    return modules
+
+
+def test_the_page_lists_every_module_once_and_no_other():
+    assert sorted(listed_modules(PAGE.read_text())) == sorted(str(path.relative_to(ROOT)) for path in MODULES)
+
+
+def test_the_page_names_every_law_and_tests_that_exist():
+    laws = PAGE.read_text().partition("## The laws")[2].partition("\n## ")[0]
+    assert [int(number) for number in re.findall(r"^\| (\d+) \|", laws, re.MULTILINE)] == list(range(1, 11))
+    tests = re.findall(r"`tests/(\S+?\.py)`(?:, `(test_\w+)`)?", laws)
+    assert len(tests) >= 10
+    for file, test in tests:
+        text = (Path(__file__).parent / file).read_text()
+        assert f"def {test}(" in text if test else text, (file, test)
 
 
 def test_types_import_nothing_of_ours():

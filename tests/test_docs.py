@@ -45,6 +45,35 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+PACKAGE = ROOT / "src" / "unskew"
+EXAMPLE_FILES = {"mine.py", "mine_data.py"}  # what a page tells its reader to write
+
+
+def missing_paths(text: str) -> list[str]:
+    """The Python files and folders that a page names in code or in words, and that do not exist."""
+    text = BLOCK.sub("", text)
+    files = {*re.findall(r"`([\w./-]+\.py)`", text), *re.findall(r"\bsrc/unskew/[\w./]*\w", text)}
+    folders = set(re.findall(r"`((?:src|tests|docs|recipes|benchmarks)/[\w./-]*)`", text))
+    return sorted(path for path in (files | folders) - EXAMPLE_FILES if not is_there(path))
+
+
+def is_there(path: str) -> bool:
+    """Below the project or the package; a bare name anywhere in them."""
+    if "/" not in path:
+        return any(ROOT.glob(path)) or any(next((ROOT / top).rglob(path), None) for top in ("src", "recipes", "docs"))
+    return (ROOT / path).exists() or (PACKAGE / path).exists()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_every_path_that_a_page_names_exists(page):
+    assert missing_paths(page.read_text()) == []
+
+
+def test_a_path_that_does_not_exist_is_noticed():
+    text = "`round/driver.py` `driver.py`, `engines/memory.py` src/unskew/algorithm.py `tests/nowhere/` `memories.py`"
+    assert missing_paths(text) == ["engines/memory.py", "memories.py", "src/unskew/algorithm.py", "tests/nowhere/"]
+
+
 def test_the_method_of_the_tour_keeps_the_laws(tmp_path, monkeypatch):
     from unskew.checks import check_method
 

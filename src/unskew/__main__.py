@@ -43,7 +43,7 @@ def _end() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError, RuntimeError):  # closed, or whoever read it has gone, or we are within a write
+        except (OSError, ValueError, RuntimeError):  # closed, or its reader is gone, or this interrupts a write
             continue
     os._exit(INTERRUPTED)
 

@@ -226,9 +226,9 @@ def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     rows = {row.name: row for row in sources.survey(tmp_path)}
     assert list(rows) == [*NAMES, "folder:DIR", "arrays:FILE.npz"]
-    assert rows["digits"].found == "inside scikit-learn"
-    assert rows["cifar10"].found == str(tmp_path / "cifar-10-batches-bin")
-    assert rows["mnist"].found is None
+    assert rows["digits"].place == "inside scikit-learn"
+    assert rows["cifar10"].place == str(tmp_path / "cifar-10-batches-bin")
+    assert rows["mnist"].place is None
     assert rows["mnist"].looked == (tmp_path / "mnist", tmp_path / "MNIST/raw", tmp_path)
     assert all(row.looked == () for row in sources.survey(None))
 
@@ -265,7 +265,7 @@ def test_checking_digits_and_own_files_reads_them(tmp_path):
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])
 def test_the_real_sets_read_whole(real_data, name):
-    if next(row.found for row in sources.survey(real_data) if row.name == name) is None:
+    if next(row.place for row in sources.survey(real_data) if row.name == name) is None:
         pytest.skip(f"UNSKEW_TEST_DATA has no {name}")
     read, facts = sources.load(name, real_data), sources.SOURCES[name]
     assert (len(read.train), len(read.test)) == facts.sizes

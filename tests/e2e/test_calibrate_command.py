@@ -477,7 +477,7 @@ WRONG = {
     "too many features to sum": ("lda(expand=20000)", None, "GB a client, more than 2.1 GB; give a smaller expand"),
     "an unfinished run": (QUICK, lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "no configuration": (QUICK, lambda run: (run / "config.toml").unlink(), "config.toml"),
-    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "nobody knows which client holds what"),
+    "no partition": (QUICK, lambda run: (run / "partition.npz").unlink(), "it says which client holds what"),
     "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
     "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors is not there"),
     "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
@@ -485,7 +485,7 @@ WRONG = {
     "another network": (
         QUICK,
         lambda run: tampered(run, "config.toml", lambda data: data.replace(b"tiny-cnn", b"lenet-64")),
-        "does not hold the weights that result.json speaks of",
+        "does not have the weights that result.json names",
     ),
 }
 
@@ -541,7 +541,7 @@ def test_data_that_changed_since_the_run_are_noticed(capsys, tmp_path):
 
 def test_loading_damaged_weights_is_refused_too(run):
     tampered(run, "model.safetensors", flipped)
-    with pytest.raises(unskew.UserError, match=r"does not hold the weights that result\.json speaks of"):
+    with pytest.raises(unskew.UserError, match=r"does not have the weights that result\.json names"):
         unskew.load(run)
 
 

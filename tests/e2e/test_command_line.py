@@ -58,7 +58,7 @@ WRONG = {
     "an unknown knob": (["run", "--method", "fedprox(nu=1)"], "did you mean 'mu'?"),
     "an impossible knob": (["run", "--method", "fedavgm(1.5)"], "fedavgm(beta=1.5): beta is a momentum"),
     "an open bracket": (["run", "--method", "fedprox(0.1"], "^"),
-    "two servers": (["run", "--method", "fedavgm + fedadam"], "fedavgm and fedadam both want the server slot"),
+    "two servers": (["run", "--method", "fedavgm + fedadam"], "fedavgm and fedadam both claim the server slot"),
     "a method twice": (["run", "--method", "fedprox + fedprox"], "twice"),
     "an empty method": (["run", "--method", " "], "method is empty"),
     "a module that is not there": (["run", "--method", "nowhere:m"], "nowhere"),

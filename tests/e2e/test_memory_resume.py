@@ -23,7 +23,7 @@ from unskew.round import driver
 from unskew.round.client_memory import ClientMemory, Slots
 from unskew.round.driver import Metrics
 from unskew.runs import train
-from unskew.runs.checkpoint import KEPT_MEMORIES, MEMORIES, load_checkpoint, open_memories
+from unskew.runs.checkpoint import MAX_MEMORY_BYTES_KEPT, MEMORIES, load_checkpoint, open_memories
 from unskew.runs.prepare import Overview
 
 UNSKEW = [sys.executable, "-m", "unskew"]
@@ -124,7 +124,7 @@ def whole(tmp_path_factory):
     for method in (BOTH, FEDDYN):
         run = tmp_path_factory.mktemp("whole") / "run"
         train.run(out=run, engine="loop", method=method, **OPTIONS)
-        assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
+        assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
         found[method] = outcome(run)
     return found
 
@@ -149,7 +149,7 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
     assert (done.returncode, done.stderr) == (0, "")
     assert "resuming after round" in done.stdout
     assert outcome(run) == whole[BOTH]
-    assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
+    assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
 
 
 def edit(run: Path, old: str, new: str):
@@ -169,7 +169,7 @@ def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_pat
     assert load_checkpoint(run)[0].clients
     assert resumed(run) == 0
     assert outcome(run) == whole[FEDDYN]
-    assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
+    assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
 
 
 # As kill -9 leaves it, at many moments
@@ -189,7 +189,7 @@ def test_whenever_it_is_killed_a_resumed_run_equals_one_that_never_stopped(
     for run in taken[:: {0: 4, 3: 2, 1000: 5}[seconds]]:
         assert resumed(run) == 0, (run.name, capsys.readouterr().err)
         assert outcome(run) == whole[method], run.name
-        assert (run / MEMORIES).stat().st_size <= KEPT_MEMORIES
+        assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
 
 
 def stood(taken):

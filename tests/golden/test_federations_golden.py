@@ -443,7 +443,7 @@ def test_alpha_does_not_damp_feddyns_server():
 def test_feddyn_refuses_by_name_what_would_break_its_mean(other):
     """It needs every client at most once a round, its plain update, and a server of its own."""
     for text in (f"feddyn + {other}", f"{other} + feddyn"):
-        with pytest.raises(UserError, match=rf"(feddyn and {other}|{other} and feddyn) both want"):
+        with pytest.raises(UserError, match=rf"(feddyn and {other}|{other} and feddyn) both claim"):
             methods.parse_method(text)
 
 
@@ -526,5 +526,5 @@ def test_a_round_of_centralised_is_one_visit_to_all_that_anybody_holds():
 
 @pytest.mark.parametrize("other", ["fedvc", "feddyn", "scaffold", "fednova", "fedavgm"])
 def test_centralised_refuses_by_name_what_needs_a_federation(other):
-    with pytest.raises(UserError, match=f"centralised and {other} both want"):
+    with pytest.raises(UserError, match=f"centralised and {other} both claim"):
         methods.parse_method(f"centralised + {other}")

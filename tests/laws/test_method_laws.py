@@ -135,7 +135,7 @@ REFUSED = [
 @pytest.mark.parametrize(("first", "second", "slot"), REFUSED)
 def test_two_methods_on_one_slot_are_refused_by_both_names_and_the_slots(first, second, slot):
     for left, right in ((first, second), (second, first)):
-        with pytest.raises(UserError, match=f"{left} and {right} both want the {slot} slot"):
+        with pytest.raises(UserError, match=f"{left} and {right} both claim the {slot} slot"):
             methods.parse_method(f"{left} + {right}")
 
 

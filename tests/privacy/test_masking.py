@@ -277,7 +277,7 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
         "holds NaN": replace(good, sums={**good.sums, "sums": good.sums["sums"] * float("nan")}),
         "count of -1": replace(good, number=-torch.ones_like(good.number)),
         "the shape": replace(good, sums={**good.sums, "second": good.sums["second"][:1]}),
-        "wanted is full": statistics_of(2, "diagonal"),
+        "expected full": statistics_of(2, "diagonal"),
         "over 6 classes": statistics_of(2, classes=6),
     }
     for words, value in broken.items():
@@ -300,9 +300,9 @@ def test_a_vector_or_a_seed_of_the_wrong_kind_is_refused_in_its_clients_name():
 def test_too_few_clients_are_refused_by_server_and_clients():
     layout = Layout.of(C, D)
     clients = callables({client: statistics_of(client) for client in range(3)})
-    with pytest.raises(UserError, match="a sum over 2 clients would say too much"):
+    with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         secure_sum(clients, layout, dropped=[1])
-    with pytest.raises(UserError, match="a sum over 2 clients would say too much"):
+    with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
         Masking.new(0).masked(statistics_of(0), layout, {1: Masking.new(1).public}, SESSION)
     with pytest.raises(UserError, match="least=1"):
         secure_sum(clients, layout, least=1)

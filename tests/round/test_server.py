@@ -11,7 +11,7 @@ from unskew.core import tensors
 from unskew.core.types import RoundInfo
 from unskew.round.server import adaptive, momentum, moved, sgd
 
-MOMENT = RoundInfo(1, 1, None, 1.0)  # these servers do not look at it
+INFO = RoundInfo(1, 1, None, 1.0)  # these servers do not look at it
 
 START = np.array([1.0, -2.0, 0.5])
 GRADIENTS = np.array([[0.1, -0.3, 0.0], [0.2, 0.4, 0.0], [-0.5, 0.05, 1e-4]])  # old − new, three rounds
@@ -22,7 +22,7 @@ def walk(server, dtype=torch.float64):
     params = {"params/w": torch.tensor(START, dtype=dtype)}
     memory, places = server.init(params), []
     for gradient in GRADIENTS:
-        params, memory = server.update(params, {"params/w": torch.tensor(gradient)}, memory, MOMENT)
+        params, memory = server.update(params, {"params/w": torch.tensor(gradient)}, memory, INFO)
         places.append(params["params/w"])
     return places, memory
 
@@ -98,7 +98,7 @@ def test_yogi_forgets_where_adam_does_but_slower():
     after = {}
     for name in ("fedadam", "fedyogi"):
         server = methods.parse_method(f"{name}(beta2=0.9, tau=1)").server
-        _, memory = server.update(params, gradient, server.init(params), MOMENT)
+        _, memory = server.update(params, gradient, server.init(params), INFO)
         after[name] = memory["second/params/w"]
     assert after["fedadam"][0] < after["fedyogi"][0] < 1.0
     assert after["fedyogi"][1] == pytest.approx(1 + 0.1 * 100)
@@ -115,7 +115,7 @@ SERVERS = {
 @pytest.mark.parametrize("server", SERVERS.values(), ids=SERVERS)
 def test_no_gradient_from_rest_is_no_step(server):
     params = {"params/w": torch.tensor(START)}
-    after, _ = server.update(params, {"params/w": torch.zeros(3, dtype=torch.float64)}, server.init(params), MOMENT)
+    after, _ = server.update(params, {"params/w": torch.zeros(3, dtype=torch.float64)}, server.init(params), INFO)
     assert torch.equal(after["params/w"], params["params/w"])
 
 
@@ -124,7 +124,7 @@ def test_a_step_leaves_its_arguments_alone(server):
     params, gradient = {"params/w": torch.tensor(START)}, {"params/w": torch.tensor(GRADIENTS[0])}
     memory = server.init(params)
     before = copy.deepcopy((params, gradient, memory))
-    server.update(params, gradient, memory, MOMENT)
+    server.update(params, gradient, memory, INFO)
     for now, then in zip((params, gradient, memory), before, strict=True):
         assert tensors.sha256(now) == tensors.sha256(then)
 
@@ -145,8 +145,8 @@ def test_float32_parameters_are_rounded_once(server):
     start = {"params/w": torch.tensor(START, dtype=torch.float32)}
     gradient = {"params/w": torch.tensor(GRADIENTS[0])}
     wide = {"params/w": start["params/w"].double()}
-    after, _ = server.update(start, gradient, server.init(start), MOMENT)
-    exact, _ = server.update(wide, gradient, server.init(wide), MOMENT)
+    after, _ = server.update(start, gradient, server.init(start), INFO)
+    exact, _ = server.update(wide, gradient, server.init(wide), INFO)
     assert torch.equal(after["params/w"], exact["params/w"].float())
 
 
@@ -154,10 +154,10 @@ def test_a_step_of_many_parameters_is_a_step_of_each():
     params = {"params/a": torch.tensor(START), "params/b": torch.tensor(START[::-1].copy()).view(3, 1)}
     gradient = {"params/b": torch.tensor(GRADIENTS[1]).view(3, 1), "params/a": torch.tensor(GRADIENTS[0])}
     for server in SERVERS.values():
-        both, _ = server.update(params, gradient, server.init(params), MOMENT)
+        both, _ = server.update(params, gradient, server.init(params), INFO)
         for name in params:
             one = {name: params[name]}
-            alone, _ = server.update(one, {name: gradient[name]}, server.init(one), MOMENT)
+            alone, _ = server.update(one, {name: gradient[name]}, server.init(one), INFO)
             assert torch.equal(both[name], alone[name])
 
 

@@ -133,7 +133,7 @@ def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
     create_run_folder(tmp_path / "new" / "run")
     create_run_folder(tmp_path / "new" / "run")  # still empty
     (tmp_path / "new" / "run" / "x").touch()
-    with pytest.raises(UserError, match="not empty; choose another --out, or go on with: unskew resume"):
+    with pytest.raises(UserError, match="not empty; choose another --out, or continue with: unskew resume"):
         create_run_folder(tmp_path / "new" / "run")
     with pytest.raises(UserError):
         create_run_folder(tmp_path / "new" / "run" / "x")

@@ -178,7 +178,7 @@ def test_clients_must_agree_with_the_array():
         ({"method": ["fedavg", 3]}, "this is 3"),
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
         ({"method": lambda algorithm: None}, "must give a function from Algorithm to Algorithm"),
-        ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both want the server slot"),
+        ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both claim the server slot"),
         ({"data": 3}, "data is a int; give an ImageSet"),
     ],
 )

@@ -242,7 +242,7 @@ def test_a_damaged_model_is_one_message(run):
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
     save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, run / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not hold the weights that result"):
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights that result"):
         _ = opened.model
 
 

@@ -16,7 +16,7 @@ def layer_words(layer: str) -> str:
 
 
 def bound(calibration: str) -> bool:
-    """Whether it is an upper bound for study, which sees what nobody may pool."""
+    """Whether it is an upper bound for study, which uses what must not be pooled."""
     return is_bound(calibration)
 
 

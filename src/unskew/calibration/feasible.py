@@ -12,7 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
-from unskew.privacy.masking import LEAST
+from unskew.privacy.masking import MIN_CLIENTS
 from unskew.privacy.noise import sensitivity_known
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
         )
     if algorithm.secure:
         require_extra("cryptography")
-        if (clients := len(side.population.roster.inhabited)) < LEAST:
-            words = f"a sum over {clients} clients would reveal too much of each; at least {LEAST} are needed"
+        if (clients := len(side.population.roster.inhabited)) < MIN_CLIENTS:
+            words = f"a sum over {clients} clients would reveal too much of each; at least {MIN_CLIENTS} are needed"
             raise UserError(f"{finisher.text} with secure: {words}")
     if algorithm.private is not None:
         require_extra("dp_accounting")

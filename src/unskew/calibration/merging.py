@@ -8,6 +8,7 @@ from torch import Tensor
 from unskew.calibration.covariances import Diagonal, LowRank, Shared
 from unskew.calibration.forms import Form, check_memory
 from unskew.core.errors import UserError
+from unskew.core.types import Tensors
 
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
@@ -67,10 +68,8 @@ class Merging:
             if len(mine):
                 block.index_add_(0, rows[mine] - place * size, value if len(mine) == len(rows) else value[mine])
 
-    def total(self) -> "ClassStatistics":
-        """The sum; nothing can be added any more."""
-        from unskew.calibration.statistics import ClassStatistics
-
+    def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors]:
+        """The fields of the sum's ClassStatistics, in their order; nothing can be added after this."""
         if self._kind is None:
             raise UserError("there are no statistics to add up: no client sent any")
         (classes, form, width), held = self._kind, sorted(self._rows)
@@ -88,4 +87,4 @@ class Merging:
                 sums[name][some] = block[: len(some)]
                 done += len(block)
         number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
-        return ClassStatistics(classes, form, torch.tensor(held, dtype=torch.int64), number, sums)
+        return classes, form, torch.tensor(held, dtype=torch.int64), number, sums

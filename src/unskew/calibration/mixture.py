@@ -19,8 +19,10 @@ from unskew.core.key import Key
 PASSES = 8  # of Lloyd's algorithm
 
 
-def centres_of(whole: ClassStatistics, components: int, ask: Callable[[Tensor], ClassStatistics], key: Key) -> Tensor:
-    """[C, K, d] after PASSES passes; ``ask`` gathers the statistics of all parts under given centres.
+def centres_of(
+    whole: ClassStatistics, components: int, gather: Callable[[Tensor], ClassStatistics], key: Key
+) -> Tensor:
+    """[C, K, d] after PASSES passes; ``gather`` gives the statistics of all parts under given centres.
 
     The first centres are virtual features, so that no client reveals a feature.
     """
@@ -29,7 +31,7 @@ def centres_of(whole: ClassStatistics, components: int, ask: Callable[[Tensor], 
     for place, label in enumerate(whole.held.tolist()):
         centres[label] = gaussians.draw(place, components, key.fold("centres"))[0]
     for _ in range(PASSES):
-        centres = moved(centres, ask(centres))
+        centres = moved(centres, gather(centres))
     return centres
 
 

@@ -110,7 +110,7 @@ class ClassStatistics:
         take()
         if total.nothing:
             raise UserError("no batch was given: statistics need at least one, even of no images, to know the features")
-        return total.total()
+        return ClassStatistics(*total.fields())
 
     @staticmethod
     def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
@@ -118,7 +118,7 @@ class ClassStatistics:
         total = Merging()
         for part in parts:
             total.add(part)
-        return total.total()
+        return ClassStatistics(*total.fields())
 
     def __add__(self, other: "ClassStatistics") -> "ClassStatistics":
         """The statistics of both together."""

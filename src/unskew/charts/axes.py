@@ -49,7 +49,7 @@ def _marked(axis: Axis, scale: Scale, most: int) -> list[Placed]:
 
 
 def column(chart: Chart, plot: Plot) -> list[Placed]:
-    """The ticks beside the plot, every second or third of them where they stand too close."""
+    """The ticks beside the plot, every second or third of them where they are too close."""
     every = _marked(chart.y, plot.y, int(plot.frame.height / 28))
     for stride in range(1, len(every) + 1):
         kept = every[::stride]

@@ -1,4 +1,4 @@
-"""From a chart to a drawing: where title, legend, axes and the plot between them stand, so that nothing overlaps."""
+"""From a chart to a drawing: where title, legend, axes and plot go, so that nothing overlaps."""
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words
 from unskew.charts.axes import LINE, Row, axes, column, column_width, overhang, row
@@ -159,7 +159,7 @@ def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot
 
 
 def _scale_words(chart: Chart) -> tuple[str, str] | None:
-    """What the palest and the fullest shade stand for."""
+    """The values of the palest and the fullest shade."""
     first = next((mark for mark in chart.marks if isinstance(mark, Cells) and len(mark.values)), None)
     if first is None:
         return None

@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Plot:
-    """Where data stand: two scales, and the frame that they span."""
+    """The area of the data: two scales, and the frame that they span."""
 
     x: Scale
     y: Scale
@@ -25,7 +25,7 @@ class Plot:
 
 
 def layers(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
-    """All marks from back to front: shades, bands, the others as they are given, words, what is felt."""
+    """All marks from back to front: shades, bands, the others as they are given, words, hover targets."""
     made = [layer for mark in marks if isinstance(mark, Cells) for layer in _cells(mark, plot)]
     made += [layer for mark in marks if isinstance(mark, Band) for layer in _band(mark, plot)]
     for mark in marks:
@@ -38,7 +38,7 @@ def layers(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
     made += _pictures([mark for mark in marks if isinstance(mark, Picture)], plot)
     made += _rules([mark for mark in marks if isinstance(mark, Rule)], plot)
     made += [layer for mark in marks if isinstance(mark, Words) for layer in _words(mark, plot)]
-    return made + [layer for mark in marks if isinstance(mark, Line) for layer in _felt(mark, plot)]
+    return made + [layer for mark in marks if isinstance(mark, Line) for layer in _hover_targets(mark, plot)]
 
 
 def shade(value: float, low: float, high: float) -> float:
@@ -97,8 +97,8 @@ def _line(mark: Line, plot: Plot) -> list[Layer]:
     return [Layer(colour, paths, stroke=2.0, dashed=mark.dashed, clip=clip), Layer(colour, circles)]
 
 
-def _felt(mark: Line, plot: Plot) -> list[Layer]:
-    """Unseen circles around the points of a line that have something to say."""
+def _hover_targets(mark: Line, plot: Plot) -> list[Layer]:
+    """Invisible circles around the points of a line that have a tooltip."""
     radius = min(7.0, max(2.0, plot.frame.width / max(1, len(mark.tips)) / 2))
     shapes: list[Shape] = []
     for x, y, tip in zip(mark.x, mark.y, mark.tips, strict=False):

@@ -25,7 +25,7 @@ NARROW, BROAD = frozenset("fijlrtI.,:;|!'()[]/ "), frozenset("mwMW@%+=<>")
 
 @dataclass(frozen=True)
 class Scale:
-    """Where the numbers from ``low`` to ``high`` stand: from ``start`` to ``end``."""
+    """Places for the numbers from ``low`` to ``high``: from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Scale:
 
 
 def known(value: float | None) -> float | None:
-    """The number; None for None, NaN, infinity and what is too large to reckon with."""
+    """The number; None for None, NaN, infinity and numbers too large to draw."""
     try:
         number = math.nan if value is None else float(value)
     except OverflowError:
@@ -70,7 +70,7 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
     low = math.log10(low) if low is not None and low > 0 else None
     high = math.log10(high) if high is not None and high > 0 else None
     if zero and logs and low is None:
-        low = float(math.floor(min(logs) - 1e-9))  # no zero there: bars stand on the power of ten below the shortest
+        low = float(math.floor(min(logs) - 1e-9))  # no zero there: bars start from the power of ten below the shortest
     low, high = _ends(logs, low, high, replace(axis, kind="number", ticks=None), room, False)
     return 10.0 ** max(low, -POWER), 10.0 ** min(high, POWER)
 
@@ -106,7 +106,7 @@ def _ends(
 
 
 def _half(value: float, axis: Axis, zero: bool) -> float:
-    """Half the length of an axis on which there is but one number."""
+    """Half the length of an axis with only one number on it."""
     if zero:
         return 1.0
     if axis.ticks is not None or axis.log or value == 0:

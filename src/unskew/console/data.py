@@ -33,7 +33,7 @@ def data_list(data_dir: DataDir = None) -> None:
         kind = "grey" if channels == 1 else "colour"
         counts = " + ".join(f"{count:,}" for count in row.sizes or ())
         size = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
-        here = row.found or ("not found" if row.shape else "")
+        here = row.place or ("not found" if row.shape else "")
         table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, size, here)
     out.print(table)
     if _folder(data_dir) is None:

@@ -109,7 +109,7 @@ class View:
     def _curve(self, width: int) -> list[str]:
         """Accuracy, or the training loss until a round is evaluated."""
         evaluated = bool(self._accuracies.points)
-        points = list(self._accuracies.points or self._losses.points)  # a copy: the run adds to it meanwhile
+        points = list(self._accuracies.points or self._losses.points)  # a copy: the run may add to it while this draws
         if not points:
             return []
         name = "accuracy on the test set" if evaluated else "training loss"
@@ -164,7 +164,7 @@ def _resident() -> str:
 
 
 def _family(number: int) -> list[int]:
-    """The process and its descendants; one that ends meanwhile is left out."""
+    """The process and its descendants; one that ends during the search is left out."""
     processes = [number]
     for process in processes:  # it grows as children are added
         with suppress(OSError):

@@ -1,1 +1,1 @@
-"""What everything else stands on; imports nothing else of ours."""
+"""What all other packages use; imports nothing else of ours."""

@@ -1,4 +1,4 @@
-"""Code that lives outside the package: functions named ``package.module:function``, and optional dependencies."""
+"""Code from outside the package: functions named ``package.module:function``, and optional dependencies."""
 
 import importlib
 import os
@@ -10,18 +10,17 @@ from unskew.core.errors import UserError
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
-    """``package.module:function``, for methods and networks that live outside this package."""
-    module, _, function = name.partition(":")
+    """``package.module:function``, for methods, networks and other code outside this package."""
+    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
     try:
-        found = getattr(importlib.import_module(module), function)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # a module may raise anything when it is imported
         raise UserError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
-    if not callable(found):
+    if not callable(function):
         raise UserError(f"{what} {name!r} is not a function")
-    result: Callable[..., Any] = found
-    return result
+    return function
 
 
 def require_extra(module: str, name: str = "privacy") -> Any:

@@ -1,4 +1,4 @@
-"""The roster: which clients there are and how many examples each holds. It is all the server knows of its clients."""
+"""The roster: which clients there are and how many examples each holds. The server knows nothing else of them."""
 
 from dataclasses import dataclass
 from functools import cached_property

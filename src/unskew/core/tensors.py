@@ -13,7 +13,7 @@ from unskew.core.types import Sums, Tensors
 
 ALIGN = 64  # bytes: a cache line
 
-Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset: where tensors lie in raw memory
+Layout = list[tuple[str, str, list[int], int]]  # name, dtype, shape, offset: where each tensor is in raw memory
 
 
 def of_module(module: nn.Module) -> Tensors:
@@ -31,7 +31,7 @@ def overwrite(module: nn.Module, values: Tensors) -> None:
 
 
 def copy(tensors: Tensors) -> Tensors:
-    """The same values in memory of their own."""
+    """Copies of all tensors."""
     return {name: value.detach().clone() for name, value in tensors.items()}
 
 
@@ -99,19 +99,19 @@ def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
 
 def views(memory: mmap.mmap | bytearray, layout: Layout) -> Tensors:
     """Tensors over the memory, by name."""
-    found = {}
+    tensors = {}
     for name, dtype, shape, offset in layout:
         kind = getattr(torch, dtype)
         count = int(torch.Size(shape).numel())
         if count:
-            found[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
+            tensors[name] = torch.frombuffer(memory, dtype=kind, count=count, offset=offset).view(shape)
         else:
-            found[name] = torch.empty(shape, dtype=kind)
-    return found
+            tensors[name] = torch.empty(shape, dtype=kind)
+    return tensors
 
 
 def count_bytes(tensors: Tensors) -> int:
-    """What the tensors weigh on a wire."""
+    """How many bytes the tensors have."""
     return sum(value.numel() * value.element_size() for value in tensors.values())
 
 

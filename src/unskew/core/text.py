@@ -1,6 +1,6 @@
 """The little language of methods and partitions: ``name(value, knob=value) + name``.
 
-Only literals are read and nothing is evaluated. Every complaint carries a caret under the place it speaks of.
+Only literals are read and nothing is evaluated. Every error shows the text with a caret under the place.
 """
 
 import inspect
@@ -25,7 +25,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Call:
-    """``name(*values, **knobs)`` as it stood in the text, from column ``start``."""
+    """``name(*values, **knobs)`` as it is in the text, from column ``start``."""
 
     name: str
     values: tuple[Value, ...]
@@ -82,12 +82,14 @@ def parse_calls(source: str, what: str) -> list[Call]:
 def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     """Call ``function`` with the call's values; a wrong knob or type is a UserError that points at the call.
 
-    A ``ValueError`` from the function itself is its own complaint about a value and becomes a UserError too.
+    A ``ValueError`` from the function is about a value, and becomes a UserError too.
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise complain(call.source, call.start, f"{call.name} does not say what it takes; it is no {what}") from error
+        raise complain(
+            call.source, call.start, f"{call.name} does not say what it takes; it is not a {what}"
+        ) from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:

@@ -20,12 +20,12 @@ Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "de
 
 CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
 
-EVERYONE = -1  # in the place of a client: all that anybody holds, as if it lay in one place
+EVERYONE = -1  # instead of a client: the examples of all clients, as if in one place
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels, as they lie in the files: bytes, not yet normalised."""
+    """Images and their labels, as they are in the files: bytes, not yet normalised."""
 
     images: npt.NDArray[np.uint8]  # [N, ch, H, W]
     labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
@@ -39,7 +39,7 @@ class ImageSet:
     """A data set in memory: what is train, what is test, how its pixels are normalised.
 
     ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
-    leave a picture's class alone (a mirrored digit is no digit). ``users`` names the owner of each training example.
+    leave a picture's class alone (a mirrored digit is not one). ``users`` names the owner of each training example.
     """
 
     name: str
@@ -64,8 +64,8 @@ class Visit:
     """One client's turn in a round.
 
     ``weight`` is its share in the sum (FedAvg: its number of examples), ``take`` how many examples it draws from
-    its own (None: all of them, once an epoch), ``repeat`` tells two visits to one client in one round apart.
-    ``ticket`` names the memory that the client kept at its last visit, in the client side's own words; the server only
+    its own (None: all of them, once an epoch), ``repeat`` numbers the visits to one client in one round.
+    ``ticket`` names the memory that the client kept at its last visit, written by the client's side; the server only
     passes it back. ``keep`` says whether this visit leaves a new memory. Of two visits to one client both read what
     the round before left, and the last one keeps.
     """
@@ -170,7 +170,7 @@ class PrivacyBudget:
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """Where a run stands when the server moves."""
+    """What the server knows of the round when it moves."""
 
     round: int  # the one that has just ended; the first is 1
     rounds: int
@@ -206,7 +206,7 @@ class Statistic:
     """A second thing that travels: clients measure it after their training, it is added up, the server folds it.
 
     ``init`` takes the model's tensors; its classifier is there also as "classifier/weight" and "classifier/bias".
-    ``fold(last sent, sums, moment)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
+    ``fold(last sent, sums, info)`` gives what is sent to the clients next, in float64; they find it in ``shared`` as
     "sent/<name>/…", in the model's own type. ``survey`` is measured once, on every client, before the first round.
     """
 
@@ -220,7 +220,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class ServerOptimizer:
-    """A pair of pure functions: ``init(params) -> memory``, ``update(params, ḡ, memory, moment) -> (params, memory)``.
+    """A pair of pure functions: ``init(params) -> memory``, ``update(params, ḡ, memory, info) -> (params, memory)``.
 
     ḡ is the pseudo-gradient old − new, in float64; memory is float64 too. Parameters only: buffers such as
     BatchNorm's running variance are averaged plainly, since momentum could push a variance below zero.
@@ -234,7 +234,7 @@ class ServerOptimizer:
 class ServerState:
     """All that the next round needs: its number, the model, the optimiser's memory, what else is sent to clients.
 
-    ``clients`` holds the ticket for each client's memory.
+    ``clients`` has the ticket for each client's memory.
     """
 
     round: int

@@ -60,7 +60,7 @@ class Pixels:
 
 
 def steps_for(examples: int, local: Local) -> int:
-    """How many steps a visit with so many examples takes."""
+    """How many steps a visit with that number of examples takes."""
     return local.epochs * -(-examples // local.batch)
 
 

@@ -27,7 +27,7 @@ _DEFLATE_LIMIT = 1032  # deflate never packs more than this many bytes into one
 
 
 def read_file(path: Path) -> bytes:
-    """All bytes of a file; an unreadable or empty one is the user's to mend."""
+    """All bytes of a file; an unreadable or empty one is a UserError."""
     try:
         raw = path.read_bytes()
     except OSError as error:
@@ -56,7 +56,7 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
 
 
 def cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: int) -> tuple[Images, Labels]:
-    """One batch of CIFAR's Python layout; its labels lie at "labels", those of CIFAR-100 at "fine_labels"."""
+    """One batch of CIFAR's Python layout; its labels are under "labels", those of CIFAR-100 under "fine_labels"."""
     for wanted in ("data", key):
         if wanted not in batch:
             have = ", ".join(map(repr, sorted(batch)[:9])) or "nothing"

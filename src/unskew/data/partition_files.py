@@ -34,7 +34,7 @@ DAMAGED = (  # all that np.load was seen to raise for files with a few bytes cha
 
 
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
-    """[N] clients and the K user ids they stand for, sorted.
+    """[N] clients and the K user ids of their numbers, sorted.
 
     Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7.
     """

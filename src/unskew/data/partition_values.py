@@ -1,4 +1,4 @@
-"""Partitions that are not in our table: an array of clients, a Partition, a stranger's function.
+"""Partitions that are not in our table: an array of clients, a Partition, a user's function.
 
 Shapes: N examples, K clients.
 """
@@ -22,7 +22,7 @@ def partition_from(
 ) -> Partition:
     """A Partition, or an array with the client of each training example, as a partition of these examples.
 
-    −1 stands for an example that no client has. Without ``clients`` there are as many as the largest number says.
+    −1 marks an example that no client has. Without ``clients`` there are as many as the largest number says.
     """
     if isinstance(value, Partition):
         client, clients = np.asarray(value.client), value.clients if clients is None else clients

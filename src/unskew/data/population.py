@@ -1,6 +1,6 @@
 """Who the clients are: which examples each holds, how many of each class, how far from the whole.
 
-Shapes: N training examples, M of them held by somebody, K clients, C classes.
+Shapes: N training examples, M of them held by a client, K clients, C classes.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from unskew.core.roster import Roster
 from unskew.core.types import EVERYONE
 
 Ints = npt.NDArray[np.int64]
-Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: held by nobody
+Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: no client has it
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +56,8 @@ class Population:
     @classmethod
     def from_partition(cls, partition: Partition) -> "Population":
         """The partition's clients; those without an example stay, with size 0."""
-        nobody = int(np.count_nonzero(partition.client < 0))
-        order = np.argsort(partition.client, kind="stable")[nobody:].astype(np.int32)
+        unheld = int(np.count_nonzero(partition.client < 0))
+        order = np.argsort(partition.client, kind="stable")[unheld:].astype(np.int32)
         sizes = np.bincount(partition.client[order], minlength=partition.clients)
         offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         order.flags.writeable = offsets.flags.writeable = False
@@ -79,7 +79,7 @@ class Population:
         return Roster(self.sizes)
 
     def examples(self, client: int) -> npt.NDArray[np.int32]:
-        """The row numbers of the client's examples, ascending; a view. EVERYONE holds what anybody holds."""
+        """The row numbers of the client's examples, ascending; a view. EVERYONE holds the examples of all clients."""
         if client == EVERYONE:
             return self.order
         if not 0 <= client < self.clients:

@@ -43,7 +43,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Listing:
-    """A row of ``unskew data list``; ``found`` is None where nothing was found in ``looked``."""
+    """A row of ``unskew data list``; ``place`` is None where it is not in any of ``looked``."""
 
     name: str
     what: str
@@ -53,7 +53,7 @@ class Listing:
     sizes: tuple[int, int] | None
     mean: tuple[float, ...] | None  # None: measured from the training images
     std: tuple[float, ...] | None
-    found: str | None
+    place: str | None
     looked: tuple[Path, ...]
 
 
@@ -108,10 +108,10 @@ def survey(data_dir: Path | None) -> list[Listing]:
     """All sets that can be named, and where each was found."""
     rows = []
     for s in SOURCES.values():
-        found = _try_locate(s, data_dir) if s.layouts else "inside scikit-learn"
+        place = _try_locate(s, data_dir) if s.layouts else "inside scikit-learn"
         looked = tuple(dict.fromkeys(folder for _, folder in _places(s, data_dir))) if data_dir else ()
         size = (len(s.classes), s.shape, s.sizes)
-        rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, found, looked))
+        rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, place, looked))
     own = [
         Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
     ]

@@ -1,7 +1,7 @@
 """The table of engines: where the clients' work is done, by name or as ``package.module:function``.
 
-An engine is opened from an ``EngineSetup`` and stands behind the ``Engine`` protocol; nobody outside this package asks
-which one it is.
+An engine is opened from an ``EngineSetup`` and used through the ``Engine`` protocol; no code outside this package
+asks which one it is.
 """
 
 import copy

@@ -28,7 +28,7 @@ CANNOT_CROSS = (
 
 @dataclass(frozen=True)
 class Values:
-    """What the texts of a blueprint stand for, where this process has it already: nothing is parsed twice."""
+    """The values of a blueprint's texts, where this process already has them: nothing is parsed twice."""
 
     algorithm: Algorithm | None = None
     network: Callable[..., nn.Module] | None = None  # (shape, classes) -> the network, where it has no name

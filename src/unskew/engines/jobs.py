@@ -1,4 +1,4 @@
-"""Every job that an engine can be asked for, by name: the tables of the packages that they belong to, side by side."""
+"""The table of all jobs that an engine can do, by name: those of the round, of evaluation and of calibration."""
 
 from collections.abc import Mapping
 

@@ -53,7 +53,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
-    """The algorithm that a method's text stands for, on top of FedAvg with these local settings, or of ``base``.
+    """The algorithm that a method's text describes, on top of FedAvg with these local settings, or of ``base``.
 
     Methods of other packages are written ``package.module:function(…)``.
     """

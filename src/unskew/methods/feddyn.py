@@ -42,8 +42,8 @@ def feddyn(alpha: float = 0.01) -> Method:
             kept[name] = -alpha * moved_by if not before else before[name] - alpha * moved_by
         return kept
 
-    def update(params: Tensors, gradient: Tensors, memory: Tensors, moment: RoundInfo) -> tuple[Tensors, Tensors]:
-        h = {name: memory[f"h/{name}"] + alpha * moment.turnout * g for name, g in gradient.items()}
+    def update(params: Tensors, gradient: Tensors, memory: Tensors, info: RoundInfo) -> tuple[Tensors, Tensors]:
+        h = {name: memory[f"h/{name}"] + alpha * info.turnout * g for name, g in gradient.items()}
         return moved(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
             h, "h/"
         )

@@ -69,10 +69,10 @@ def _local_prototypes(visited: Visited) -> Sums:
     return {"mean": total / count.clamp(min=1)[:, None], "known": (count > 0).double()}
 
 
-def _global_prototypes(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
+def _global_prototypes(sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
     clients, seen = sums["known"], sums["known"] > 0
     mean = sums["mean"] / clients.clamp(min=1)[:, None]
     before = sent.get("mean", torch.zeros_like(mean))
     known = seen | (sent["known"] > 0) if sent else seen
-    share = torch.tensor(1 - moment.round / moment.rounds, dtype=torch.float64)  # α of the round that follows
+    share = torch.tensor(1 - info.round / info.rounds, dtype=torch.float64)  # α of the round that follows
     return {"mean": torch.where(seen[:, None], mean, before), "known": known.double(), "share": share}

@@ -59,8 +59,8 @@ def _change(visited: Visited) -> Sums:
     return change
 
 
-def _common_control(sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
-    return {name: c + sums[name] / moment.roster.examples for name, c in sent.items()}
+def _common_control(sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
+    return {name: c + sums[name] / info.roster.examples for name, c in sent.items()}
 
 
 def _zeros(model: Tensors) -> Tensors:

@@ -66,7 +66,7 @@ def initialise(network: nn.Module, key: Key) -> None:
     """Give the network the weights that belong to the key.
 
     Of our own networks every weight is drawn by its layer's name, uniform in ±1/√(inputs), PyTorch's own default. A
-    network from outside is made again by its factory under the key: what that draws or loads counts. Only in a
+    network from outside is built again by its factory under the key: what that draws or loads counts. Only in a
     ``Network`` whose convolutions and linear layers are as PyTorch drew them are these drawn by name, like ours.
     """
     origin: Origin | None = getattr(network, "origin", None)

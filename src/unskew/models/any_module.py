@@ -48,7 +48,7 @@ class Features(nn.Module):
 
 
 class AnyNetwork(Network):
-    """A stranger's module with ``encoder`` and ``classifier``; its parameters have the module's own names."""
+    """A user's module with ``encoder`` and ``classifier``; its parameters have the module's own names."""
 
     module: nn.Module
     shape: Shape  # of its images
@@ -172,5 +172,5 @@ def _what_instead(
     return f"the linear layers that ran are {ran}" if ran else "no nn.Linear ran"
 
 
-def _refused(name: str, found: str) -> UserError:
-    return UserError(f"model {name!r} has no classifier that could be calibrated: {found}; {LOOKED_FOR}")
+def _refused(name: str, reason: str) -> UserError:
+    return UserError(f"model {name!r} has no classifier that could be calibrated: {reason}; {LOOKED_FOR}")

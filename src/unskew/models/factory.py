@@ -1,4 +1,4 @@
-"""A stranger's network: its factory called under a key, its weights kept as the factory left them.
+"""A user's network: its factory called under a key, its weights kept as the factory left them.
 
 What a factory draws is drawn from torch's global generator, which is seeded from the key for that time; so the same
 seed gives the same weights, and weights that it loads stay as they are.
@@ -47,7 +47,7 @@ def maker(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 
 
 def _bound(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:
-    """The factory with what it wants of shape and classes filled in; its other knobs stay open."""
+    """The factory with shape and classes filled in where it takes them; its other knobs stay open."""
     try:
         knobs = inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin that does not say what it takes
@@ -91,7 +91,7 @@ def make(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Modul
 
 
 def guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
-    """What the work gives; whatever a stranger's code raises becomes one message with its place in that code."""
+    """What the work gives; whatever the user's code raises becomes one message with its place in that code."""
     try:
         return work()
     except UserError:

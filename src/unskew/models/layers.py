@@ -107,7 +107,7 @@ class _PhasedConvPool(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _placement(height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """[k·k, 4·(k+1)·(k+1)] of zeros and ones: where each weight of a kernel stands in its four shifted copies."""
+    """[k·k, 4·(k+1)·(k+1)] of zeros and ones: the place of each weight of a kernel in its four shifted copies."""
     places = torch.arange(height * width).view(height, width)
     shifted = [F.pad(places, (right, 1 - right, down, 1 - down), value=-1) for down in (0, 1) for right in (0, 1)]
     return (torch.stack(shifted).flatten()[None] == places.flatten()[:, None]).to(dtype)

@@ -18,7 +18,7 @@ MAX_EXAMPLES = 2**40  # of a class in a sum; more are a sign of masks that did n
 
 @dataclass(frozen=True)
 class Layout:
-    """What everybody agrees on: classes, features, form, and the fixed point, in steps of 2^-``bits``.
+    """What server and clients agree on: classes, features, form, and the fixed point, in steps of 2^-``bits``.
 
     A vector holds the counts of all C classes, then the form's sums for all C, absent ones zero, so that its length
     says nothing about its client. Of n clients each may use ±(2⁶³ − 1)/n steps, ±5.5e9 for 100 clients and 24 bits;
@@ -32,7 +32,7 @@ class Layout:
 
     @staticmethod
     def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
-        """The layout of so many classes and features."""
+        """The layout for this number of classes and features."""
         if classes < 1 or width < 1:
             raise UserError(f"a layout of {classes} classes of {width} features: give at least one of each")
         if not 0 <= bits <= 52:
@@ -53,10 +53,10 @@ class Layout:
         return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
 
     def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
-        """[W] int64, the statistics laid out; refused in who's name where a sum over so many clients could overflow."""
+        """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
         statistics = checked(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
-            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; wanted is {self.about()}")
+            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
         limit = MAX_EXAMPLES // clients
         if bool((statistics.number > limit).any()):
             raise UserError(f"the statistics of {who} are refused: a class has more than {limit} examples")

@@ -40,7 +40,7 @@ class Guarantee:
     """What one release promises to every example: (ε, δ), for features of length ``radius`` at most.
 
     ``sigma`` is the standard deviation of the noise on a count; on Σz it is sigma·R, on the second moment sigma·R²
-    (off the diagonal of Σzzᵀ, where two equal entries stand for one, sigma·R²/√2).
+    (off the diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
     """
 
     epsilon: float
@@ -76,13 +76,13 @@ def noisy(
 ) -> ClassStatistics:  # fmt: skip
     """The statistics of clipped features, fit to be released with ``Guarantee.of(radius, epsilon, delta)``.
 
-    Every class gets noise, also one that nobody holds: its absence is somebody's secret. Then, from the noisy numbers
-    alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class that nobody
-    holds passes with a chance of 3e-5; never below 1), counts are rounded, and negative variance is set to zero. Where
-    the form is ``shared``, the pooled second moment keeps the part of the dropped classes.
+    Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
+    numbers alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class
+    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and negative variance is set
+    to zero. Where the form is ``shared``, the pooled second moment keeps the part of the dropped classes.
 
     ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
-    system: whoever knows a seed can take the noise off.
+    system: a known seed lets anyone remove the noise.
     """
     guarantee = Guarantee.of(radius, epsilon, delta)
     statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
@@ -103,10 +103,10 @@ def noisy(
 
 
 def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
-    """The statistics of the classes with at least so many examples, and the classes that stay at home.
+    """The statistics of the classes with at least ``least`` examples, and the classes that are left out.
 
-    For a client, before anything is sent. A rule of thumb, no promise in numbers: it keeps single images' features from
-    travelling as if they were means.
+    For a client, before anything is sent. A rule of thumb without a guarantee: it keeps the features of single images
+    from being sent as means.
     """
     if least < 1:
         raise UserError(f"min_count(least={least}): least counts examples, give at least 1")
@@ -177,7 +177,7 @@ def sensitivity_known(form: Form) -> bool:
 
 
 def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
-    """[K, …], a sum's rows for these classes, zero for those that nobody holds."""
+    """[K, …], a sum's rows for these classes, zero for those that no client holds."""
     value = statistics.sums[name]
     rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
     held = torch.isin(labels, statistics.held)
@@ -189,8 +189,8 @@ def _without_negative(matrix: Tensor) -> Tensor:
     """The nearest matrix without negative eigenvalues."""
     values, vectors = torch.linalg.eigh(matrix)
     factor = vectors * values.clamp(min=0).sqrt()
-    found: Tensor = factor @ factor.t()
-    return found
+    nearest: Tensor = factor @ factor.t()
+    return nearest
 
 
 def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
@@ -205,8 +205,8 @@ def _normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor
     drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
     words = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
     share = ((words & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
-    found: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
-    return found
+    noise: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
+    return noise
 
 
 def _check_radius(radius: float) -> None:

@@ -24,7 +24,7 @@ from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import Engine, Sums, Tensors, Visit
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.masking import LEAST, Words, derived_key, masked_vector, roster_hash, unmasked
+from unskew.privacy.masking import MIN_CLIENTS, Words, derived_key, masked_vector, roster_hash, unmasked
 from unskew.round.client import ClientSide
 from unskew.round.jobs import Job, job_text
 
@@ -38,8 +38,8 @@ def secure_statistics(
     engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, visits: Sequence[Visit], key: Key
 ) -> ClassStatistics:
     """The class statistics of all these clients together; of a single one the server learns nothing."""
-    if not LEAST <= len(visits) <= MAX_CLIENTS:
-        wanted = f"at least {LEAST}" if len(visits) < LEAST else f"at most {MAX_CLIENTS:,}"
+    if not MIN_CLIENTS <= len(visits) <= MAX_CLIENTS:
+        wanted = f"at least {MIN_CLIENTS}" if len(visits) < MIN_CLIENTS else f"at most {MAX_CLIENTS:,}"
         raise UserError(f"a secure sum over {len(visits):,} clients is refused; {wanted} are needed")
     session = {"session": os.urandom(32).hex()}
     clients = torch.tensor([visit.client for visit in visits])
@@ -71,7 +71,7 @@ def masked_statistics_job(measure: Measure) -> Job:
     def masked_statistics(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
         question = _Question(options, shared)
         vector = masked_vector(
-            measure(side, shared, visit, question.request), question.layout, question.everyone, question.session,
+            measure(side, shared, visit, question.request), question.layout, question.public_keys, question.session,
             client=visit.client, private=_private_key(side, visit, question.session), seed=question.seed(side, visit),
         )  # fmt: skip
         words = vector.numpy().view(np.uint64)
@@ -91,11 +91,11 @@ class _Question:
         classes, width, bits = fields["layout"]
         self.layout = Layout.of(classes, width, self.request.form, bits=bits)
         rows = zip(shared["secure/clients"].tolist(), shared["secure/keys"].tolist(), strict=True)
-        self.everyone = {client: bytes(row) for client, row in rows}
+        self.public_keys = {client: bytes(row) for client, row in rows}
 
     def seed(self, side: ClientSide, visit: Visit) -> bytes:
         """The seed of the client's own mask: another for every session, layout and set of clients."""
-        info = b"unskew own mask 1 " + self.layout.about().encode() + roster_hash(self.everyone)
+        info = b"unskew own mask 1 " + self.layout.about().encode() + roster_hash(self.public_keys)
         return derived_key(side.secret, info + visit.client.to_bytes(8, "big"), self.session)
 
 

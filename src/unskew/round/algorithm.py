@@ -31,13 +31,8 @@ from unskew.round.server import sgd
 if TYPE_CHECKING:
     from unskew.calibration.finisher import Finisher
 
-SHARED_SLOTS = (
-    "margin",
-    "terms",
-    "statistics",
-    "remember",
-    "finish",
-)  # that many methods may use: each appends its own
+# slots that several methods may use: each appends to them
+SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ Method = Callable[[Algorithm], Algorithm]
 
 @dataclass(frozen=True)
 class Named:
-    """A method and the text that stands for it."""
+    """A method and its text."""
 
     name: str
     method: Method
@@ -95,7 +90,7 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 continue
             if slot.name in owner:
                 raise UserError(
-                    f"{owner[slot.name]} and {named.name} both want the {slot.name} slot; leave one of them out"
+                    f"{owner[slot.name]} and {named.name} both claim the {slot.name} slot; leave one of them out"
                 )
             owner[slot.name] = named.name
         algorithm = changed

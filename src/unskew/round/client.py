@@ -116,7 +116,7 @@ class ClientSide:
 
 
 def survey(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-    """What the methods want to know of every client before the first round. No model is there yet."""
+    """What the methods ask every client before the first round. There is no model yet."""
     known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
     sums: Sums = {}
     for statistic in side.algorithm.statistics:
@@ -129,7 +129,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64.
 
     Training is on the side's device. What follows it (the update, statistics, memories) is on the CPU, so that a
-    method's own functions need no word about devices, and float64 is there on every machine.
+    method's own functions need not know about devices, and float64 is available on every machine.
     """
     algorithm = side.algorithm
     batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
@@ -170,8 +170,8 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
         for index in torch.unique(batches.index[batches.index >= 0]).split(IMAGES_AT_ONCE):
             images, labels = side.train.batch(index)
             with torch.no_grad():
-                found = side.network.encoder(images)
-            yield found.cpu(), labels.cpu()
+                values = side.network.encoder(images)
+            yield values.cpu(), labels.cpu()
 
     return features
 

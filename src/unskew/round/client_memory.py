@@ -1,8 +1,8 @@
 """What clients keep between visits: slots of one size in a file, on the client's side of the border.
 
 The server knows a memory by its ticket alone. A slot that the server's state or the last checkpoint refers to is never
-overwritten: a new version goes to a free one. So a round that fails, or a crash at any moment, leaves every version
-that a state can still ask for, and the file does not grow with the clients seen.
+overwritten: a new version goes to a free one. So a failed round or a crash loses nothing that a state refers to, and
+the file does not grow with the number of rounds.
 """
 
 import heapq

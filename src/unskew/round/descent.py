@@ -72,7 +72,7 @@ def sgd(values: list[Tensor], local: Local) -> Callable[[tuple[Tensor, ...]], No
 
 
 def accumulated(steps: int, momentum: float) -> float:
-    """‖a‖₁: how many plain gradients so many steps of SGD with momentum add up to.
+    """‖a‖₁: how many plain gradients these steps of SGD with momentum add up to.
 
     With gradients g₁ … g_τ the model moves by η·Σ a_t·g_t, a_t = (1 − m^(τ−t+1)) / (1 − m); without momentum ‖a‖₁ = τ.
     """

@@ -61,15 +61,15 @@ def run_round(
     if algorithm.remember:
         visits = with_tickets(visits, state.clients)
     outcome = engine.map_sum("train", statistics.shared(state), visits, here, round=number)
-    _judge(outcome, number, "train", key, skip_failures)
+    _check_failures(outcome, number, "train", key, skip_failures)
     sums = outcome.sums
-    moment = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, outcome))
+    info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, outcome))
     gradient = algorithm.aggregate(sums)
     params, memory = algorithm.server.update(
-        tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, moment
+        tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, info
     )
     buffers = moved(_buffers(state.tensors), gradient, 1.0)
-    sent = statistics.folded(algorithm.statistics, state.sent, sums, moment)
+    sent = statistics.folded(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | memory | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
@@ -93,7 +93,7 @@ def run(
     algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, rounds: int, per_round: int,
     skip_failures: bool = False,
 ) -> Iterator[tuple[ServerState, Metrics]]:  # fmt: skip
-    """Rounds from where the state stands up to ``rounds``; each is given as it ends."""
+    """The rounds after the state's own, up to ``rounds``; each is yielded as it ends."""
     while state.round < rounds:
         state, metrics = run_round(
             algorithm, engine, state, key, per_round=per_round, rounds=rounds, skip_failures=skip_failures
@@ -102,18 +102,18 @@ def run(
 
 
 def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key) -> tuple[ServerState, int]:
-    """Ask every client once what the methods want to know beforehand; the state that knows, and the bytes it took."""
+    """Ask every client once what the methods need before the first round; the new state, and the bytes it took."""
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
     outcome = engine.map_sum("survey", {}, visits, key.fold("survey"))
-    _judge(outcome, None, "survey", key, skip=False)
+    _check_failures(outcome, None, "survey", key, skip=False)
     sent = statistics.after_survey(algorithm.statistics, state.sent, outcome.sums)
     return replace(state, sent=sent), statistics.bytes_up(outcome.sums, state.tensors, visits, len(visits))
 
 
-def _judge(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
-    """Stop at a failed client, unless the user would rather go on without it and somebody is left."""
+def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
+    """Stop at a failed client, unless failures are skipped and another client succeeded."""
     for failure in outcome.failures:
         when = "" if number is None else f", round {number}"
         if not skip or not outcome.sums:
@@ -136,7 +136,7 @@ def _buffers(model: Tensors) -> Tensors:
 
 
 def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
-    """The model as anybody may use it: a classifier that the algorithm transforms is given transformed."""
+    """The model for use without the algorithm: the classifier as the algorithm's ``head`` transforms it."""
     if algorithm.head is None:
         return model
     bias = next((model[name] for name in classifier[1:] if name in model), None)

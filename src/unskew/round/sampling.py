@@ -24,5 +24,5 @@ def uniform(key: Key, roster: Roster, per_round: int) -> list[Visit]:
 def _at_most(per_round: int, roster: Roster) -> int:
     held = len(roster.inhabited)
     if held == 0:
-        raise UserError("no client of the partition holds an example; make the partition anew")
+        raise UserError("no client of the partition holds an example; make a new partition")
     return min(per_round, held)

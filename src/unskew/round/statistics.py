@@ -1,4 +1,4 @@
-"""6. What else travels: statistics beside the model, their way to the clients and back, and what all of it weighs."""
+"""6. What else travels: statistics beside the model, to the clients and back, and the bytes of all of it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,13 +26,13 @@ def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> 
     return sent
 
 
-def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, moment: RoundInfo) -> Tensors:
+def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
     """What is sent in the next round, from what was sent in this one and what came back."""
     for s in statistics:
         if s.fold is not None:
             last, came = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
             with _named(s.name):
-                sent = sent | tensors.prefixed(s.fold(last, came, moment), f"{s.name}/")
+                sent = sent | tensors.prefixed(s.fold(last, came, info), f"{s.name}/")
     return sent
 
 
@@ -43,7 +43,7 @@ def shared(state: ServerState) -> Tensors:
 
 
 def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
-    """What these visits are sent; data that lie in one place need no sending."""
+    """What these visits are sent; data in one place need no sending."""
     return tensors.count_bytes(shared(state)) * sum(visit.client != EVERYONE for visit in visits)
 
 

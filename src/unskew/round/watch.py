@@ -1,4 +1,4 @@
-"""What can be seen of a visit without changing it: the classifier's norms, the way from the server's model, the model.
+"""What a recording sees of a visit: the classifier's norms, the distance from the server's model, the local model.
 
 Shapes: k clients watched, C classes, L layers.
 """
@@ -42,15 +42,15 @@ def watched(side: "ClientSide", shared: Tensors, visit: Visit, watch: Watch) -> 
     "visits" [k] says who reported. Of a client that comes twice the first visit is seen. All of it is on the CPU.
     """
     model = tensors.on_device(side.weights, "cpu")
-    found: Sums = {"visits": torch.ones((), dtype=torch.float64)}
+    seen: Sums = {"visits": torch.ones((), dtype=torch.float64)}
     if "norms" in watch.what:
-        found["norms"] = class_norms(side)  # [C]
+        seen["norms"] = class_norms(side)  # [C]
     if "drift" in watch.what:
-        found["drift"] = distances(model, shared)  # [L]
+        seen["drift"] = distances(model, shared)  # [L]
     if "model" in watch.what:
-        found |= {f"model/{name}": value.detach().double() for name, value in model.items()}
+        seen |= {f"model/{name}": value.detach().double() for name, value in model.items()}
     place = watch.clients.index(visit.client) if visit.client in watch.clients and visit.repeat == 0 else None
-    return {name: _in_row(value, place, len(watch.clients)) for name, value in found.items()}
+    return {name: _in_row(value, place, len(watch.clients)) for name, value in seen.items()}
 
 
 def class_norms(side: "ClientSide") -> Tensor:

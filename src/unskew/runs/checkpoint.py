@@ -17,12 +17,12 @@ from unskew.round.client_memory import ticket_of
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 MEMORIES = Path("checkpoint") / "memories.bin"
-KEPT_MEMORIES = 64 * 2**20  # bytes that a finished run may keep of what its clients remember
+MAX_MEMORY_BYTES_KEPT = 64 * 2**20  # bytes of its clients' saved states that a finished run may keep
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a checkpoint knows beside the state: how much of metrics.jsonl belongs to it, what it stands on."""
+    """What a checkpoint has beside the state: its part of metrics.jsonl; which data, partition and configuration."""
 
     metrics_bytes: int
     seconds: float
@@ -32,7 +32,7 @@ class Progress:
 
 
 def kept_state(path: Path, number: int) -> Path:
-    """Where the server's state after that round lies, if it was kept."""
+    """The file of the server's state after that round, if it was kept."""
     return path / "states" / f"round-{number:06d}.safetensors"
 
 
@@ -57,7 +57,7 @@ def save_state(file: Path, state: ServerState, progress: Progress) -> None:
 
 
 def open_memories(path: Path) -> int:
-    """The descriptor of the file that holds what clients remember; made where it is not there."""
+    """The descriptor of the file of the clients' saved states; created if it is not there."""
     file = path / MEMORIES
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -67,9 +67,9 @@ def open_memories(path: Path) -> int:
 
 
 def drop_memories(path: Path) -> None:
-    """A finished run keeps them for measures of its local models, unless they would be most of what it weighs."""
+    """A finished run keeps them for measures of its local models, unless they are large."""
     file = path / MEMORIES
-    if file.exists() and file.stat().st_size > KEPT_MEMORIES:
+    if file.exists() and file.stat().st_size > MAX_MEMORY_BYTES_KEPT:
         file.unlink()
 
 
@@ -96,7 +96,9 @@ def load_state(file: Path) -> tuple[ServerState, Progress]:
         )
         return state, Progress(**about)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"the checkpoint {file} is damaged ({error}); delete it to start the run anew") from error
+        raise UserError(
+            f"the checkpoint {file} is damaged ({error}); delete it to start the run from the beginning"
+        ) from error
 
 
 def _tickets(entries: Tensors) -> dict[int, str]:

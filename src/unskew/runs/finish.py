@@ -18,7 +18,7 @@ from unskew.runs.result import Calibration
 
 @dataclass(frozen=True)
 class Calibrated:
-    """A calibrated classifier, how it did, and what there is to say of it."""
+    """A calibrated classifier, its result, and notes on it."""
 
     result: Calibration
     classifier: CalibratedClassifier

@@ -31,7 +31,7 @@ from unskew.runs.folder import locked_folder, read_calibration, read_model, writ
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.result import Result, read_result, to_json
 
-AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no training
+NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 
 def calibrate_run(
@@ -42,7 +42,7 @@ def calibrate_run(
 
     A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
 
-    Each is added as soon as it is there, so that an interrupt loses at most the one under way.
+    Each is written as soon as it is ready, so that an interrupt loses at most the one under way.
     """
     path = Path(path)
     result = read_result(path)
@@ -83,7 +83,7 @@ def calibrate_run(
 def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None) -> nn.Module:
     """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
 
-    ``data_dir`` says where the data set lies now, if not where it lay when the run was made. Images are normalised as
+    ``data_dir`` is the data set's folder, if it has moved since the run. Images are normalised as
     the run's overview says: (x/255 − mean) / std.
     """
     path = Path(path)
@@ -105,14 +105,14 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
 
 
 def _algorithm(source: str | Finisher) -> Algorithm:
-    """The calibrations of a text, which may name nothing that would have to be trained."""
+    """The calibrations of a text; methods that need training are refused."""
     base = Algorithm()
     if isinstance(source, Finisher):
         changed: Algorithm = source(base)
         return changed
     algorithm = methods.parse_method(source, base=base)
     for slot in fields(Algorithm):
-        if slot.name not in AFTERWARDS and getattr(algorithm, slot.name) is not getattr(base, slot.name):
+        if slot.name not in NEED_NO_TRAINING and getattr(algorithm, slot.name) is not getattr(base, slot.name):
             raise UserError(f"{source!r} changes the training ({slot.name}), which is over; name calibrations alone")
     if not algorithm.finish:
         raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda or oracle (unskew methods)")
@@ -129,7 +129,7 @@ def prepared_of(
     path: Path, result: Result, engine: str | None = None, workers: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Prepared:  # fmt: skip
-    """A finished run's federation as it was, its data set found again where it lay or in ``data_dir``."""
+    """A finished run's federation as it was, its data set read from where it was or from ``data_dir``."""
     config = configs.read(path / "config.toml")
     config = replace(
         config,
@@ -141,7 +141,9 @@ def prepared_of(
     config = configs.checked(config)
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
-        raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
+        raise UserError(
+            f"{kept} is not there; the run cannot be used without it, since it says which client holds what"
+        )
     prepared = prepare(replace(config, baseline=None), f"file:{kept}")
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
@@ -157,12 +159,12 @@ def _moved(data: str, folder: Path) -> str:
 
 
 def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
-    """The run's final weights, if they are those that its result speaks of."""
+    """The run's final weights, if they are those of its result."""
     names, file = tensors.of_module(network), path / "model.safetensors"
     weights = read_model(file)
     model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
     if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
-        raise UserError(f"{file} does not hold the weights that result.json speaks of")
+        raise UserError(f"{file} does not have the weights that result.json names; it was changed after the run")
     return model
 
 

@@ -27,11 +27,11 @@ from unskew.core.types import CLASSIFIER, Tensors
 def create_run_folder(path: Path) -> None:
     """A new, empty run folder; one that holds something is refused."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is no folder; choose another --out")
+        raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
         raise UserError(f"{path} holds a finished run; choose another --out")
     if path.exists() and any(path.iterdir()):
-        raise UserError(f"{path} exists and is not empty; choose another --out, or go on with: unskew resume {path}")
+        raise UserError(f"{path} exists and is not empty; choose another --out, or continue with: unskew resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -49,7 +49,7 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Hold the run folder for this process alone; the lock goes with the process, however it ends."""
+    """Lock the run folder for this process alone; the lock ends with the process, however it ends."""
     with open(path / ".lock", "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +74,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of ours."""
+    """What ``write_json`` wrote."""
     try:
         values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -99,7 +99,7 @@ def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -
 
 
 def calibration_file(path: Path, name: str) -> Path:
-    """Where the calibrated classifier of that name lies."""
+    """The file of the calibrated classifier of that name."""
     words = re.sub(r"[^a-z0-9_.]+", "-", name.lower().replace("e+", "e")).strip("-")  # 1e+16 is not 1e-16
     return path / f"calibration-{words}.safetensors"
 

@@ -30,7 +30,7 @@ PLAIN = (int, float, bool, str, type(None))  # values that a description spells 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """The values of a run that no text stands for; None where the configuration has a text."""
+    """The values of a run that have no text; None where the configuration has a text."""
 
     data: ImageSet | None = None
     model: Factory | None = None

@@ -173,9 +173,9 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
     )
 
 
-def skew(found: Partition, images: ImageSet) -> float:
+def skew(partition: Partition, images: ImageSet) -> float:
     """The partition's EMD."""
-    return emd(found.client, images.train.labels, len(images.classes))
+    return emd(partition.client, images.train.labels, len(images.classes))
 
 
 def _check_given(config: Config, given: Given, kept: str | None) -> None:

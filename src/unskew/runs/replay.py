@@ -93,7 +93,7 @@ def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
 
 
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
-    """A state from which training up to that round can go on: the latest kept before it, or the very first."""
+    """A state from which that round can be reached by training: the latest kept before it, or the first."""
     if not run.algorithm.remember:  # what clients remembered at a kept state is gone
         for earlier in range(number, 0, -1):
             if (state := _kept_state(run, earlier)) is not None:

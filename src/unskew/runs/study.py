@@ -174,7 +174,7 @@ class FinishedRun:
 
     @property
     def remembered(self) -> bool:
-        """Whether what clients remember is at hand."""
+        """Whether the clients' saved states are available."""
         return bool(self.algorithm.remember) and (self.path / MEMORIES).exists()
 
     def opened(self, memories: int | None) -> Engine:

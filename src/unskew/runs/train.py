@@ -104,7 +104,7 @@ def resume(
 
 
 def _check_same(config: Config, texts: Mapping[str, Any]) -> None:
-    """Refuse values on resuming that are not described like those that the run was started with."""
+    """Refuse values whose descriptions differ from those that the run was started with."""
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
             raise UserError(
@@ -175,8 +175,8 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             ):  # fmt: skip
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
-                    found = evaluate(engine, state.tensors, len(prepared.images.test), key)
-                    row = replace(row, accuracy=found.accuracy, loss=found.loss)
+                    score = evaluate(engine, state.tensors, len(prepared.images.test), key)
+                    row = replace(row, accuracy=score.accuracy, loss=score.loss)
                 if (line := recorder.line(state, engine)) is not None:
                     recorded.write(path, line)
                 if "model" in recorder.due(state.round):
@@ -196,7 +196,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
             try:
                 finish(engine, side, model, side.algorithm, key, keep)
-            except UserError as error:  # it would come again: what was trained must not wait for it for ever
+            except UserError as error:  # resuming would fail in the same way: what was trained is written now
                 _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {again}") from error

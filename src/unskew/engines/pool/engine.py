@@ -99,7 +99,7 @@ class Pool:
         return worker
 
     def _feed(self, worker: Worker, work: "_Work") -> None:
-        """Keep a worker busy; give it a second task only while there is plenty, or the last ones wait in its queue."""
+        """Give a worker its next task; a second one only while many are open, so that the last do not queue."""
         while worker.ready and (slot := worker.free_slot()) is not None:
             if worker.tasks and len(work.open) < 4 * len(self._workers):
                 return
@@ -186,7 +186,7 @@ class _Work:
         visit = self.visits[place]
         if receipt is not None and isinstance(visit, Visit):
             self.receipts[visit.client] = receipt
-        # a result that is next is added where it lies; one that is early is copied, since its slot is used again
+        # a result that is next is added in place; one that is early is copied, since its slot will be reused
         self.waiting[place] = (layout, vector if place == self.added else vector.clone())
         self._add_what_is_next()
 
@@ -209,9 +209,9 @@ class _Work:
 
     def _add_what_is_next(self) -> None:
         while self.added in self.waiting:
-            found = self.waiting.pop(self.added)
-            if found is not None:
-                layout, vector = found
+            result = self.waiting.pop(self.added)
+            if result is not None:
+                layout, vector = result
                 if self.total is None:
                     self.layout, self.total = layout, vector.clone()
                 elif layout != self.layout:

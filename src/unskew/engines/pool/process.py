@@ -1,4 +1,4 @@
-"""One worker process as its parent sees it: started, spoken to, found dead, ended."""
+"""One worker process as its parent sees it: started, sent messages, seen to die, ended."""
 
 import os
 import socket
@@ -44,7 +44,7 @@ class Worker:
         self.send(hello)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send, or leave it: a worker that died is found when its line closes."""
+        """Send if it lives: that a worker died is noticed when its line closes."""
         try:
             self.line.send(message)
         except OSError:
@@ -63,9 +63,9 @@ class Worker:
             end = layout[-1][3] + max(8, 8 * sums[layout[-1][0]].numel())
             vector = torch.frombuffer(self._results[slot].mapped(end), dtype=torch.float64, count=end // 8)
             self._views[slot] = (layout, vector)
-        found = self._views[slot]
-        assert found is not None
-        return found
+        result = self._views[slot]
+        assert result is not None
+        return result
 
     def exit_reason(self) -> str:
         """How it died, with the last line it wrote to its standard error."""

@@ -34,14 +34,14 @@ class SharedFile:
         return self._map
 
     def write(self, tensors: Tensors) -> Layout:
-        """Copy the tensors in and tell where they lie."""
+        """Copy the tensors in; the layout says where each one is."""
         layout, end = plan_layout(tensors)
         for name, view in views(self.mapped(end), layout).items():
             view.copy_(tensors[name])
         return layout
 
     def read(self, layout: Layout) -> Tensors:
-        """The tensors that lie there: views, not copies."""
+        """The tensors of that layout: views, not copies."""
         return views(self.mapped(_end(layout)), layout)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they lie.
+"""A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they are.
 
 Started as ``python -m unskew.engines.pool.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS [MEMORIES]`` with inherited
 descriptors.
@@ -59,7 +59,7 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
         layout = slots[slot].write(result.sums)
         if result.receipt is not None:
             answer["receipt"] = result.receipt
-        # a layout is long and nearly always the last one again
+        # a layout is long and nearly always the same as the last one
         parent.send(answer if layout == told[slot] else answer | {"layout": layout})
         told[slot] = layout
 
