@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import nn
 
 from unskew import methods
+from unskew.calibration.finisher import Finisher
 from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Local
 from unskew.data.convert import image_set_from
@@ -46,7 +47,8 @@ class Given:
 def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
     """The options with a text for every value, and the values."""
     texts, given = dict(options), dict[str, Any]()
-    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition)):
+    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition),
+                       ("engine", _engine)):  # fmt: skip
         value = options.get(name)
         if value is None or isinstance(value, str | PathLike):
             continue
@@ -148,6 +150,14 @@ def _partition(value: Any) -> tuple[str, Any]:
     return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
 
 
+def _engine(value: Any) -> tuple[str, None]:
+    if callable(value) and (name := importable(value)):
+        return name, None
+    raise UserError(
+        f"engine: give a name, or a function that takes an EngineSetup and is in a module; this is {value!r}"
+    )
+
+
 def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
     """Texts parsed; a function with one required argument is a method, one that needs none makes a method."""
     named = []
@@ -161,8 +171,18 @@ def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
 
 def _method_name(function: Callable[..., Any]) -> str | None:
     """The text of a function that ``parse_methods`` understands as this function is meant."""
+    if isinstance(function, Finisher):
+        return function.text if _reads_back(function) else None
     name = importable(function)
     return name if methods.takes_algorithm(function) or not methods.required(function) else None
+
+
+def _reads_back(calibration: Finisher) -> bool:
+    """Whether another process can make the calibration from its text."""
+    try:
+        return len(methods.parse_methods(calibration.named().text)) == 1
+    except UserError:
+        return False
 
 
 def _slots(algorithm: Algorithm) -> str:

@@ -129,9 +129,11 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[
 
 def _rehearse(prepared: Prepared) -> None:
     """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
-    side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+    data = dataset(prepared.images, prepared.population)
+    side = build(prepared.blueprint, data)
     models.initialise(side.network, Key(prepared.config.seed).fold("model"))
     first_visits(prepared)
+    engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
 
