@@ -22,7 +22,7 @@ from unskew.core.types import ImageSet, Local
 from unskew.data.convert import image_set_from
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm, Named, compose
-from unskew.runs.config import FROM_PYTHON
+from unskew.runs.config import FROM_PYTHON, Config
 
 Factory = Callable[..., nn.Module]  # (shape, classes) -> the network
 
@@ -56,6 +56,17 @@ def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
         if kept is not None:
             given[name] = kept
     return texts, Given(**given)
+
+
+def take_same(values: Mapping[str, Any], config: Config) -> Given:
+    """The values for a run that has begun; those that are described otherwise than the run's own are refused."""
+    texts, given = take_values(values)
+    for name, text in texts.items():
+        if text is not None and text != (before := getattr(config, name)):
+            raise UserError(
+                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start a new run"
+            )
+    return given
 
 
 def parse_given(given: Given, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
