@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
-from unskew.core.types import ImageSet
+from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
 from unskew.runs import train
@@ -49,7 +49,7 @@ def run(
     momentum: float | None = None,
     weight_decay: float | None = None,
     augment: bool | None = None,
-    engine: str | None = None,
+    engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,
     evaluate_every: int | None = None,
@@ -66,8 +66,9 @@ def run(
 
     - ``data``: an ImageSet, a dict or tuple of arrays (x_train, y_train, x_test, y_test), a torch Dataset or two
     - ``model``: a function (shape, classes) -> nn.Module
-    - ``method``: an Algorithm, a function from Algorithm to Algorithm, or a list of texts and functions
+    - ``method``: an Algorithm, a function from Algorithm to Algorithm, a Finisher, or a list of texts and these
     - ``partition``: the client's number for each training example, or a Partition
+    - ``engine``: a function of a module that takes an EngineSetup and gives an Engine
 
     ``observe`` is called with an Overview before the first round, with the Metrics of each round and with what there is
     to say of each calibration. If it returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run ends after the round

@@ -84,7 +84,9 @@ def test_what_cannot_cross_is_refused_for_the_pool_with_advice(option, tmp_path)
 
 def test_a_run_with_values_is_not_repeated_without_them():
     result = unskew.run(method=lambda algorithm: algorithm, **SMALL)
-    with pytest.raises(unskew.UserError, match=r"method is .*given from Python; give it again: unskew.run"):
+    with pytest.raises(
+        unskew.UserError, match=r"method is .*given from Python; give it again, from Python, as method=…"
+    ):
         unskew.run(result.path / "config.toml")
 
 

@@ -97,19 +97,22 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
 def analyse(
     path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
     workers: int | None = None, form: str = "svg", say: Say | None = None,
-    observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None,
+    observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None, data: Any = None, model: Any = None,
+    method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
     """Take measures such as ``"cka"`` or ``"norms(round=0)"`` of a finished run; all of them where none is named.
 
     A measure of your own is ``"package.module:function"`` or a Measure. Values and charts go into the run's folder
     ``figures``. ``observe`` is called for each measure when it is done, and for those that cannot be taken. A measure
-    that was named and cannot be taken is an error, after the others.
+    that was named and cannot be taken is an error, after the others. A run that was given ``data``, ``model`` or
+    ``method`` as values from Python needs the same values again.
     """
     _check_format(form)
     requests = [parse_measure(source) for source in sources or MEASURES]
     results: dict[str, Measured] = {}
     missing: list[str] = []
-    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say) as run:
+    values = {"data": data, "model": model, "method": method}
+    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say, values=values) as run:
         for request in requests:
             try:
                 measured = take_measure(run, request)

@@ -145,7 +145,7 @@ def check_measure(measure: Any, given: str) -> None:
     """Refuse what is not a measure, or is one that cannot work; ``given`` is what the user typed."""
     if not isinstance(measure, Measure):
         kind = type(measure).__name__
-        raise UserError(f"measure {given}: it gives a {kind}; return a Measure (unskew.analysis.Measure)")
+        raise UserError(f"measure {given}: it gives a {kind}; return a Measure (unskew.extend.Measure)")
     if not isinstance(measure.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", measure.name):
         raise UserError(f"measure {given}: the name {measure.name!r} is not a word in lower case")
     if not isinstance(measure.values, type) or not is_dataclass(measure.values):

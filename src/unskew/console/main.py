@@ -82,9 +82,14 @@ def resume(
 def calibrate(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")],
     methods_: Annotated[
-        list[str], typer.Argument(metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | …')
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | … | package.module:function'
+        ),
     ],
-    engine: Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")
+    ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data sets are now (default: as for the run).")] = None,
 ) -> None:

@@ -15,7 +15,7 @@ from unskew.report.write import write_report
 out = PlainConsole()
 
 DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]
-Engine = Annotated[str | None, typer.Option(help="auto | loop | pool (default: the run's).")]
+Engine = Annotated[str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")]
 Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
 
 

@@ -15,7 +15,8 @@ from unskew.core.errors import UserError, nearest
 Value = int | float | bool | str
 
 EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
-            "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits"}  # fmt: skip
+            "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
+            "--log": "tensorboard"}  # fmt: skip
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
@@ -87,9 +88,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise complain(
-            call.source, call.start, f"{call.name} does not say what it takes; it is not a {what}"
-        ) from error
+        raise complain(call.source, call.start, f"{what} {call.name}: its arguments do not fit") from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:

@@ -1,6 +1,6 @@
-"""The table of engines: where the clients' work is done, by name or as ``package.module:function``.
+"""The table of engines: where the clients' work is done, by name or as ``package.module:function(knobs)``.
 
-An engine is opened from an ``EngineSetup`` and used through the ``Engine`` protocol; no code outside this package
+An engine is opened from an ``EngineSetup`` and is used through the ``Engine`` protocol; no code outside this package
 asks which one it is.
 """
 
@@ -9,10 +9,13 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from unskew.core import text
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
@@ -68,6 +71,7 @@ def open_pool(setup: EngineSetup) -> Engine:
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}
 NAMES = ("auto", *ENGINES)
+PARTS = ("roster", "map_sum", "accept", "sync", "pin", "close")  # what an engine must have
 
 
 def check_name(name: str) -> None:
@@ -75,7 +79,7 @@ def check_name(name: str) -> None:
     if name in LATER:
         raise UserError(f"engine {name!r} comes with a later version; there are: {', '.join(NAMES)}")
     if ":" in name:
-        load_function(name, "engine")
+        load_function(_call(name).name, "engine")
     elif name not in NAMES:
         raise UserError(f"no engine is called {name!r}; {nearest(name, NAMES)}, or package.module:function")
 
@@ -93,13 +97,39 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     """The engine of that name, ready to work."""
     if name in ENGINES:
         return ENGINES[name](setup)
-    engine: Engine = load_function(name, "engine")(setup)
-    missing = [part for part in ("map_sum", "accept", "sync", "pin", "close", "roster") if not hasattr(engine, part)]
+    call = _call(name)
+    function = load_function(call.name, "engine")
+    try:
+        engine: Any = text.apply(call, partial(function, setup), "engine")
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"engine {call} raises {type(error).__name__}: {error}; it is called with an EngineSetup"
+        ) from error
+    missing = [part for part in PARTS if not hasattr(engine, part)]
     if missing:
-        raise UserError(f"engine {name!r} gives a {type(engine).__name__} without {', '.join(missing)}")
+        raise UserError(
+            f"engine {call} gives a {type(engine).__name__} without {', '.join(missing)}; "
+            "give an object with all that unskew.extend.Engine names"
+        )
     if not hasattr(engine, "progress"):
         engine.progress = None
-    return engine
+    opened: Engine = engine
+    return opened
+
+
+def rehearse(name: str, setup: EngineSetup) -> None:
+    """Open and close an engine of another package: one that cannot work is refused before a run folder is made."""
+    if ":" in name:
+        open_engine(name, setup).close()
+
+
+def _call(name: str) -> text.Call:
+    calls = text.parse_calls(name, "engine")
+    if len(calls) > 1:
+        raise text.complain(name, calls[1].start, "give one engine")
+    return calls[0]
 
 
 def seconds_per_step(side: ClientSide, batch: int) -> float:

@@ -7,7 +7,9 @@ MLFLOW_TRACKING_URI. Steps are rounds; a resumed run continues the same log, and
 import re
 import warnings
 from collections.abc import Callable
+from functools import partial
 
+from unskew.core import text
 from unskew.core.errors import UserError, nearest
 from unskew.core.plugins import load_function
 from unskew.loggers.logger import Backend as Backend
@@ -24,14 +26,22 @@ LOGGERS: dict[str, Callable[[], Backend]] = {
 
 
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
-    """A logger by its name or ``package.module:function``, for ``observe``.
+    """A logger by its name or ``package.module:function(knobs)``, for ``observe``.
 
-    The function takes nothing and gives a Backend. ``note`` is told if the log fails; without it a warning says so.
+    The function gives a Backend. ``note`` is called with a message if the log fails; without it there is a warning.
     """
-    make = load_function(name, "--log") if ":" in name else LOGGERS.get(name)
+    make = _outside(name) if ":" in name else LOGGERS.get(name)
     if make is None:
         raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
     return Logger(_folder_name(name), _opened(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
+
+
+def _outside(name: str) -> Callable[[], Backend]:
+    """The function that ``package.module:function(knobs)`` names, with its knobs."""
+    calls = text.parse_calls(name, "--log")
+    if len(calls) > 1:
+        raise text.complain(name, calls[1].start, "give each logger its own --log")
+    return partial(text.apply, calls[0], load_function(calls[0].name, "--log"), "--log")
 
 
 def _opened(name: str, make: Callable[[], Backend]) -> Backend:
@@ -45,7 +55,7 @@ def _opened(name: str, make: Callable[[], Backend]) -> Backend:
     if missing:
         raise UserError(
             f"--log {name}: it gives a {type(backend).__name__} without {', '.join(missing)}; "
-            "give a function without arguments whose result has start, write and close"
+            "give a function whose result has start, write and close"
         )
     return backend
 

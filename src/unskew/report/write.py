@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from unskew.analysis.measure import Source
 from unskew.core.errors import UserError
@@ -17,12 +18,14 @@ from unskew.runs.study import FinishedRun, Say
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[Source] = (),
     without: Sequence[Source] = (), again: bool = False, data_dir: str | Path | None = None,
-    engine: str | None = None, workers: int | None = None, say: Say | None = None,
+    engine: str | None = None, workers: int | None = None, say: Say | None = None, data: Any = None,
+    model: Any = None, method: Any = None,
 ) -> Page:  # fmt: skip
     """Write the page of one run (by default to its folder), or the comparison of several, and return the page.
 
     Measures are taken where they are not stored yet; ``only`` and ``without`` choose among them. A measure of your own
-    is shown with ``only="package.module:function"`` or a Measure.
+    is shown with ``only="package.module:function"`` or a Measure. Runs that were given ``data``, ``model`` or
+    ``method`` as values from Python need the same values again.
     """
     if not paths:
         raise UserError("no run was given; give the folder of a finished run")
@@ -34,10 +37,13 @@ def write_report(
         raise UserError("--without is for the report of one run; a comparison shows what is stored, and --only adds")
     if out is None and len(paths) > 1:
         raise UserError("a comparison has no run folder to go to; say where to write it with --out FILE.html")
+    values = {"data": data, "model": model, "method": method}
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say))
+            stack.enter_context(
+                FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say, values=values)
+            )
             for path in paths
         ]
         if len(runs) == 1:

@@ -1,10 +1,11 @@
 """What can be done with a finished run: calibrate its classifier, load its model."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -28,6 +29,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
+from unskew.runs.given import take_same
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.result import Result, read_result, to_json
 
@@ -36,13 +38,15 @@ NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 def calibrate_run(
     path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None,
+    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None, data: Any = None,
+    model: Any = None, method: Any = None,
 ) -> Result:  # fmt: skip
     """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
 
     A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
 
-    Each is written as soon as it is ready, so that an interrupt loses at most the one under way.
+    Each is written as soon as it is ready, so that an interrupt loses at most the one under way. A run that was given
+    ``data``, ``model`` or ``method`` as values from Python needs the same values again.
     """
     path = Path(path)
     result = read_result(path)
@@ -53,16 +57,17 @@ def calibrate_run(
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
-    prepared = prepared_of(path, result, engine, workers, data_dir)
-    data = dataset(prepared.images, prepared.population)
-    side = build(prepared.blueprint, data)
+    given = {"data": data, "model": model, "method": method}
+    prepared = prepared_of(path, result, engine, workers, data_dir, given)
+    held = dataset(prepared.images, prepared.population)
+    side = build(prepared.blueprint, held)
     for algorithm in asked:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
-    model = weights_of(path, result, side.network)
+    weights = weights_of(path, result, side.network)
     chosen, count = engine_for(prepared, side)
     with locked_folder(path):
-        working = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, count))
+        working = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, held, count))
 
         def keep(event: Event) -> None:
             nonlocal result
@@ -74,17 +79,21 @@ def calibrate_run(
         known: Known = {}
         try:
             for algorithm in asked:
-                finish(working, side, model, algorithm, Key(prepared.config.seed), keep, known)
+                finish(working, side, weights, algorithm, Key(prepared.config.seed), keep, known)
         finally:
             working.close()
     return result
 
 
-def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None) -> nn.Module:
+def load(
+    path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None, data: Any = None,
+    model: Any = None, method: Any = None,
+) -> nn.Module:  # fmt: skip
     """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
 
     ``data_dir`` is the data set's folder, if it has moved since the run. Images are normalised as
-    the run's overview says: (x/255 − mean) / std.
+    the run's overview says: (x/255 − mean) / std. ``data``, ``model`` and ``method`` are the run's values, where it was
+    given values from Python.
     """
     path = Path(path)
     result = read_result(path)
@@ -94,7 +103,8 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
     if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
-    prepared = prepared_of(path, result, None, None, data_dir)
+    given = {"data": data, "model": model, "method": method}
+    prepared = prepared_of(path, result, data_dir=data_dir, values=given)
     network = prepared.blueprint.network()
     tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
@@ -127,9 +137,12 @@ def plain_name(source: str) -> str:
 
 def prepared_of(
     path: Path, result: Result, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None,
+    data_dir: str | Path | None = None, values: Mapping[str, Any] | None = None,
 ) -> Prepared:  # fmt: skip
-    """A finished run's federation as it was, its data set read from where it was or from ``data_dir``."""
+    """A finished run's federation as it was, its data set read from where it was or from ``data_dir``.
+
+    ``values`` are the data, model and method of a run that was given them from Python.
+    """
     config = configs.read(path / "config.toml")
     config = replace(
         config,
@@ -138,13 +151,12 @@ def prepared_of(
         engine=config.engine if engine is None else engine,
         workers=config.workers if workers is None else workers,
     )
+    given = take_same(values or {}, config)
     config = configs.checked(config)
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
-        raise UserError(
-            f"{kept} is not there; the run cannot be used without it, since it says which client holds what"
-        )
-    prepared = prepare(replace(config, baseline=None), f"file:{kept}")
+        raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
+    prepared = prepare(replace(config, baseline=None), f"file:{kept}", given)
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
     if prepared.partition.hash != result.partition_hash:

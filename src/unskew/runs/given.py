@@ -16,12 +16,13 @@ import numpy.typing as npt
 from torch import nn
 
 from unskew import methods
+from unskew.calibration.finisher import Finisher
 from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Local
 from unskew.data.convert import image_set_from
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm, Named, compose
-from unskew.runs.config import FROM_PYTHON
+from unskew.runs.config import FROM_PYTHON, Config
 
 Factory = Callable[..., nn.Module]  # (shape, classes) -> the network
 
@@ -46,7 +47,8 @@ class Given:
 def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
     """The options with a text for every value, and the values."""
     texts, given = dict(options), dict[str, Any]()
-    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition)):
+    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition),
+                       ("engine", _engine)):  # fmt: skip
         value = options.get(name)
         if value is None or isinstance(value, str | PathLike):
             continue
@@ -54,6 +56,17 @@ def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
         if kept is not None:
             given[name] = kept
     return texts, Given(**given)
+
+
+def take_same(values: Mapping[str, Any], config: Config) -> Given:
+    """The values for a run that has begun; those that are described otherwise than the run's own are refused."""
+    texts, given = take_values(values)
+    for name, text in texts.items():
+        if text is not None and text != (before := getattr(config, name)):
+            raise UserError(
+                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start a new run"
+            )
+    return given
 
 
 def parse_given(given: Given, method: str) -> tuple[str, Callable[[Local], Algorithm]]:
@@ -150,6 +163,14 @@ def _partition(value: Any) -> tuple[str, Any]:
     return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
 
 
+def _engine(value: Any) -> tuple[str, None]:
+    if callable(value) and (name := importable(value)):
+        return name, None
+    raise UserError(
+        f"engine: give a name, or a function that takes an EngineSetup and is in a module; this is {value!r}"
+    )
+
+
 def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
     """Texts parsed; a function with one required argument is a method, one that needs none makes a method."""
     named = []
@@ -163,8 +184,18 @@ def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
 
 def _method_name(function: Callable[..., Any]) -> str | None:
     """The text of a function that ``parse_methods`` understands as this function is meant."""
+    if isinstance(function, Finisher):
+        return function.text if _reads_back(function) else None
     name = importable(function)
     return name if methods.takes_algorithm(function) or not methods.required(function) else None
+
+
+def _reads_back(calibration: Finisher) -> bool:
+    """Whether another process can make the calibration from its text."""
+    try:
+        return len(methods.parse_methods(calibration.named().text)) == 1
+    except UserError:
+        return False
 
 
 def _slots(algorithm: Algorithm) -> str:

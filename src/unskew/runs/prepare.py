@@ -184,7 +184,7 @@ def _check_given(config: Config, given: Given, kept: str | None) -> None:
         if from_python(getattr(config, name)) and getattr(given, name) is None:
             raise UserError(
                 f"{name} is {getattr(config, name).removeprefix(FROM_PYTHON)!r}, a value that was given from Python; "
-                f"give it again: unskew.run(…, {name}=…) or unskew.resume(…, {name}=…)"
+                f"give it again, from Python, as {name}=…"
             )
     if not given.crosses and config.engine not in ("auto", "loop"):
         name = "model" if given.model is not None else "method"

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ from unskew.runs.folder import (
     write_json,
     write_model,
 )
-from unskew.runs.given import take_values
+from unskew.runs.given import take_same, take_values
 from unskew.runs.metrics import MetricsFile, read_metrics
 from unskew.runs.prepare import Overview, Prepared, first_visits, overview, prepare, skew
 from unskew.runs.result import Result, to_json
@@ -93,23 +93,13 @@ def resume(
             )
         config = configs.read(path / "config.toml")
         config = replace(config, on_failure=on_failure or config.on_failure, device=device or config.device)
-        texts, given = take_values(values)
-        _check_same(config, texts)
+        given = take_same(values, config)
         kept = (path / "partition.npz").absolute()
         prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
         if not kept.exists():
             _write_partition(kept, prepared.partition, prepared.images)
         _rehearse(prepared)
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
-
-
-def _check_same(config: Config, texts: Mapping[str, Any]) -> None:
-    """Refuse values whose descriptions differ from those that the run was started with."""
-    for name, text in texts.items():
-        if text is not None and text != (before := getattr(config, name)):
-            raise UserError(
-                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start a new run"
-            )
 
 
 def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[[Overview | Metrics | Event], None]:
@@ -129,9 +119,11 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[
 
 def _rehearse(prepared: Prepared) -> None:
     """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
-    side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
+    data = dataset(prepared.images, prepared.population)
+    side = build(prepared.blueprint, data)
     models.initialise(side.network, Key(prepared.config.seed).fold("model"))
     first_visits(prepared)
+    engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
 

@@ -1,0 +1,219 @@
+"""What authors import: a method, calibration, measure, network, data set, partition, engine or logger of your own.
+
+docs/extending.md has a complete example of each. These names are promises; what is elsewhere in the package may move.
+They are imported when first used, like those of ``unskew``.
+
+A method
+    Algorithm               what a federation does in a round, slot by slot; a method gives one with slots changed
+    Method                  a function from Algorithm to Algorithm
+    Step, Loss              what a margin, a blend and a term see of a training step; the loss in its parts
+    Margin, Blend, Term     what is added to the logits; replaces each example's loss; weighs examples, adds penalties
+    Head, Correction        how the classifier's weights are used; what is added to every gradient
+    Local, Scale            the clients' training settings; the factor on a client's update
+    Sampler, Aggregate      who comes; how updates become one
+    ServerOptimizer         how the server moves; RoundInfo tells it where the run is
+    Statistic, Memory       what travels beside the model; what a client keeps. Both see a Visited
+    whole_model             the Memory that keeps a client's whole model
+    check_method            tries every law on a method; LawBroken says which one it breaks
+A calibration
+    Finisher, finisher      the calibration as a value; the decorator that names it
+    StatisticsRequest       what clients measure, with covariances Full, Diagonal, Shared or LowRank
+    ClassStatistics         what they measured, summed over all clients
+    Made                    a new classifier with more to report; RealFeatures asks for a bound for study
+A measure
+    Measure, Comparison     the record: values, charts, sentences; its section where runs are compared
+    FinishedRun             what a measure is taken of; Missing says that the run lacks something
+    Chart, Axis             a picture and its axes
+    Line, Band, Bars, Dots, Cells, Rule, Picture, Words    the marks in it
+    Choice, Table, Column   what else a page can show
+A network, a data set, a partition
+    Shape                   (channels, height, width) of the images that a network takes
+    Network                 a module with encoder and classifier; any other nn.Module works too
+    ImageSet, Split         a data set; its train and test part
+    Partition               who holds which example; an array of client numbers works too
+An engine
+    Engine                  what every engine can do; EngineSetup is what it is opened with
+    open_loop               the plain engine, to build others from; add_outcomes adds their results in order
+    Roster, Visit, TestPart the clients and their sizes; one client's turn; a part of the test images
+    Outcome, Failure        what an engine answers; a visit that failed
+    Progress                called after each visit: how much is done, of how much
+    ClientSide              what a client's work is done with; Job, Answer: the work itself, and what it gives
+A logger
+    Backend                 where figures go: start, write, close; Facts, Figures and Overview are what it is given
+Everywhere
+    Key                     the only source of randomness
+    Tensors, Sums           tensors by name; float64 tensors that may be added
+    UserError               a mistake of the user, in one message: what was given, what is wanted, what to do
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unskew.analysis.elements import Choice, Column, Table
+    from unskew.analysis.measure import Comparison, Measure
+    from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared
+    from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
+    from unskew.calibration.request import StatisticsRequest
+    from unskew.calibration.statistics import ClassStatistics
+    from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
+    from unskew.checks import LawBroken, check_method
+    from unskew.core.errors import Missing, UserError
+    from unskew.core.key import Key
+    from unskew.core.roster import Roster
+    from unskew.core.types import (
+        Aggregate,
+        Blend,
+        Correction,
+        Engine,
+        Failure,
+        Head,
+        ImageSet,
+        Local,
+        Loss,
+        Margin,
+        Memory,
+        Outcome,
+        Progress,
+        RoundInfo,
+        Sampler,
+        Scale,
+        ServerOptimizer,
+        Split,
+        Statistic,
+        Step,
+        Sums,
+        Tensors,
+        Term,
+        TestPart,
+        Visit,
+        Visited,
+    )
+    from unskew.data.population import Partition
+    from unskew.engines import EngineSetup, open_loop
+    from unskew.engines.outcomes import add_outcomes
+    from unskew.loggers.logger import Backend, Facts, Figures
+    from unskew.models.layers import Network
+    from unskew.models.networks import Shape
+    from unskew.round.algorithm import Algorithm, Method
+    from unskew.round.client import ClientSide
+    from unskew.round.client_memory import whole_model
+    from unskew.round.jobs import Answer, Job
+    from unskew.runs.prepare import Overview
+    from unskew.runs.study import FinishedRun
+
+__all__ = [
+    "Aggregate",
+    "Algorithm",
+    "Answer",
+    "Axis",
+    "Backend",
+    "Band",
+    "Bars",
+    "Blend",
+    "Cells",
+    "Chart",
+    "Choice",
+    "ClassStatistics",
+    "ClientSide",
+    "Column",
+    "Comparison",
+    "Correction",
+    "Diagonal",
+    "Dots",
+    "Engine",
+    "EngineSetup",
+    "Facts",
+    "Failure",
+    "Figures",
+    "FinishedRun",
+    "Finisher",
+    "Full",
+    "Head",
+    "ImageSet",
+    "Job",
+    "Key",
+    "LawBroken",
+    "Line",
+    "Local",
+    "Loss",
+    "LowRank",
+    "Made",
+    "Margin",
+    "Measure",
+    "Memory",
+    "Method",
+    "Missing",
+    "Network",
+    "Outcome",
+    "Overview",
+    "Partition",
+    "Picture",
+    "Progress",
+    "RealFeatures",
+    "Roster",
+    "RoundInfo",
+    "Rule",
+    "Sampler",
+    "Scale",
+    "ServerOptimizer",
+    "Shape",
+    "Shared",
+    "Split",
+    "Statistic",
+    "StatisticsRequest",
+    "Step",
+    "Sums",
+    "Table",
+    "Tensors",
+    "Term",
+    "TestPart",
+    "UserError",
+    "Visit",
+    "Visited",
+    "Words",
+    "add_outcomes",
+    "check_method",
+    "finisher",
+    "open_loop",
+    "whole_model",
+]
+
+_NAMES = {
+    "analysis.elements": "Choice Column Table",
+    "analysis.measure": "Comparison Measure",
+    "calibration.covariances": "Diagonal Full LowRank Shared",
+    "calibration.finisher": "Finisher Made RealFeatures finisher",
+    "calibration.request": "StatisticsRequest",
+    "calibration.statistics": "ClassStatistics",
+    "charts": "Axis Band Bars Cells Chart Dots Line Picture Rule Words",
+    "checks": "LawBroken check_method",
+    "core.errors": "Missing UserError",
+    "core.key": "Key",
+    "core.roster": "Roster",
+    "core.types": "Aggregate Blend Correction Engine Failure Head ImageSet Local Loss Margin Memory Outcome Progress "
+    "RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart Visit Visited",
+    "data.population": "Partition",
+    "engines": "EngineSetup open_loop",
+    "engines.outcomes": "add_outcomes",
+    "loggers.logger": "Backend Facts Figures",
+    "models.layers": "Network",
+    "models.networks": "Shape",
+    "round.algorithm": "Algorithm Method",
+    "round.client": "ClientSide",
+    "round.client_memory": "whole_model",
+    "round.jobs": "Answer Job",
+    "runs.prepare": "Overview",
+    "runs.study": "FinishedRun",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'unskew.extend' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"unskew.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,120 @@
+"""What a stranger may do wrong at each door: one clear message, exit code 2, and no folder left behind."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import unskew
+from unskew.console.main import main
+
+TESTS = Path(__file__).parent.parent
+DOORS = {
+    "--data": "outside_data:wrong",
+    "--partition": "outside_data:by_class",
+    "--model": "outside_models:linear",
+    "--method": "outside_methods:raises",
+    "--engine": "outside_engines:knobs",
+    "--log": "outside_loggers:lines",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(capsys, *words):
+    """The one message of a command that ends with code 2 and leaves nothing behind."""
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--rounds", "1", "--epochs", "1", *words])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2, said
+    assert "Traceback" not in said
+    assert list(Path().iterdir()) == []
+    return said
+
+
+@pytest.mark.parametrize("flag", DOORS)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda name: "no_such_module:thing", "'no_such_module:thing' cannot be imported: ModuleNotFoundError"),
+        (lambda name: f"{name.partition(':')[0]}:no_such_thing", "cannot be imported: AttributeError"),
+        (lambda name: "outside_broken:thing", "cannot be imported: ZeroDivisionError"),
+        (lambda name: "outside_engines:number_not_function", "'outside_engines:number_not_function' is not a function"),
+        (lambda name: f"{name}(no_such_knob=1)", "has no knob 'no_such_knob'"),
+        (lambda name: f"{name}(", "unskew: "),
+    ],
+    ids=["no module", "no function", "raises on import", "not callable", "wrong knob", "half a text"],
+)
+def test_a_name_that_leads_nowhere(capsys, flag, change, message):
+    name = change(DOORS[flag])
+    said = refused(capsys, flag, name)
+    assert message in said
+    assert name.partition("(")[0] in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "name", "message"),
+    [
+        ("--data", "outside_data:fails", "raises OSError: disk on fire"),
+        ("--data", "outside_data:wrong", "is a int; give an ImageSet"),
+        ("--partition", "outside_data:answer(what=raises)", "raises RuntimeError: no luck"),
+        ("--partition", "outside_data:answer(what=text)", "give client numbers as whole numbers"),
+        ("--model", "outside_methods:nothing", "outside_methods:nothing"),
+        ("--method", "outside_methods:empty", "must give a function from Algorithm to Algorithm"),
+        ("--method", "outside_engines:no_setup", "is not a method"),
+        ("--engine", "outside_engines:raises", "engine outside_engines:raises raises ConnectionError: no server"),
+        ("--engine", "outside_engines:complains", "mine: start the server first"),
+        ("--engine", "outside_engines:nothing", "gives a NoneType without roster, map_sum, accept, sync, pin, close"),
+        ("--engine", "outside_engines:half", "gives a Half without map_sum, accept, sync, pin, close"),
+        ("--engine", "outside_engines:no_setup", "engine outside_engines:no_setup: its arguments do not fit"),
+        ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, high given"),
+        ("--engine", "outside_engines:knobs + loop", "give one engine"),
+        ("--log", "outside_loggers:nothing", "gives a NoneType without start, write, close"),
+        ("--log", "outside_loggers:broken", "it cannot be opened: ConnectionError: no server"),
+        ("--log", "outside_loggers:lines + outside_loggers:lines", "give each logger its own --log"),
+    ],
+)
+def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, message):
+    assert message in refused(capsys, flag, name)
+
+
+def test_an_engine_from_python_is_a_function_of_a_module():
+    import outside_engines
+
+    with pytest.raises(unskew.UserError, match="engine: give a name, or a function that takes an EngineSetup"):
+        unskew.run(engine=lambda setup: None, rounds=1)
+    with pytest.raises(unskew.UserError, match="this is 3"):
+        unskew.run(engine=3, rounds=1)
+    assert list(Path().iterdir()) == []
+    assert unskew.run(engine=outside_engines.knobs, rounds=1, epochs=1).engine == "outside_engines:knobs"
+
+
+def test_a_calibration_without_a_name_cannot_be_in_a_list_of_methods():
+    from outside_calibrations import nameless
+
+    with pytest.raises(unskew.UserError, match="this calibration has no name"):
+        unskew.run(method=["fedavg", nameless()], rounds=1)
+    assert list(Path().iterdir()) == []
+
+
+def test_a_real_shell_has_every_door_open_in_one_command(tmp_path):
+    """A process of its own, in the stranger's folder, with nothing but its files beside it."""
+    for name in ("outside_data", "outside_models", "outside_methods", "outside_calibrations", "outside_loggers",
+                 "outside_engines"):  # fmt: skip
+        (tmp_path / f"{name.replace('outside', 'my')}.py").write_text((TESTS / f"{name}.py").read_text())
+    words = ["--data", "my_data:stripes", "--partition", "my_data:by_class", "--clients", "3",
+             "--model", "my_models:vit", "--method", "my_methods:as_it_is + my_calibrations:shrink", "--engine", "my_engines:knobs(seed=1)",
+             "--log", "my_loggers:lines", "--rounds", "1", "--epochs", "1", "--out", "run"]  # fmt: skip
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(TESTS)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "unskew", "run", *words], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "run" / "logs").is_dir()
+    assert "my_calibrations:shrink" in (tmp_path / "run" / "result.json").read_text()
