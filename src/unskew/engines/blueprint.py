@@ -47,7 +47,7 @@ class Blueprint:
     classes: int
     local: Local
     dtype: str = "float32"
-    device: str = "auto"
+    device: str = "cpu"
     crosses: bool = True  # whether another process can build the same from the texts alone
     values: Values = field(default=Values(), compare=False, repr=False)
 
