@@ -96,7 +96,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
 
 def analyse(
     path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
-    workers: int | None = None, form: str = "svg", say: Say | None = None,
+    workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,
     observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None,
 ) -> dict[str, Measured]:  # fmt: skip
     """Take measures such as ``"cka"`` or ``"norms(round=0)"`` of a finished run; all of them where none is named.
@@ -109,7 +109,7 @@ def analyse(
     requests = [parse_measure(source) for source in sources or MEASURES]
     results: dict[str, Measured] = {}
     missing: list[str] = []
-    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say) as run:
+    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say) as run:
         for request in requests:
             try:
                 measured = take_measure(run, request)

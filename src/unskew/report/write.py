@@ -17,7 +17,7 @@ from unskew.runs.study import FinishedRun, Say
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[Source] = (),
     without: Sequence[Source] = (), again: bool = False, data_dir: str | Path | None = None,
-    engine: str | None = None, workers: int | None = None, say: Say | None = None,
+    engine: str | None = None, workers: int | None = None, device: str | None = None, say: Say | None = None,
 ) -> Page:  # fmt: skip
     """Write the page of one run (by default to its folder), or the comparison of several, and return the page.
 
@@ -37,7 +37,9 @@ def write_report(
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:
         runs = [
-            stack.enter_context(FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say))
+            stack.enter_context(
+                FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say)
+            )
             for path in paths
         ]
         if len(runs) == 1:

@@ -16,7 +16,7 @@ from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.machine import cores
+from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
@@ -36,7 +36,7 @@ AFTERWARDS = ("finish", "withhold", "secure", "private")  # slots that need no t
 
 def calibrate_run(
     path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None,
+    data_dir: str | Path | None = None, device: str | None = None, observe: Callable[[Event], None] | None = None,
 ) -> Result:  # fmt: skip
     """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
 
@@ -53,7 +53,7 @@ def calibrate_run(
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
-    prepared = prepared_of(path, result, engine, workers, data_dir)
+    prepared = prepared_of(path, result, engine, workers, data_dir, device)
     data = dataset(prepared.images, prepared.population)
     side = build(prepared.blueprint, data)
     for algorithm in asked:
@@ -94,7 +94,7 @@ def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Pa
     if calibration is not None and calibration not in result.calibrations:
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
-    prepared = prepared_of(path, result, None, None, data_dir)
+    prepared = prepared_of(path, result, None, None, data_dir, "cpu")
     network = prepared.blueprint.network()
     tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
@@ -127,7 +127,7 @@ def plain_name(source: str) -> str:
 
 def prepared_of(
     path: Path, result: Result, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None,
+    data_dir: str | Path | None = None, device: str | None = None,
 ) -> Prepared:  # fmt: skip
     """A finished run's federation as it was, its data set found again where it lay or in ``data_dir``."""
     config = configs.read(path / "config.toml")
@@ -137,6 +137,7 @@ def prepared_of(
         data_dir=config.data_dir if data_dir is None else str(data_dir),
         engine=config.engine if engine is None else engine,
         workers=config.workers if workers is None else workers,
+        device=config.device if device is None else device,
     )
     config = configs.checked(config)
     kept = (path / "partition.npz").absolute()
@@ -173,7 +174,7 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
     """
     config: Config = prepared.config
     sizes: Sequence[int] = prepared.population.sizes.tolist()
-    count = min(config.workers or cores(), len(sizes))
+    count = min(config.workers or default_workers(config.device), len(sizes))
     if not prepared.blueprint.crosses:
         return "loop", count
     step = engines.seconds_per_step(side, config.batch) if config.engine == "auto" else 0.0

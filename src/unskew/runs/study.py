@@ -47,7 +47,7 @@ class FinishedRun:
 
     def __init__(
         self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
-        workers: int | None = None, say: Say | None = None,
+        workers: int | None = None, device: str | None = None, say: Say | None = None,
     ) -> None:  # fmt: skip
         self.path = Path(path)
         self.result: Result = read_result(self.path)
@@ -55,7 +55,7 @@ class FinishedRun:
         self.rows = read_metrics(self.path)
         self.during = recorded.read(self.path)
         self.say: Say = say or _silent
-        self._asked = {"engine": engine, "workers": workers, "data_dir": data_dir}
+        self._asked = {"engine": engine, "workers": workers, "data_dir": data_dir, "device": device}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
