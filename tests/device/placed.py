@@ -23,7 +23,7 @@ def on(device, federated):
 
 def name_of(device):
     """The device as ``--device`` takes it: there is one mps, and it has no number."""
-    return "mps" if torch.device(device).type == "mps" else str(device)
+    return "mps" if str(device).startswith("mps") else str(device)
 
 
 def side_of(federated):

@@ -1,4 +1,4 @@
-"""Every calibration and every protection gives the same classifier from clients on a device as from clients on the CPU."""
+"""Every calibration and every protection gives the same classifier on a device as on the CPU."""
 
 import pytest
 import torch

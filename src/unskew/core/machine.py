@@ -61,7 +61,7 @@ def ready_device(text: str) -> torch.device:
 
 
 def device_count(device: torch.device) -> int:
-    """How many GPUs a device's name leaves to choose from: all for ``cuda``, one where a GPU is named, 0 for the CPU."""
+    """How many GPUs a device's name stands for: all for ``cuda``, one where one is named, none for the CPU."""
     if device.type == "cuda" and device.index is None:
         return torch.cuda.device_count()
     return 0 if device.type == "cpu" else 1
