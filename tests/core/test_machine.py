@@ -1,10 +1,22 @@
 """Devices by name: what there is, and one clear message for what there is not."""
 
+import os
+
 import pytest
 import torch
 
 from unskew.core.errors import UserError
-from unskew.core.machine import resolve_device
+from unskew.core.machine import (
+    CUBLAS,
+    cores,
+    default_workers,
+    deterministic,
+    device_count,
+    ready_device,
+    resolve_device,
+    synchronize,
+    worker_device,
+)
 
 
 @pytest.fixture
@@ -39,9 +51,93 @@ def test_a_device_that_is_there_is_taken(devices):
         ("cuda:2", 2, "this machine has cuda:0 to cuda:1"),
         ("mps", 2, "no MPS device"),
         ("gpu", 0, "give auto, cpu, cuda, cuda:N or mps"),
+        ("cuda:x", 2, "--device cuda:x: give auto, cpu, cuda, cuda:N or mps"),
+        ("cuda:-1", 2, "give auto, cpu"),
+        ("", 0, "give auto, cpu"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused(devices, name, cuda, message):
     devices(cuda=cuda)
     with pytest.raises(UserError, match=message):
         resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "wanted"),
+    [
+        ("cuda", 3, ["cuda:0", "cuda:1", "cuda:2", "cuda:0", "cuda:1"]),
+        ("cuda", 1, ["cuda:0"] * 5),
+        ("cuda:1", 3, ["cuda:1"] * 5),
+        ("cuda:0", 3, ["cuda:0"] * 5),
+        ("mps", 1, ["mps"] * 5),
+        ("cpu", 0, ["cpu"] * 5),
+    ],
+)
+def test_workers_are_spread_over_the_gpus_unless_one_is_named(name, count, wanted):
+    assert [worker_device(torch.device(name), count, worker) for worker in range(5)] == wanted
+
+
+def test_a_pool_has_a_worker_for_each_gpu_or_for_each_core(devices):
+    devices(cuda=3)
+    assert device_count(torch.device("cuda")) == default_workers("cuda") == default_workers("auto") == 3
+    assert device_count(torch.device("cuda:2")) == default_workers("cuda:2") == 1
+    assert default_workers("cpu") == cores()
+    devices(mps=True)
+    assert default_workers("auto") == 1
+    devices()
+    assert default_workers("auto") == cores()
+
+
+def test_cublas_is_told_to_repeat_itself_where_cuda_is_used(devices, monkeypatch):
+    name, value = CUBLAS
+    monkeypatch.setenv(name, "")  # so that it is restored
+    monkeypatch.delenv(name)
+    devices(cuda=1)
+    ready_device("cpu")
+    assert name not in os.environ
+    ready_device("auto")
+    assert os.environ[name] == value
+    os.environ[name] = ":16:8"
+    ready_device("cuda:0")
+    assert os.environ[name] == ":16:8"
+
+
+@pytest.mark.parametrize("before", [(False, False), (True, True), (True, False)])
+def test_cuda_is_deterministic_inside_and_as_it_was_outside(before):
+    def settings():
+        return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+    torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+    try:
+        for name in ("cpu", "mps"):
+            with deterministic(torch.device(name)):
+                assert settings() == before
+        torch.backends.cudnn.benchmark = True
+        with deterministic(torch.device("cuda:0")):
+            assert settings() == (True, False)
+            assert not torch.backends.cudnn.benchmark
+        with pytest.raises(KeyError), deterministic(torch.device("cuda")):
+            raise KeyError
+        assert settings() == before
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cudnn.benchmark = False
+
+
+def test_an_operation_that_cannot_be_repeated_is_named():
+    words = "does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'."
+    message, there = r"^put_ gives other bits.*cuda:0.*--device cpu$", torch.device("cuda:0")
+    with pytest.raises(RuntimeError, match=message), deterministic(there):
+        raise RuntimeError(f"put_ {words}")
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), deterministic(there):
+        raise RuntimeError("out of memory")
+
+
+def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(str(device)))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: asked.append("mps"))
+    for name in ("cpu", "cuda:1", "mps"):
+        synchronize(torch.device(name))
+    assert asked == ["cuda:1", "mps"]

@@ -18,7 +18,12 @@ def small(method="fedavg", **options):
 
 def on(device, federated):
     """The same federation, its clients on another device."""
-    return replace(federated, blueprint=replace(federated.blueprint, device=str(device)))
+    return replace(federated, blueprint=replace(federated.blueprint, device=name_of(device)))
+
+
+def name_of(device):
+    """The device as ``--device`` takes it: there is one mps, and it has no number."""
+    return "mps" if str(device).startswith("mps") else str(device)
 
 
 def side_of(federated):

@@ -12,12 +12,15 @@ compared bit for bit with one on the CPU, and it refuses what a real device woul
 
 It is stricter than CUDA in one place: CUDA takes indices from the CPU, which hides a copy in every call.
 
+Inside, PyTorch also says that there is such a device, and waiting for it (``synchronize``) is counted.
+
 For PyTorch's C++ such a tensor is a "meta" tensor with a Python subclass: autograd runs it in the calling thread and
 never asks a driver. Only Python sees the pretended name.
 """
 
 from collections import Counter
 from functools import cache
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -121,14 +124,30 @@ class PretendDevice(TorchFunctionMode):
         self.waits = Counter()
         self.arrivals = 0
         self._factories = _MetaFactories(self)
+        cuda, mps = (self.device.type == kind for kind in ("cuda", "mps"))
+        self._said = [
+            patch("torch.cuda.is_available", lambda: cuda),
+            patch("torch.cuda.device_count", lambda: int(cuda)),
+            patch("torch.backends.mps.is_available", lambda: mps),
+            patch("torch.cuda.synchronize", self._synchronize),
+            patch("torch.mps.synchronize", self._synchronize),
+        ]
 
     def __enter__(self):
+        for each in self._said:
+            each.start()
         self._factories.__enter__()
         return super().__enter__()
 
     def __exit__(self, *problem):
         super().__exit__(*problem)
         self._factories.__exit__(*problem)
+        for each in self._said:
+            each.stop()
+
+    def _synchronize(self, device=None):
+        assert device is None or self.is_here(device)
+        self.waits["synchronize"] += 1
 
     def place(self, value):
         """A CPU tensor's values on this device, in memory of their own."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from placed import on, side_of, small
+from placed import name_of, on, side_of, small
 
 from analysis.finished import finished, runs_of
 from federation import image_set
@@ -58,7 +58,7 @@ def opened(path, device):
     """A finished run, looked at on that device."""
     with FinishedRun(path, engine="loop") as run:
         prepared = run.prepared
-        run.__dict__["prepared"] = replace(prepared, blueprint=replace(prepared.blueprint, device=str(device)))
+        run.__dict__["prepared"] = replace(prepared, blueprint=replace(prepared.blueprint, device=name_of(device)))
         yield run
 
 

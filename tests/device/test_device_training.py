@@ -10,18 +10,20 @@ from federation import image_set, same
 from unskew import models
 from unskew.checks import QUICK
 from unskew.core.key import Key
-from unskew.core.types import Failure, ServerState, Visit
+from unskew.core.types import Failure, ServerState, TestPart, Visit
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.models.cut import cut
 from unskew.models.layers import ConvPool
 from unskew.round import driver, statistics
-from unskew.round.client import attempt, job
+from unskew.round.client import survey
+from unskew.round.evaluation import evaluate
+from unskew.round.jobs import attempt, job_text
 from unskew.round.watch import Watch
 
 CPU = torch.device("cpu")
-WATCHED = f"train:{Watch(('norms', 'drift', 'model'), (0, 2)).to_text()}"
+WATCHED = job_text("train", Watch(("norms", "drift", "model"), (0, 2)).to_text())
 
 
 def all_on_cpu(state: ServerState) -> bool:
@@ -132,7 +134,7 @@ def test_sums_leave_a_client_on_the_cpu_and_are_those_of_the_cpu(home, work):
         engine = Loop(side_of(each))
         if work.startswith("train"):
             state, _ = driver.survey(each.algorithm, engine, state, each.key)
-        visits = [Visit(0, 2.0), Visit(1, 1.0)] if work != "evaluate" else [Visit(0, 1.0)]
+        visits = [Visit(0, 2.0), Visit(1, 1.0)] if work != "evaluate" else [TestPart(0, 5)]
         outcome = engine.map_sum(work, statistics.shared(state), visits, Key(1).fold("round", 1))
         assert not outcome.failures
         assert {value.device for value in outcome.sums.values()} == {CPU}
@@ -146,19 +148,20 @@ def test_a_job_whose_sums_are_on_the_device_has_them_moved():
 
     with PretendDevice("cuda:0"):
         there = torch.ones(2, dtype=torch.float64).to("cuda:0")
-        sums = attempt(lambda shared, visit, key: {"x": there}, {}, Visit(0, 1.0), Key(0))
-        assert not isinstance(sums, Failure)
-        assert sums["x"].device == CPU
+        job = (lambda side, shared, visit, key, options: {"x": there}), ""
+        done = attempt(side_of(small()), job, {}, Visit(0, 1.0), Key(0))
+        assert not isinstance(done, Failure)
+        assert done.sums["x"].device == CPU
 
 
 def test_evaluation_is_the_same_to_the_last_bit(home):
     here = small()
     there = on(home.device, here)
-    found = []
+    results = []
     for each in (here, there):
         model = each.state().tensors
-        found.append(driver.evaluate(Loop(side_of(each)), model, len(each.data["test/labels"]), Key(0)))
-    assert found[0] == found[1]
+        results.append(evaluate(Loop(side_of(each)), model, len(each.data["test/labels"]), Key(0)))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("lifted", [False, True])
@@ -175,7 +178,7 @@ def test_a_calibrated_classifier_that_is_sent_is_used_on_the_device(home, lifted
         calibrated["calibrated/lift"] = torch.randn(64, 5, generator=draw)
     sums = []
     for each in (here, on(home.device, here)):
-        outcome = Loop(side_of(each)).map_sum("evaluate", model | calibrated, [Visit(0, 1.0)], Key(0))
+        outcome = Loop(side_of(each)).map_sum("evaluate-calibrated", model | calibrated, [TestPart(0, 5)], Key(0))
         assert not outcome.failures
         sums.append(outcome.sums)
     assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
@@ -188,7 +191,7 @@ def test_two_calibrated_layers_that_are_sent_are_used_wherever_the_network_is(ho
     calibrated["calibrated/steps"] = torch.tensor([2.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     sums = []
     for each in (here, on(home.device, here)):
-        outcome = Loop(side_of(each)).map_sum("evaluate", model | calibrated, [Visit(0, 1.0)], Key(0))
+        outcome = Loop(side_of(each)).map_sum("evaluate-calibrated", model | calibrated, [TestPart(0, 5)], Key(0))
         assert not outcome.failures
         sums.append(outcome.sums)
     assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
@@ -208,4 +211,4 @@ def test_the_counts_of_a_client_are_those_of_its_labels(home):
         counts = [side.counts(client) for side in sides]
         assert counts[1].device == CPU
         assert torch.equal(*counts)
-    assert job(sides[1], "survey") is not None
+    assert survey(sides[1], {}, Visit(0, 1.0), Key(0), "") is not None

@@ -96,7 +96,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
 
 def analyse(
     path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
-    workers: int | None = None, form: str = "svg", say: Say | None = None,
+    workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,
     observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None, data: Any = None, model: Any = None,
     method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
@@ -112,7 +112,9 @@ def analyse(
     results: dict[str, Measured] = {}
     missing: list[str] = []
     values = {"data": data, "model": model, "method": method}
-    with FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say, values=values) as run:
+    with FinishedRun(
+        path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say, values=values
+    ) as run:
         for request in requests:
             try:
                 measured = take_measure(run, request)

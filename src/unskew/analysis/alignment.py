@@ -98,7 +98,8 @@ class Unbiased:
 def kernel(features: Tensor) -> Tensor:
     """[b, b], products of features less their mean, which changes no HSIC; zero where nothing is left but rounding."""
     centred = features - features.mean(0)
-    if float(centred.norm()) <= 16 * torch.finfo(features.dtype).eps * float(features.norm()):
+    length, whole = (float(torch.linalg.vector_norm(each)) for each in (centred, features))
+    if length <= 16 * torch.finfo(features.dtype).eps * whole:
         return torch.zeros(len(features), len(features), dtype=features.dtype, device=features.device)
     return centred @ centred.t()
 

@@ -20,6 +20,7 @@ from unskew.charts.groups import grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
+from unskew.core.machine import deterministic
 from unskew.round.client import ClientSide
 from unskew.runs.study import FinishedRun
 
@@ -57,7 +58,7 @@ def take_inversion(
         images = side.train.batch(index.flatten())[0]
         features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
-    with tensors.one_thread():  # a batch this small is slower on two
+    with tensors.one_thread(), deterministic(side.device):  # a batch this small is slower on two threads
         made = inverted(side, targets, steps, lr, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
@@ -81,7 +82,7 @@ def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
     chosen: list[tuple[int, int, list[int]]] = []
     for client in np.argsort(-side.population.sizes, kind="stable").tolist():
         index = side.population.examples(client)
-        labels = side.train.labels.cpu().numpy()[index]
+        labels = side.labels[index]
         counts = np.bincount(labels)
         counts[[label for _, label, _ in chosen if label < len(counts)]] = 0
         if len(counts) and counts.max() > of:

@@ -95,7 +95,7 @@ def _check_private(text: str, needs: StatisticsRequest, withhold: int) -> None:
 
 def _largest_class(side: "ClientSide") -> int:
     """How many examples of the largest class all clients together hold."""
-    return int(np.bincount(side.train.labels.cpu().numpy()[side.population.order]).max())
+    return int(np.bincount(side.labels[side.population.order]).max())
 
 
 def _largest_class_of_a_client(side: "ClientSide") -> int:
@@ -107,6 +107,6 @@ def class_cells(side: "ClientSide") -> tuple[np.ndarray, np.ndarray]:
     """The client and the number of examples of each class that each client holds, by client."""
     population = side.population
     owner = np.repeat(np.arange(population.clients, dtype=np.int32), population.sizes)
-    labels = side.train.labels.cpu().numpy()[population.order]
+    labels = side.labels[population.order]
     clients, _, counts = cells(owner, labels, side.network.classifier.out_features)
     return clients, counts

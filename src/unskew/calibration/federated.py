@@ -1,5 +1,6 @@
 """Calibration of a federation: class statistics gathered from the clients through an engine, classifiers from them."""
 
+import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,6 @@ from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.forms import statistics_bytes
-from unskew.calibration.heads import device_of
 from unskew.calibration.mixture import PASSES, centres_of
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
@@ -74,9 +74,12 @@ class Federation:
     known: Known
 
     def calibrated(self, finisher: Finisher) -> tuple[CalibratedClassifier, int, float]:
-        """The classifier, the bytes that clients sent for it, the seconds that they took."""
+        """The classifier, the bytes that clients sent for it, the seconds that they took.
+
+        It is made on the CPU, whatever the clients compute with: that is where the statistics are.
+        """
         self.side.load(self.model, training=False)
-        _, head = cut(self.side.network, finisher.needs.layers)
+        head = copy.deepcopy(cut(self.side.network, finisher.needs.layers)[1]).cpu()
         if isinstance(finisher.needs, RealFeatures):
             began = time.perf_counter()
             features, labels = real_features(self.side, finisher.needs, self.key)
@@ -170,16 +173,19 @@ def every_client(engine: Engine) -> list[Visit]:
 
 
 def real_features(side: "ClientSide", needs: RealFeatures, key: Key) -> tuple[Tensor, Tensor]:
-    """The training features [n, d] that a bound for study needs, and their labels: a simulation has the images."""
+    """The training features [n, d] that a bound for study needs, and their labels: a simulation has the images.
+
+    Both are on the CPU.
+    """
     encoder, _ = cut(side.network, needs.layers)
     index = torch.from_numpy(np.sort(side.population.order.astype(np.int64)))
     if needs.per_class:
-        index = _some_of_each(index, side.train.labels[index], needs.per_class, key)
+        index = _some_of_each(index, torch.from_numpy(side.labels)[index], needs.per_class, key)
     features = []
     with torch.no_grad():
         for some in torch.split(index, IMAGES_AT_ONCE):
-            features.append(encoder(side.train.batch(some)[0].to(device_of(encoder))))
-    return torch.cat(features), side.train.labels[index]
+            features.append(encoder(side.train.batch(some)[0]).cpu())
+    return torch.cat(features), torch.from_numpy(side.labels)[index]
 
 
 def _some_of_each(index: Tensor, labels: Tensor, per_class: int, key: Key) -> Tensor:

@@ -30,8 +30,9 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
     side.load(shared, training=False)
     centres = shared.get("centres")
     encoder, width = request.encoder(side.network, tuple(side.train.images.shape[1:]))
-    index = torch.from_numpy(side.population.examples(visit.client).astype(np.int64))
-    index = index[side.counts(visit.client)[side.train.labels[index]] >= request.min_count]
+    examples = side.population.examples(visit.client).astype(np.int64)
+    enough = side.counts(visit.client).numpy()[side.labels[examples]] >= request.min_count
+    index = torch.from_numpy(examples[enough])
     classes = side.network.classifier.out_features * request.components
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))

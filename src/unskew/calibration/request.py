@@ -59,9 +59,11 @@ def width_of(encoder: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 class _Clip(nn.Module):
+    """Features on the CPU, no longer than the radius: lengths are float64, which not every device has."""
+
     def __init__(self, radius: float) -> None:
         super().__init__()
         self.radius = radius
 
     def forward(self, features: Tensor) -> Tensor:
-        return shortened(features, self.radius)
+        return shortened(features.cpu(), self.radius)

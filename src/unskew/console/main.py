@@ -17,7 +17,7 @@ from unskew.console.methods import show_methods
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
-from unskew.console.study import analyse, report
+from unskew.console.study import Device, analyse, report
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
@@ -92,10 +92,13 @@ def calibrate(
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data sets are now (default: as for the run).")] = None,
+    device: Device = None,
 ) -> None:
     """Make new classifiers for a finished run, one for each METHOD; the run's own weights stay as they are."""
     screen = Screen(out)
-    result = finished.calibrate_run(path, *methods_, engine=engine, workers=workers, data_dir=data_dir, observe=screen)
+    result = finished.calibrate_run(
+        path, *methods_, engine=engine, workers=workers, data_dir=data_dir, device=device, observe=screen
+    )
     out.print(summary(result))
 
 

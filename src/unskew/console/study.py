@@ -16,6 +16,7 @@ out = PlainConsole()
 
 DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]
 Engine = Annotated[str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")]
+Device = Annotated[str | None, typer.Option(help="auto | cpu | cuda | cuda:N | mps (default: the run's).")]
 Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
 
 
@@ -31,6 +32,7 @@ def analyse(
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
+    device: Device = None,
     form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
 ) -> None:
     """Take measures of a finished run: values and charts go into its folder figures."""
@@ -48,8 +50,8 @@ def analyse(
 
     with StageProgress(out) as progress:
         analysis.analyse(
-            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, form=form, say=progress,
-            observe=observe,
+            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
+            say=progress, observe=observe,
         )  # fmt: skip
 
 
@@ -71,12 +73,13 @@ def report(
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
+    device: Device = None,
 ) -> None:
     """Make one page that explains a run, or compares several: opens offline, pictures included."""
     with StageProgress(out) as progress:
         page = write_report(
             *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,
-            workers=workers, say=progress,
+            workers=workers, device=device, say=progress,
         )  # fmt: skip
     for sentence in page.findings:
         out.print(sentence, soft_wrap=True)

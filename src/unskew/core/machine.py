@@ -2,6 +2,8 @@
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from unskew.core.errors import UserError
 
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
+CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with it, cuBLAS adds in the same order every time
 
 
 def cores() -> int:
@@ -47,3 +50,60 @@ def resolve_device(text: str) -> torch.device:
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError(f"--device {text}: PyTorch finds no MPS device here; give auto or cpu")
     return device
+
+
+def ready_device(text: str) -> torch.device:
+    """As ``resolve_device``, for a process that is about to use it: CUDA reads its settings when it first starts."""
+    device = resolve_device(text)
+    if device.type == "cuda":
+        os.environ.setdefault(*CUBLAS)
+    return device
+
+
+def device_count(device: torch.device) -> int:
+    """How many GPUs a device's name stands for: all for ``cuda``, one where one is named, none for the CPU."""
+    if device.type == "cuda" and device.index is None:
+        return torch.cuda.device_count()
+    return 0 if device.type == "cpu" else 1
+
+
+def default_workers(text: str) -> int:
+    """The worker processes of a pool where the user names no number: one for each GPU, or one for each core."""
+    return device_count(resolve_device(text)) or cores()
+
+
+def worker_device(device: torch.device, count: int, worker: int) -> str:
+    """The device of a pool's worker: ``cuda`` without a number is spread over the ``count`` GPUs there are."""
+    return f"cuda:{worker % count}" if device.type == "cuda" and device.index is None else str(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """On CUDA only kernels that give the same bits every time inside, as before outside; elsewhere nothing changes."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if "does not have a deterministic implementation" not in str(error):
+            raise
+        operation = str(error).partition(" ")[0]
+        raise RuntimeError(
+            f"{operation} gives other bits every time on {device}; leave it out of the network or method, or give "
+            "--device cpu"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = benchmark

@@ -18,6 +18,7 @@ from torch import Tensor
 from unskew.core import text
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key, seeded
+from unskew.core.machine import deterministic, synchronize
 from unskew.core.plugins import load_function
 from unskew.core.tensors import one_thread
 from unskew.core.types import Engine, Tensors
@@ -65,7 +66,7 @@ def open_loop(setup: EngineSetup) -> Engine:
 def open_pool(setup: EngineSetup) -> Engine:
     """One process a core; the data are copied into shared memory."""
     shared = SharedFile()
-    side = setup.client_side()
+    side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
     return Pool(setup.blueprint, shared, shared.write(setup.data), max(1, setup.workers), side.memory, side.secret)
 
 
@@ -142,11 +143,13 @@ def seconds_per_step(side: ClientSide, batch: int) -> float:
             value.fill_(0.01)
     update = sgd(values, side.algorithm.local)
     times = []
-    with one_thread(), seeded(Key(0)):
+    with one_thread(), seeded(Key(0)), deterministic(side.device):
         for _ in range(4):
+            synchronize(side.device)
             began = time.perf_counter()
             images, labels = side.train.batch(index)
             loss = torch.nn.functional.cross_entropy(network.classifier(network.encoder(images)), labels)
             update(torch.autograd.grad(loss, values, materialize_grads=True))
+            synchronize(side.device)
             times.append(time.perf_counter() - began)
     return min(times[1:])

@@ -11,7 +11,7 @@ from torch import nn
 from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.machine import resolve_device
+from unskew.core.machine import ready_device
 from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
@@ -47,7 +47,7 @@ class Blueprint:
     classes: int
     local: Local
     dtype: str = "float32"
-    device: str = "auto"
+    device: str = "cpu"
     crosses: bool = True  # whether another process can build the same from the texts alone
     values: Values = field(default=Values(), compare=False, repr=False)
 
@@ -92,7 +92,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
 
     ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
     """
-    dtype, device = getattr(torch, blueprint.dtype), resolve_device(blueprint.device)
+    dtype, device = getattr(torch, blueprint.dtype), ready_device(blueprint.device)
     parts = {
         part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype).to(device)
         for part in ("train", "test")

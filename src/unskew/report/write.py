@@ -18,8 +18,8 @@ from unskew.runs.study import FinishedRun, Say
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[Source] = (),
     without: Sequence[Source] = (), again: bool = False, data_dir: str | Path | None = None,
-    engine: str | None = None, workers: int | None = None, say: Say | None = None, data: Any = None,
-    model: Any = None, method: Any = None,
+    engine: str | None = None, workers: int | None = None, device: str | None = None, say: Say | None = None,
+    data: Any = None, model: Any = None, method: Any = None,
 ) -> Page:  # fmt: skip
     """Write the page of one run (by default to its folder), or the comparison of several, and return the page.
 
@@ -42,7 +42,9 @@ def write_report(
     with ExitStack() as stack:
         runs = [
             stack.enter_context(
-                FinishedRun(path, data_dir=data_dir, engine=engine, workers=workers, say=say, values=values)
+                FinishedRun(
+                    path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say, values=values
+                )
             )
             for path in paths
         ]

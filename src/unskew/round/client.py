@@ -69,7 +69,8 @@ class ClientSide:
         return []
 
     @cached_property
-    def _labels(self) -> npt.NDArray[np.int64]:
+    def labels(self) -> npt.NDArray[np.int64]:
+        """[N], the classes of the training examples; on the CPU."""
         return self.train.labels.cpu().numpy()
 
     @cached_property
@@ -111,7 +112,7 @@ class ClientSide:
 
     def counts(self, client: int) -> Tensor:
         """[C], how many examples of each class the client holds; on the CPU."""
-        labels = self._labels[self.population.examples(client)]
+        labels = self.labels[self.population.examples(client)]
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.errors import StorageFailure, UserError, nearest
 from unskew.core.key import Key
+from unskew.core.machine import deterministic
 from unskew.core.plugins import load_function
 from unskew.core.types import Failure, Sums, Tensors, TestPart, Visit
 
@@ -67,7 +68,8 @@ def attempt(
     else:
         client, repeat = None, 0
     try:
-        answer = work(side, shared, visit, key, options)  # type: ignore[arg-type]  # a job knows what it is given
+        with deterministic(side.device):
+            answer = work(side, shared, visit, key, options)  # type: ignore[arg-type]  # a job knows what it is given
         answer = answer if isinstance(answer, Answer) else Answer(answer)
         _require_sums(answer.sums)
         answer = Answer(tensors.on_device(answer.sums, "cpu"), answer.kept)

@@ -17,7 +17,7 @@ from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.machine import cores
+from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
@@ -38,8 +38,8 @@ NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 def calibrate_run(
     path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, observe: Callable[[Event], None] | None = None, data: Any = None,
-    model: Any = None, method: Any = None,
+    data_dir: str | Path | None = None, device: str | None = None, observe: Callable[[Event], None] | None = None,
+    data: Any = None, model: Any = None, method: Any = None,
 ) -> Result:  # fmt: skip
     """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
 
@@ -58,7 +58,7 @@ def calibrate_run(
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
     asked = [_algorithm(source) for source in sources]
     given = {"data": data, "model": model, "method": method}
-    prepared = prepared_of(path, result, engine, workers, data_dir, given)
+    prepared = prepared_of(path, result, engine, workers, data_dir, device, given)
     held = dataset(prepared.images, prepared.population)
     side = build(prepared.blueprint, held)
     for algorithm in asked:
@@ -104,7 +104,7 @@ def load(
         there = ", ".join(result.calibrations) or "none"
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
     given = {"data": data, "model": model, "method": method}
-    prepared = prepared_of(path, result, data_dir=data_dir, values=given)
+    prepared = prepared_of(path, result, data_dir=data_dir, device="cpu", values=given)
     network = prepared.blueprint.network()
     tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
@@ -137,7 +137,7 @@ def plain_name(source: str) -> str:
 
 def prepared_of(
     path: Path, result: Result, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, values: Mapping[str, Any] | None = None,
+    data_dir: str | Path | None = None, device: str | None = None, values: Mapping[str, Any] | None = None,
 ) -> Prepared:  # fmt: skip
     """A finished run's federation as it was, its data set read from where it was or from ``data_dir``.
 
@@ -150,6 +150,7 @@ def prepared_of(
         data_dir=config.data_dir if data_dir is None else str(data_dir),
         engine=config.engine if engine is None else engine,
         workers=config.workers if workers is None else workers,
+        device=config.device if device is None else device,
     )
     given = take_same(values or {}, config)
     config = configs.checked(config)
@@ -187,7 +188,7 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
     """
     config: Config = prepared.config
     sizes: Sequence[int] = prepared.population.sizes.tolist()
-    count = min(config.workers or cores(), len(sizes))
+    count = min(config.workers or default_workers(config.device), len(sizes))
     if not prepared.blueprint.crosses:
         return "loop", count
     step = engines.seconds_per_step(side, config.batch) if config.engine == "auto" else 0.0

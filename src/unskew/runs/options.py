@@ -114,7 +114,9 @@ class Config:
     weight_decay: float = _option(1e-5, "The clients' weight decay.", metavar="X", least=0)
     augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
     engine: str = _work("auto", "auto | loop | pool | package.module:function", metavar="NAME", check=check_name)
-    workers: int | None = _count(None, "Processes of the pool.", otherwise="one for each core", decides=False)
+    workers: int | None = _count(
+        None, "Processes of the pool.", otherwise="one for each core, or each GPU", decides=False
+    )
     seed: int = _option(0, "The same seed gives the same weights.", metavar="N", least=0, below=2**63)
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(

@@ -48,7 +48,8 @@ class FinishedRun:
 
     def __init__(
         self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
-        workers: int | None = None, say: Say | None = None, values: Mapping[str, Any] | None = None,
+        workers: int | None = None, device: str | None = None, say: Say | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.path = Path(path)
         self.result: Result = read_result(self.path)
@@ -56,7 +57,9 @@ class FinishedRun:
         self.rows = read_metrics(self.path)
         self.during = recorded.read(self.path)
         self.say: Say = say or _silent
-        self._asked = {"engine": engine, "workers": workers, "data_dir": data_dir, "values": values}
+        self._asked = {
+            "engine": engine, "workers": workers, "data_dir": data_dir, "device": device, "values": values,
+        }  # fmt: skip
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None

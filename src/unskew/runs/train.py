@@ -14,7 +14,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
-from unskew.core.machine import cores
+from unskew.core.machine import default_workers
 from unskew.core.types import ImageSet, ServerState, Tensors
 from unskew.data import partition_files
 from unskew.data.batches import steps_for
@@ -134,7 +134,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     side = build(prepared.blueprint, data)
     models.initialise(side.network, key.fold("model"))
     first, progress = _beginning(prepared, side, path)
-    workers = min(config.workers or cores(), len(first_visits(prepared)))
+    workers = min(config.workers or default_workers(config.device), len(first_visits(prepared)))
     chosen = _choose(prepared, side, workers, config.rounds - first.round)
     observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
     with ExitStack() as stack:

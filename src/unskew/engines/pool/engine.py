@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
+from unskew.core.machine import device_count, resolve_device, worker_device
 from unskew.core.roster import Roster
 from unskew.core.tensors import Layout, one_thread
 from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
@@ -39,12 +40,18 @@ class Pool:
         self._memory, self._slots = memory, Slots()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
-        self._hello = {"blueprint": blueprint.to_json(), "data": layout, "path": sys.path, "secret": secret.hex()}
+        self._hello: dict[str, Any] = {
+            "blueprint": blueprint.to_json(),
+            "data": layout,
+            "path": sys.path,
+            "secret": secret.hex(),
+        }
+        self._device = resolve_device(blueprint.device)
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._failed_starts = 0
-        for _ in range(workers):
-            self._start()
+        for number in range(workers):
+            self._start(number)
 
     def map_sum(
         self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
@@ -92,8 +99,10 @@ class Pool:
             if file is not None:
                 file.close()
 
-    def _start(self) -> Worker:
-        worker = Worker([self._data, self._weights], self._memory, self._hello)
+    def _start(self, number: int) -> Worker:
+        device = worker_device(self._device, device_count(self._device), number)
+        hello = self._hello | {"blueprint": self._hello["blueprint"] | {"device": device}}
+        worker = Worker([self._data, self._weights], self._memory, hello, number)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker
@@ -146,7 +155,7 @@ class Pool:
             raise UserError(f"worker processes cannot start ({reason}); --engine loop does without them")
         for place in places:
             work.worker_died(place, reason)
-        self._start().send(begin)
+        self._start(worker.number).send(begin)
 
 
 @dataclass

@@ -20,7 +20,10 @@ from unskew.round.client_memory import ClientMemory
 class Worker:
     """A process, the line to it, and the memory it writes its results to."""
 
-    def __init__(self, shared: Sequence[SharedFile], memory: ClientMemory | None, hello: dict[str, Any]) -> None:
+    def __init__(
+        self, shared: Sequence[SharedFile], memory: ClientMemory | None, hello: dict[str, Any], number: int = 0
+    ) -> None:
+        self.number = number  # which decides its device where there are several
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._results = [SharedFile() for _ in range(SLOTS)]

@@ -1,0 +1,97 @@
+"""``--device`` from the shell: it reaches the run, and what is not there is refused before anything is written."""
+
+import shutil
+import tomllib
+
+import pytest
+import torch
+
+from analysis.finished import SMALL, command, done, finished, images, refused, result, runs_of
+from unskew.runs import train
+from unskew.runs.stop import STOP, StopRun
+
+__all__ = ["finished", "runs_of"]
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """These tests are about a machine without one, wherever they run."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+
+
+@pytest.fixture
+def options(tmp_path):
+    """The small run, as flags."""
+    values = {"data": f"arrays:{images(tmp_path)}", **SMALL, "rounds": 1}
+    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+
+
+def test_the_device_reaches_the_run(capsys, options, tmp_path):
+    hashes = []
+    for device in ("cpu", "auto"):
+        run = tmp_path / device
+        done(capsys, "run", *options, "--device", device, "--out", run)
+        assert tomllib.loads((run / "config.toml").read_text())["device"] == device
+        hashes.append(result(run)["weights_sha256"])
+    assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        ("cuda", "--device cuda: PyTorch finds no CUDA device here; give auto or cpu"),
+        ("cuda:3", "no CUDA device"),
+        ("mps", "no MPS device"),
+        ("tpu", "--device tpu: give auto, cpu, cuda, cuda:N or mps"),
+        ("cuda:x", "--device cuda:x: give auto, cpu, cuda, cuda:N or mps"),
+        ("", "give auto, cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_and_leaves_no_folder(capsys, options, tmp_path, device, words):
+    assert words in refused(capsys, "run", *options, "--device", device, "--out", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def of_a_machine_with_a_gpu(run):
+    """The run's folder as if it had been made with --device cuda."""
+    text = (run / "config.toml").read_text()
+    assert 'device = "auto"' in text
+    (run / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
+
+
+def test_a_finished_run_of_a_gpu_is_calibrated_analysed_and_reported_on_the_cpu(capsys, finished, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    of_a_machine_with_a_gpu(run)
+    before = (run / "result.json").read_bytes()
+    for words in (("calibrate", run, "lda"), ("analyse", run, "confusion")):
+        assert "no CUDA device here; give auto or cpu" in refused(capsys, *words)
+    assert (run / "result.json").read_bytes() == before
+    done(capsys, "calibrate", run, "lda(ridge=0.1)", "--device", "cpu")
+    assert "lda(ridge=0.1)" in [each["name"] for each in result(run)["calibrations"]]
+    assert "confusion" in done(capsys, "analyse", run, "confusion", "--device", "auto")
+    assert "no CUDA device" in done(
+        capsys, "report", run, "--only", "cka"
+    )  # what is missing is said, the rest is shown
+    assert "no CUDA device" not in done(capsys, "report", run, "--only", "cka", "--device", "cpu")
+
+
+def test_a_model_is_loaded_on_the_cpu_whatever_it_was_trained_on(finished, tmp_path):
+    from unskew import load
+
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    of_a_machine_with_a_gpu(run)
+    assert {value.device.type for value in load(run).parameters()} == {"cpu"}
+
+
+def test_an_interrupted_run_of_a_gpu_is_resumed_on_the_cpu(capsys, tmp_path):
+    data, run = f"arrays:{images(tmp_path)}", tmp_path / "run"
+    with pytest.raises(StopRun):
+        train.run(out=run, data=data, **SMALL, observe=lambda event: STOP if getattr(event, "round", 0) == 1 else None)
+    of_a_machine_with_a_gpu(run)
+    assert "no CUDA device here; give auto or cpu" in refused(capsys, "resume", run)
+    assert command(capsys, "resume", run, "--device", "cpu")[0] == 0
+    whole = train.run(out=tmp_path / "whole", data=data, **SMALL)
+    assert result(run)["weights_sha256"] == whole.weights_sha256
