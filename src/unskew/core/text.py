@@ -87,9 +87,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
-        raise complain(
-            call.source, call.start, f"{call.name} does not say what it takes; it is not a {what}"
-        ) from error
+        raise complain(call.source, call.start, f"{call.name} does not say what it takes; it is no {what}") from error
     knobs = list(signature.parameters)
     for knob in call.knobs:
         if knob not in signature.parameters:

@@ -1,6 +1,6 @@
 """The table of engines: where the clients' work is done, by name or as ``package.module:function``.
 
-An engine is opened from an ``EngineSetup`` and used through the ``Engine`` protocol; no code outside this package
+An engine is opened from an ``EngineSetup`` and is used through the ``Engine`` protocol; no code outside this package
 asks which one it is.
 """
 

@@ -42,7 +42,7 @@ def calibrate_run(
 
     A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
 
-    Each is written as soon as it is ready, so that an interrupt loses at most the one under way.
+    Each is added as soon as it is there, so that an interrupt loses at most the one under way.
     """
     path = Path(path)
     result = read_result(path)
@@ -83,7 +83,7 @@ def calibrate_run(
 def load(path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None) -> nn.Module:
     """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
 
-    ``data_dir`` is the data set's folder, if it has moved since the run. Images are normalised as
+    ``data_dir`` says where the data set lies now, if not where it lay when the run was made. Images are normalised as
     the run's overview says: (x/255 − mean) / std.
     """
     path = Path(path)
@@ -129,7 +129,7 @@ def prepared_of(
     path: Path, result: Result, engine: str | None = None, workers: int | None = None,
     data_dir: str | Path | None = None,
 ) -> Prepared:  # fmt: skip
-    """A finished run's federation as it was, its data set read from where it was or from ``data_dir``."""
+    """A finished run's federation as it was, its data set found again where it lay or in ``data_dir``."""
     config = configs.read(path / "config.toml")
     config = replace(
         config,

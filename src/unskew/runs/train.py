@@ -104,7 +104,7 @@ def resume(
 
 
 def _check_same(config: Config, texts: Mapping[str, Any]) -> None:
-    """Refuse values whose descriptions differ from those that the run was started with."""
+    """Refuse values on resuming that are not described like those that the run was started with."""
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
             raise UserError(
