@@ -22,7 +22,7 @@ from unskew.core.types import TestPart, Visit
 from unskew.engines.blueprint import build
 from unskew.engines.pool.shared import Line
 from unskew.methods import METHODS, parse_method
-from unskew.privacy.masking import LEAST
+from unskew.privacy.masking import MIN_CLIENTS
 from unskew.round import driver
 from unskew.round.evaluation import evaluate
 
@@ -177,9 +177,9 @@ def test_fewer_clients_than_a_secure_sum_needs_are_refused():
     small = federation("fedavg", sizes=SIZES, dtype="float32")
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     needs = parse_calibration("lda").needs
-    visits = [Visit(client, 1.0) for client in range(LEAST - 1)]
+    visits = [Visit(client, 1.0) for client in range(MIN_CLIENTS - 1)]
     with pytest.raises(
-        UserError, match=f"a secure sum over {LEAST - 1} clients is refused; at least {LEAST} are needed"
+        UserError, match=f"a secure sum over {MIN_CLIENTS - 1} clients is refused; at least {MIN_CLIENTS} are needed"
     ):
         secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), visits, Key(0))
     engine.close()
