@@ -108,7 +108,8 @@ def test_a_real_shell_has_every_door_open_in_one_command(tmp_path):
                  "outside_engines"):  # fmt: skip
         (tmp_path / f"{name.replace('outside', 'my')}.py").write_text((TESTS / f"{name}.py").read_text())
     words = ["--data", "my_data:stripes", "--partition", "my_data:by_class", "--clients", "3",
-             "--model", "my_models:vit", "--method", "my_methods:as_it_is + my_calibrations:shrink", "--engine", "my_engines:knobs(seed=1)",
+             "--model", "my_models:vit", "--method", "my_methods:as_it_is + my_calibrations:shrink",
+             "--engine", "my_engines:knobs(seed=1)",
              "--log", "my_loggers:lines", "--rounds", "1", "--epochs", "1", "--out", "run"]  # fmt: skip
     paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path != str(TESTS)]
     ended = subprocess.run(
