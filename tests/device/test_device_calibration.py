@@ -6,7 +6,8 @@ from placed import on, side_of, small
 
 from unskew.calibration import CALIBRATIONS
 from unskew.calibration.feasible import check, class_cells
-from unskew.calibration.federated import Forecasted
+from unskew.calibration.federated import Forecasted, real_features
+from unskew.calibration.finisher import RealFeatures
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.loop import Loop
@@ -90,6 +91,18 @@ def test_the_statistics_of_a_client_leave_it_on_the_cpu(each_home):
             one, other = (client_statistics(side, model, Visit(client, 1.0), request) for side in sides)
             assert {value.device for value in other.tensors().values()} == {CPU}
             assert all(torch.equal(value, other.tensors()[name]) for name, value in one.tensors().items())
+
+
+@pytest.mark.parametrize("needs", [RealFeatures(), RealFeatures(layers=2, per_class=3)])
+def test_a_bound_for_study_gets_real_features_on_the_cpu(each_home, needs):
+    here = small(sizes=SIZES)
+    sides = [side_of(here), side_of(on(each_home.device, here))]
+    for side in sides:
+        side.load(here.state().tensors, training=False)
+    (features, labels), (other_features, other_labels) = (real_features(side, needs, Key(0)) for side in sides)
+    assert other_features.device == other_labels.device == CPU
+    assert torch.equal(features, other_features)
+    assert torch.equal(labels, other_labels)
 
 
 def test_what_a_calibration_is_checked_with_is_on_the_cpu(each_home):
