@@ -62,8 +62,8 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
     code = (
         "from federation import federation\n"
         "from unskew import engines\n"
-        "from unskew.key import Key\n"
-        "from unskew.types import Visit\n"
+        "from unskew.core.key import Key\n"
+        "from unskew.core.types import Visit\n"
         "f = federation('outside_methods:sleeps(60)')\n"
         "pool = engines.open_engine('pool', engines.EngineSetup(f.blueprint, f.data, 2))\n"
         "print(*(w.process.pid for w in pool._workers), flush=True)\n"
@@ -71,6 +71,7 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdout=subprocess.PIPE, text=True)
     workers = [int(pid) for pid in parent.stdout.readline().split()]
+    assert len(workers) == 2
     time.sleep(4)  # long enough to be asleep inside the visit
     assert all(map(alive, workers))
     os.kill(parent.pid, signal.SIGKILL)
