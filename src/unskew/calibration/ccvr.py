@@ -20,7 +20,7 @@ def ccvr(
     weight_decay: float = 1e-5, relu: bool = False, tukey: float = 1.0, proportional: bool = False,
     covariance: str = "full", layers: int = 1, components: int = 1,
 ) -> Finisher:  # fmt: skip
-    """Re-trains the classifier on virtual features drawn from each class's Gaussian.
+    """Re-trains the classifier on features drawn from class Gaussians.
 
     M_c = ``per_class`` features from N(μ_c, Σ_c) for every class, or with ``proportional`` that many on average and
     M_c ∝ N_c; then SGD on the classifier alone, from the trained one. Defaults: Table 8's for CIFAR-10 with α = 0.1 and

@@ -15,7 +15,9 @@ from unskew.core.key import Key
 
 @finisher
 def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
-    """Replaces the classifier by the linear discriminant of class means and pooled covariance, in closed form.
+    """Replaces the classifier by a linear discriminant, in closed form.
+
+    It needs the class means and the pooled covariance alone.
 
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c: the best classifier if all classes are Gaussians of one shape and
     equally likely. No training, nothing drawn. With ``layers`` above 1 it replaces that many linear layers of the

@@ -16,7 +16,9 @@ def oracle(
     per_class: str | int = "all", epochs: int = 50, lr: float = 0.001, batch: int = 64, momentum: float = 0.9,
     weight_decay: float = 1e-5, layers: int = 1,
 ) -> Finisher:  # fmt: skip
-    """Re-trains the classifier on the clients' real features, all or ``per_class`` of each class: for study alone.
+    """Re-trains the classifier on real features: a bound for study.
+
+    On all features of the clients, or on ``per_class`` of each class.
 
     What calibration could reach at most with these features, if they could be pooled.
 

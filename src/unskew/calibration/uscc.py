@@ -9,7 +9,9 @@ from unskew.calibration.knobs import check_positive
 def uscc(
     per_class: int = 400, epochs: int = 20, lr: float = 0.001, batch: int = 64, covariance: str = "full"
 ) -> Finisher:
-    """FedECCR's second stage: as ccvr, without transformation, equally many features a class.
+    """Re-trains as ccvr does, with FedECCR's settings: its second stage.
+
+    The same number of virtual features for each class, no transformation.
 
     Where the paper is silent, rate and momentum are ccvr's.
 

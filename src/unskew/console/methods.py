@@ -55,7 +55,8 @@ def _show(row: Description) -> None:
     out.print(Text(row.call))
     out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
     if row.body:
-        out.print(Padding(Text(row.body), (1, 0, 0, 2)))
+        for paragraph in row.body.split("\n\n"):
+            out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(overflow="fold")

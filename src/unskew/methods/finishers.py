@@ -12,7 +12,7 @@ from unskew.round.algorithm import Algorithm, Method
 
 
 def fedeccr(tau: float = 0.5, scale: float = 1.0, per_class: int = 400, epochs: int = 20) -> Method:
-    """Prototype contrast in training, then a classifier from equally many virtual features of each class.
+    """Trains with prototypes, then re-trains with uscc: FedECCR as a whole.
 
     prototypes(tau, scale) + uscc(per_class, epochs).
 
