@@ -451,7 +451,7 @@ WRONG = {
     "an unknown calibration": ("ccvx", None, "no method is called 'ccvx'; did you mean 'ccvr'?"),
     "an unknown knob": ("ccvr(per_clas=5)", None, "did you mean 'per_class'?"),
     "an impossible knob": ("ccvr(per_class=0)", None, "ccvr(per_class=0): give a number above 0"),
-    "a training method": ("fedprox", None, "'fedprox' changes the training (blend), which is over; name calibrations"),
+    "a training method": ("fedprox", None, "'fedprox' changes the training (terms), which is over; name calibrations"),
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
     "both stages of fedeccr": ("fedeccr", None, "changes the training (blend), which is over"),
     "no name": ("", None, "give a calibration as a text such as ccvr"),
@@ -481,7 +481,7 @@ WRONG = {
     "another partition": (QUICK, another_partition, "partition.npz is not the partition that"),
     "no model": (QUICK, lambda run: (run / "model.safetensors").unlink(), "model.safetensors is not there"),
     "half a model": (QUICK, lambda run: tampered(run, "model.safetensors", lambda data: data[:-9]), "cannot be read"),
-    "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not hold the weights"),
+    "a bit of the model": (QUICK, lambda run: tampered(run, "model.safetensors", flipped), "does not have the weights"),
     "another network": (
         QUICK,
         lambda run: tampered(run, "config.toml", lambda data: data.replace(b"tiny-cnn", b"lenet-64")),

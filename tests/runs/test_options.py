@@ -98,6 +98,7 @@ def test_a_configuration_with_values_from_python_says_that_it_does_not_repeat_th
     assert configs.to_toml(Config()).startswith(configs.HEADER)
 
 
+@pytest.mark.heavy
 def test_types_of_run_are_checked_by_mypy(tmp_path):
     file = tmp_path / "wrong.py"
     file.write_text("import unskew\nunskew.run(rounds='3')\nunskew.run(round=3)\nunskew.run(data='digits', lr=1)\n")

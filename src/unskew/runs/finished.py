@@ -156,7 +156,7 @@ def prepared_of(
     config = configs.checked(config)
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
-        raise UserError(f"{kept} is not there; without it nobody knows which client holds what")
+        raise UserError(f"{kept} is not there; it says which client holds what")
     prepared = prepare(replace(config, baseline=None), f"file:{kept}", given)
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
