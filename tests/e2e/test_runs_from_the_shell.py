@@ -85,6 +85,7 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_says_how_to_go_on(tmp_path, w
     assert metrics(run) == metrics(whole)
 
 
+@pytest.mark.heavy
 def test_every_engine_gives_the_same_weights(tmp_path, whole):
     for words in (["loop"], ["pool", "--workers", "1"], ["pool", "--workers", "3"]):
         out = "-".join(words).replace("--", "")
@@ -198,6 +199,7 @@ def test_output_that_nobody_reads_does_not_end_a_run(tmp_path):
     raise AssertionError("the run did not go on to its end")
 
 
+@pytest.mark.heavy
 def test_a_full_disk_is_named_and_nothing_is_lost(tmp_path):
     limited = (
         f"ulimit -f 60; {' '.join(UNSKEW)} run --rounds 4000 --epochs 1 --engine loop --checkpoint-seconds 0 --out run"
