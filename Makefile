@@ -5,10 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 CHROMIUM ?= chromium
+MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format bench pictures methods-table calibration-table gallery test-all lock clean
+.PHONY: help setup browser run test check format faults bench pictures methods-table calibration-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +47,9 @@ test: check browser ## Every check, then every test that takes less than ten sec
 
 test-all: check browser ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with the real image sets
 	$(BIN)/python -m pytest -n 2
+
+faults: $(READY) ## Break things on purpose, for MINUTES (10): is a wrong result ever silent? docs/reliability.md
+	$(BIN)/python -m faults --minutes $(MINUTES)
 
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
 	$(BIN)/python benchmarks/run.py --out benchmarks/results.md

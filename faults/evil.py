@@ -1,0 +1,2 @@
+def evil_trials(folder, seed):
+    return iter(())
