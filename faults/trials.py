@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 SAME, REFUSED = "same", "refused"
@@ -99,11 +100,11 @@ def refusal(answer: Answer, named: str = "") -> str:
     return REFUSED
 
 
-def conduct(section: Section, folder: Path, seed: int, seconds: float) -> Tally:
+def conduct(section: Section, folder: Path, seed: int, seconds: float, most: int | None = None) -> Tally:
     """Try as many of a section's faults as fit into the time, at least one; say what came of them."""
     tally = Tally(section.name, section.what)
     began = time.monotonic()
-    for trial in section.trials(folder, seed):
+    for trial in islice(section.trials(folder, seed), most):
         if tally.trials and time.monotonic() - began > seconds:
             break
         verdict = _verdict(trial)
