@@ -101,7 +101,7 @@ def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
     ("given", "complaint"),
     [
         ({"y_train": Y}, "has no 'x_train', it has y_train"),
-        ({}, "has no 'x_train', it has nothing"),
+        ({}, "has no 'x_train', it has no arrays"),
         ({"x_train": X}, "has no 'y_train'"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
         ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, 9 labels in y_train"),
@@ -144,4 +144,4 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
     np.save(tmp_path / "one.npy", X)
     assert "not an .npz" in refused(arrays.load_arrays, tmp_path / "one.npy")
     assert "is not there" in refused(arrays.load_arrays, tmp_path / "absent.npz")
-    assert "not an .npz" in refused(arrays.load_arrays, tmp_path)
+    assert "it is a folder" in refused(arrays.load_arrays, tmp_path)

@@ -183,7 +183,7 @@ def broken(place):
         ((), "is a tuple; give"),
         ((X,), "tuple of 1"),
         ((X, Y, X), "tuple of 3"),
-        ({}, "has no 'x_train', it has nothing"),
+        ({}, "has no 'x_train', it has no arrays"),
         ({"x": X}, "has an entry 'x'; give x_train"),
         ({"x_train": X}, "has no 'y_train'"),
         ((X[:0], Y[:0]), "is empty"),

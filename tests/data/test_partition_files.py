@@ -9,8 +9,9 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.partition import partition
-from unskew.data.partition_files import from_arrays, from_csv, number_users, read_partition, to_arrays, to_csv_rows
-from unskew.data.population import emd
+from unskew.data.partition_csv import from_csv, to_csv_rows
+from unskew.data.partition_files import from_arrays, read_partition, to_arrays
+from unskew.data.population import emd, number_users
 
 LABELS = np.arange(600) * 7 % 10
 MADE = partition("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)
@@ -132,7 +133,7 @@ def test_an_artefact_damaged_anywhere_is_refused_or_unharmed(tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the partition .*none\.npz: No such file"):
         read(tmp_path / "none.npz")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="cannot be read: it is a folder"):
         read(tmp_path)
 
 
