@@ -46,7 +46,7 @@ def test_arrays_with_a_test_part_are_taken_as_they_are(tmp_path):
     np.testing.assert_array_equal(read.train.images[:, 0], X)
     assert read.test.labels.tolist() == [5, 0]
     assert read.classes == ("0", "1", "2", "3", "4", "5")
-    assert read.notes == ()
+    assert read.notes == ("2 of 6 classes have no example in train or test: 3, 4",)
     assert read.users is None
 
 

@@ -176,8 +176,8 @@ def broken(place):
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (None, "NoneType; give an ImageSet"),
-        (7, "is a int"),
+        (None, "is None; give an ImageSet"),
+        (7, "is an int"),
         ("digits", "is a str"),
         (X, "is a ndarray"),
         ((), "is a tuple; give"),
@@ -209,7 +209,7 @@ def broken(place):
         (Examples([(X[0], 0, 1)]), "give pairs (image, label)"),
         (Examples([(X[0], 0.5)]), "label 0 is a float"),
         (Examples([(X[0], True)]), "label 0 is a bool"),
-        (Examples([(X[0], 2**70)]), "label 0 is a int"),
+        (Examples([(X[0], 2**70)]), "label 0 is an int"),
         (Examples([(X[0], 0), (X[1], "a")]), "some labels are texts"),
         (Examples([(X[0], 0), (X[1, :2], 1)]), "image 0 is [3, 4, 5], image 1 is [3, 2, 5]"),
         (Examples([("cat.png", 0)]), "image 0 is a str; give a PIL image"),

@@ -61,7 +61,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
     ("flag", "name", "message"),
     [
         ("--data", "outside_data:fails", "raises OSError: disk on fire"),
-        ("--data", "outside_data:wrong", "is a int; give an ImageSet"),
+        ("--data", "outside_data:wrong", "is an int; give an ImageSet"),
         ("--partition", "outside_data:answer(what=raises)", "raises RuntimeError: no luck"),
         ("--partition", "outside_data:answer(what=text)", "give client numbers as whole numbers"),
         ("--model", "outside_methods:nothing", "outside_methods:nothing"),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-
 LONGEST_NAME = 100  # characters; a longer name is like no known one, and comparing it takes long
 
 
@@ -34,6 +33,12 @@ def brief(value: object, most: int = 80) -> str:
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
     return shown if len(shown) <= most + 2 else f"{shown[:most]}…"
+
+
+def a_kind(value: object) -> str:
+    """What a value is, for a message: "an int", "a list", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

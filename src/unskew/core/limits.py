@@ -18,6 +18,7 @@ from unskew.core.units import format_bytes
 VARIABLE = "UNSKEW_UNPACK_LIMIT"
 FLOOR = 256 * 10**6  # bytes that any file may unpack to
 RATIO = 100  # no format packs photographs as tightly
+MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
 BLOCK = 4096  # a file counts as this much at least, as it does on most disks
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.core.limits import user_path
+from unskew.core.limits import MAX_CLASSES, user_path
 from unskew.core.types import ImageSet, Split
 from unskew.data.binary import Images
 from unskew.data.npz import DAMAGED, read_npz
@@ -24,7 +24,7 @@ KEYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
 OPTIONAL = ("users", "classes")
-MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
+FEW_CLASSES = 1000  # may be numbered with gaps, beyond that there are at most as many classes as examples
 _CHUNK = 1024  # images converted at a time
 
 Array = npt.NDArray[Any]
@@ -105,7 +105,21 @@ def assemble(
         shapes = [list(s.images.shape[1:]) for s in (train, tests[0])]
         raise UserError(f"{where}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
     mean, std = measure(train.images)
+    notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
     return ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
+
+
+def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
+    """A note on classes that neither train nor test has an example of."""
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
+    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
+        return [
+            "no example has the label 0: the labels start at 1, and class 0 stays empty; subtract 1 from all of them"
+        ]
+    if not empty:
+        return []
+    named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
+    return [f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
 
 
 def numbered(
@@ -133,6 +147,11 @@ def numbered(
     largest = int(max(each.max() for each in flat))
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
+    if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
+        raise UserError(
+            f"{where}: a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples; number the classes "
+            "from 0 without gaps, or name all of them in classes"
+        )
     return [each.astype(np.int64) for each in flat], classes or tuple(map(str, range(largest + 1)))
 
 
