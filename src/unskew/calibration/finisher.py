@@ -66,6 +66,7 @@ class Finisher:
     make: Callable[..., Made | nn.Module]
     needs: StatisticsRequest | RealFeatures = field(default_factory=StatisticsRequest)
     bound: bool = False  # a bound for study: it sees what no server may see
+    virtual: int = 0  # features that it draws for each class: refused before the first round if memory lacks
     text: str = ""  # its plainest spelling, which is its name in results; @finisher fills it in
 
     def __call__(self, algorithm: Any) -> Any:

@@ -106,6 +106,13 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
     return client, tuple(ids)
 
 
+def sizes_in_words(sizes: Ints) -> str:
+    """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
+    low, high = int(sizes.min()), int(sizes.max())
+    plural = "" if high == 1 else "s"
+    return f"{low:,} example{plural} each" if low == high else f"{low:,} to {high:,} examples"
+
+
 def check_clients(clients: int, examples: int, name: str) -> None:
     """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
