@@ -110,7 +110,7 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
         # Bounds the reading buffer, too: a damaged count must not ask for terabytes.
         most = len(raw) * (_DEFLATE_LIMIT if packed else 1)
         if packed and wanted <= most:
-            check_unpacked(wanted, max(BLOCK, len(raw)), f"{path}: {_times(shape)} {what}")
+            check_unpacked(wanted, max(BLOCK, len(raw)), f"{path} ({_times(shape)} {what})")
         body = stream.read(wanted + 1) if wanted <= most else b""
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged inside its gzip compression ({error}); {REPLACE}") from error

@@ -4,6 +4,7 @@ Nothing is unpickled. Only what ``np.savez`` and ``np.savez_compressed`` write i
 """
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -29,6 +30,7 @@ DAMAGED = (  # all that reading was seen to raise for files with a few bytes cha
     TypeError,
     AttributeError,
     SyntaxError,
+    tokenize.TokenError,  # of a header that is not a Python literal
 )
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SUFFIX = ".npy"

@@ -17,7 +17,7 @@ from unskew.core.key import Key
 from unskew.core.machine import default_workers
 from unskew.core.types import ImageSet, ServerState, Tensors
 from unskew.data import partition_files
-from unskew.data.batches import steps_for
+from unskew.data.batches import check_visit, steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.round import driver
@@ -122,7 +122,8 @@ def _rehearse(prepared: Prepared) -> None:
     data = dataset(prepared.images, prepared.population)
     side = build(prepared.blueprint, data)
     models.initialise(side.network, Key(prepared.config.seed).fold("model"))
-    first_visits(prepared)
+    for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
+        check_visit(size, side.algorithm.local, prepared.images.shape)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
