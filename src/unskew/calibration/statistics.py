@@ -22,7 +22,7 @@ from unskew.calibration.heads import device_of
 from unskew.calibration.merging import Merging
 from unskew.core.errors import UserError, a_kind, brief
 from unskew.core.files import write_whole
-from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk
+from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -203,12 +203,14 @@ class ClassStatistics:
 
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
-        write_whole(Path(path), self.to_bytes())
+        if not (file := usable_path(path)).name:
+            raise UserError(f"{str(path)!r} names no file to write the statistics to; give one")
+        write_whole(file, self.to_bytes())
 
     @staticmethod
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
-        check_plain(file := Path(path))
+        check_plain(file := usable_path(path))
         if file.exists():
             check_unpacked(file.stat().st_size, size_on_disk([file]), str(path))  # it may be sparse
         try:

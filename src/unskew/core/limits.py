@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind, brief
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 
@@ -82,7 +82,24 @@ def user_path(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"the path {text[:200]!r} cannot be used: {error}; give another") from error
+        raise UserError(f"the path {brief(text)} cannot be used: {error}; give another") from error
+
+
+def usable_path(given: str | os.PathLike[str]) -> Path:
+    """A path for a file or a folder, there or not; one that cannot be: with a null byte, too long, not UTF-8."""
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"a path must be a text or a Path, this is {a_kind(given)}")
+    path = Path(given)
+    try:
+        str(path).encode()
+        os.lstat(path)
+    except ValueError as error:  # a null byte, or a surrogate
+        why = "has a null byte" if "\0" in str(path) else "is not UTF-8, in which runs are written"
+        raise UserError(f"the path {brief(str(path))} {why}; give another") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"the path {brief(str(path))} is too long for this system; give a shorter one") from error
+    return path
 
 
 def check_plain(path: Path) -> None:
@@ -90,20 +107,15 @@ def check_plain(path: Path) -> None:
 
     Where there is nothing, nothing is said: whoever opens the file says it best.
     """
-    shown = f"{str(path)[:200]}…" if len(str(path)) > 200 else str(path)
-    if "\0" in str(path):
-        raise UserError(f"the path {shown!r} has a null byte; give the path of a file")
     try:
-        mode = path.stat().st_mode
+        mode = usable_path(path).stat().st_mode
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise UserError(f"{shown} cannot be read: {error.strerror}; give the path of a file") from error
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} cannot be read: it is a loop of links; give a file") from error
         return
-    except ValueError as error:  # a character that no path has here
-        raise UserError(f"the path {shown!r} is not one of this system ({error}); give the path of a file") from error
     if not stat.S_ISREG(mode):
         kind = next((words for test, words in _KINDS if test(mode)), "not a file")
-        raise UserError(f"{shown} cannot be read: it is {kind}; give a file")
+        raise UserError(f"{path} cannot be read: it is {kind}; give a file")
 
 
 def is_folder(path: Path) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_memory, check_plain, check_unpacked, is_folder, size_on_disk, user_path
+from unskew.core.text import cut
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import DAMAGE, measure
 
@@ -43,11 +44,12 @@ def load_folder(text: str) -> ImageSet:
 
 def _parse(text: str) -> tuple[Path, int | None]:
     name, asked, query = text.partition("?size=")
+    shown = cut(text)
     if asked and not (query.isascii() and query.isdigit() and 1 <= int(query[:6]) <= 4096):
-        raise UserError(f"folder:{text}: size={query} is not a size; give 1 to 4096, as in ?size=64")
+        raise UserError(f"folder:{shown}: size={cut(query)} is not a size; give 1 to 4096, as in ?size=64")
     directory = user_path(name)
     if not name or not is_folder(directory):
-        raise UserError(f"folder:{text}: {name!r} is not a folder; give one that has a folder for each class")
+        raise UserError(f"folder:{shown}: {brief(name)} is not a folder; give one that has a folder for each class")
     return directory, int(query) if asked else None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
 from unskew.data import arrays, binary, cifar_python, folders
@@ -101,7 +101,7 @@ def find(name: str) -> Source:
         )
     if name not in SOURCES:
         known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
-        raise UserError(f"there is no data set {name!r}; {nearest(name.lower(), known)}")
+        raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.limits import check_plain, user_path
+from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.data.partition_csv import IDS
 from unskew.runs.options import OPTIONS, Option
 from unskew.runs.options import Config as Config
@@ -71,7 +71,7 @@ def checked(config: Config) -> Config:
         data=_absolute(config.data, "arrays:", "folder:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
-        baseline=str(Path(config.baseline).absolute()) if config.baseline else None,
+        baseline=str(usable_path(config.baseline).absolute()) if config.baseline else None,
     )
 
 
@@ -142,7 +142,7 @@ def _check(option: Option, value: Any) -> None:
     if isinstance(value, str) and not from_python(value):
         check_text(flag, value)
     if option.choices and value not in option.choices:
-        raise UserError(f"{flag} {value}: {nearest(value, option.choices)}")
+        raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
     if value == "" and option.default is None:
         raise UserError(f"{flag} is empty; leave it out, or give a value")
     if option.check is not None:
