@@ -86,7 +86,11 @@ def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, mess
 @pytest.mark.parametrize(
     ("flag", "text", "message"),
     [
-        ("--method", "uscc(9223372036854775808)", "per_class=9223372036854775808 is too large; 1,000,000,000 is the most"),
+        (
+            "--method",
+            "uscc(9223372036854775808)",
+            "per_class=9223372036854775808 is too large; 1,000,000,000 is the most",
+        ),
         ("--method", "uscc(1000000000)", "10,000,000,000 virtual features take"),
         ("--method", "ccvr(per_class=1e30)", "per_class must be a whole number"),
         ("--method", f"fedvc({10**40})", "is too large"),
