@@ -123,7 +123,7 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
         ("outside_calibrations:wrong(number)", "gives a int; give an nn.Linear"),
         ("outside_calibrations:wrong(nan)", "gives weights that are NaN or infinite"),
         ("outside_calibrations:wrong", "wrong failed: AttributeError: 'Linear' object has no attribute"),
-        ("outside_calibrations:number", "gives a int; a calibration must give a Finisher"),
+        ("outside_calibrations:number", "gives an int; a calibration must give a Finisher"),
         ("outside_calibrations:method", "gives a function; a calibration must give a Finisher"),
         ("outside_calibrations:nameless", "has no name; put @finisher above its function"),
         ("outside_calibrations:absent", "cannot be imported: AttributeError"),

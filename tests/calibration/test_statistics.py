@@ -495,7 +495,7 @@ def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
 def test_a_file_that_is_not_there_or_cannot_be_written_is_named(tmp_path):
     with pytest.raises(UserError, match=r"there is no file .*nowhere"):
         ClassStatistics.load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match=r"does not hold class statistics"):
+    with pytest.raises(UserError, match=r"it is a folder"):
         ClassStatistics.load(tmp_path)
     with pytest.raises(UserError, match=r"cannot be written: Is a directory"):
         example().save(tmp_path)

@@ -46,7 +46,7 @@ def test_arrays_with_a_test_part_are_taken_as_they_are(tmp_path):
     np.testing.assert_array_equal(read.train.images[:, 0], X)
     assert read.test.labels.tolist() == [5, 0]
     assert read.classes == ("0", "1", "2", "3", "4", "5")
-    assert read.notes == ()
+    assert read.notes == ("2 of 6 classes have no example in train or test: 3, 4",)
     assert read.users is None
 
 
@@ -101,7 +101,7 @@ def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
     ("given", "complaint"),
     [
         ({"y_train": Y}, "has no 'x_train', it has y_train"),
-        ({}, "has no 'x_train', it has nothing"),
+        ({}, "has no 'x_train', it has no arrays"),
         ({"x_train": X}, "has no 'y_train'"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no 'y_test'"),
         ({"x_train": X, "y_train": Y[:9]}, "10 images in x_train, 9 labels in y_train"),
@@ -144,4 +144,37 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
     np.save(tmp_path / "one.npy", X)
     assert "not an .npz" in refused(arrays.load_arrays, tmp_path / "one.npy")
     assert "is not there" in refused(arrays.load_arrays, tmp_path / "absent.npz")
-    assert "not an .npz" in refused(arrays.load_arrays, tmp_path)
+    assert "it is a folder" in refused(arrays.load_arrays, tmp_path)
+
+
+def test_a_file_with_other_names_says_which_it_has_and_which_are_read(tmp_path):
+    path = save(tmp_path, images=X, labels=Y)
+    message = refused(arrays.load_arrays, path)
+    assert "has no 'x_train', it has images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
+
+
+def test_many_long_names_are_cut(tmp_path):
+    path = save(tmp_path, **{f"{n:02}" + "n" * 500: Y for n in range(20)})
+    message = refused(arrays.load_arrays, path)
+    assert "and 11 more" in message
+    assert len(message) < 1000
+
+
+def test_labels_that_start_at_1_are_said(tmp_path):
+    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1)))
+    assert read.classes == ("0", "1", "2", "3")
+    assert "the labels start at 1, and class 0 stays empty; subtract 1" in read.notes[0]
+    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y)))
+    assert read.notes == ()  # class 0 is in the test part alone
+    names = np.array(["none", "a", "b", "c"])
+    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1, classes=names)))
+    assert read.notes == ("1 of 4 classes have no example in train or test: none",)
+
+
+def test_a_large_label_of_few_examples_is_not_a_class_number(tmp_path):
+    path = save(tmp_path, x_train=X, y_train=Y * 500_000)
+    assert "a label is 1,000,000" not in (message := refused(arrays.load_arrays, path))
+    assert "number the classes from 0" in message
+    path = save(tmp_path, x_train=X, y_train=Y * 5000)
+    assert "a label is 10,000, but there are only 10 examples" in refused(arrays.load_arrays, path)
+    assert len(arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y * 400))).classes) == 801

@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Local
+from unskew.data import batches
 from unskew.data.augment import crop_and_flip
 from unskew.data.batches import Pixels, plan, steps_for
 
@@ -156,3 +158,13 @@ def test_crops_come_before_normalisation_and_the_images_stay_as_they_were():
     whole, _ = held.batch(index)
     assert torch.equal(found, crop_and_flip(whole, shift, flip))
     assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize(
+    ("examples", "local"), [(10**9, Local(1, 64)), (100, Local(10**9, 64)), (10**8, Local(1, 10**8))]
+)
+def test_a_visit_whose_plan_or_batch_does_not_fit_in_memory_is_refused(monkeypatch, examples, local):
+    monkeypatch.setattr(batches, "physical_memory", lambda: 16e9)
+    batches.check_visit(60_000, Local(20, 64), (3, 32, 32))
+    with pytest.raises(UserError, match=r"of memory before it trains, and 8\.0 GB is the limit"):
+        batches.check_visit(examples, local, (3, 32, 32))

@@ -41,7 +41,7 @@ def test_checking_a_function_says_what_it_gives():
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("outside_data:wrong", "is a int; give an ImageSet"),
+        ("outside_data:wrong", "is an int; give an ImageSet"),
         ("outside_data:fails", "raises OSError: disk on fire"),
         ("outside_data:complains", "mine: give another folder"),
         ("outside_data:missing", "cannot be imported"),

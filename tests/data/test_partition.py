@@ -95,7 +95,7 @@ def test_a_partition_cannot_be_changed():
         ("dirichlet-client(inf)", "alpha must be a number"),
         ("shards(0)", "at least 1"),
         ("shards(1000)", "10000 examples, there are 5000"),
-        ("file:", "cannot read"),
+        ("file:", "names no file"),
     ],
 )
 def test_a_wrong_text_is_refused_with_what_to_do(text, says):

@@ -9,8 +9,9 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.partition import partition
-from unskew.data.partition_files import from_arrays, from_csv, number_users, read_partition, to_arrays, to_csv_rows
-from unskew.data.population import emd
+from unskew.data.partition_csv import from_csv, to_csv_rows
+from unskew.data.partition_files import from_arrays, read_partition, to_arrays
+from unskew.data.population import emd, number_users
 
 LABELS = np.arange(600) * 7 % 10
 MADE = partition("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)
@@ -132,7 +133,7 @@ def test_an_artefact_damaged_anywhere_is_refused_or_unharmed(tmp_path):
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"cannot read the partition .*none\.npz: No such file"):
         read(tmp_path / "none.npz")
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(UserError, match="cannot be read: it is a folder"):
         read(tmp_path)
 
 
@@ -202,6 +203,66 @@ def test_a_wrong_csv_is_refused_at_its_first_wrong_line(text, says):
     with pytest.raises(UserError, match=says) as error:
         from_text(text)
     assert "s.csv" in str(error.value)
+
+
+# Ids of the original data set, as in the published splits of iNaturalist and Landmarks
+
+IDS = "image_id,row\n9ad8,2\n17,0\nff00,1\nunused,3\n"
+SPLIT = "user_id,image_id,class\nann,17,0\nbob,9ad8,7\nann,ff00,7\n"
+
+
+def with_ids(tmp_path, split=SPLIT, ids=IDS, labels=(6, 9, 9, 4)):
+    (tmp_path / "split.csv").write_text(split)
+    (tmp_path / "rows.csv").write_text(ids)
+    return read(f"{tmp_path}/split.csv?ids={tmp_path}/rows.csv", np.array(labels))
+
+
+def test_ids_of_the_original_data_set_are_read_with_the_table_of_their_rows(tmp_path):
+    found = with_ids(tmp_path)
+    assert found.names == ("ann", "bob")
+    assert found.client.tolist() == [0, 0, 1, -1]
+    assert found.notes == ("1 of 4 training examples are in no row of the file and belong to no client",)
+    assert found.scheme == f"file:{tmp_path}/split.csv?ids={tmp_path}/rows.csv"
+
+
+def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
+    (tmp_path / "split.csv").write_text(SPLIT)
+    with pytest.raises(UserError, match=r"image_id 17 is outside.*file:SPLIT\.csv\?ids=TABLE\.csv.*image_id,row"):
+        read(tmp_path / "split.csv", np.array([6, 9, 9, 4]))
+    (tmp_path / "split.csv").write_text(SPLIT.replace("17", "0f"))
+    with pytest.raises(UserError, match=r"must be a whole number, '0f' given; ids of the original data set"):
+        read(tmp_path / "split.csv", np.array([6, 9, 9, 4]))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ids": IDS.replace("17,0", "18,0")}, r"split\.csv, line 2: .*rows\.csv has no image_id 17"),
+        ({"ids": IDS.replace("17,0", "17,4")}, r"rows\.csv, line 3: row 4 is outside the training set"),
+        ({"ids": IDS.replace("17,0", "17,-1")}, "row -1 is outside"),
+        ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, '1.5' given"),
+        ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 is there a second time"),
+        ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 is there a second time"),
+        ({"ids": "id,row\n17,0\n"}, r"rows\.csv is not .* a table of ids is a CSV .* image_id,row; it lacks image_id"),
+        ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 is there a second time"),
+        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 is of class 7 .* label 6 .* but label 6 is of class 0 above"),
+        (
+            {"labels": (6, 8, 9, 4)},
+            "line 4: image_id ff00 is of class 7 .* label 8 .* but class 7 has the label 9 above",
+        ),
+    ],
+)
+def test_a_table_or_a_split_that_does_not_fit_is_refused_at_its_line(tmp_path, change, says):
+    with pytest.raises(UserError, match=says):
+        with_ids(tmp_path, **change)
+
+
+def test_a_table_of_ids_is_for_a_csv(tmp_path):
+    with pytest.raises(UserError, match=r"is an \.npz, which has rows and not ids"):
+        read(f"{saved(tmp_path / 'p.npz')}?ids=rows.csv")
+    for text in ("?ids=rows.csv", "split.csv?ids="):
+        with pytest.raises(UserError, match="names no file"):
+            read(text)
 
 
 def test_a_csv_in_the_published_form_comes_out_as_it_went_in():

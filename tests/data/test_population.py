@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from unskew.data.population import Partition, Population, cells, counts_table, emd, label_counts
+from unskew.data.population import Partition, Population, cells, counts_table, emd, label_counts, sizes_in_words
 
 
 def made(client, clients=None) -> Partition:
@@ -120,3 +120,10 @@ def test_the_hash_covers_the_clients_and_their_number():
     assert made([0, 1, -1]).hash == hashlib.sha256(written).hexdigest()
     assert made([0, 1, -1]).hash != made([0, 1, 0]).hash
     assert made([0, 1, -1]).hash != made([0, 1, -1], clients=3).hash
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"), [([242, 242], "242 examples each"), ([1], "1 example each"), ([3, 1910], "3 to 1,910 examples")]
+)
+def test_sizes_are_said_as_people_say_them(sizes, words):
+    assert sizes_in_words(np.array(sizes)) == words

@@ -61,7 +61,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
     ("flag", "name", "message"),
     [
         ("--data", "outside_data:fails", "raises OSError: disk on fire"),
-        ("--data", "outside_data:wrong", "is a int; give an ImageSet"),
+        ("--data", "outside_data:wrong", "is an int; give an ImageSet"),
         ("--partition", "outside_data:answer(what=raises)", "raises RuntimeError: no luck"),
         ("--partition", "outside_data:answer(what=text)", "give client numbers as whole numbers"),
         ("--model", "outside_methods:nothing", "outside_methods:nothing"),
@@ -81,6 +81,35 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
 )
 def test_a_function_that_raises_or_gives_something_else(capsys, flag, name, message):
     assert message in refused(capsys, flag, name)
+
+
+@pytest.mark.parametrize(
+    ("flag", "text", "message"),
+    [
+        (
+            "--method",
+            "uscc(9223372036854775808)",
+            "per_class=9223372036854775808 is too large; 1,000,000,000 is the most",
+        ),
+        ("--method", "uscc(1000000000)", "10,000,000,000 virtual features take"),
+        ("--method", "ccvr(per_class=1e30)", "per_class must be a whole number"),
+        ("--method", f"fedvc({10**40})", "is too large"),
+        ("--method", "fedvc(1000000000)", "of memory before it trains"),
+        ("--method", "fedavg + " * 20_000, "characters; 10,000 is the most"),
+        ("--epochs", "1000000000", "of memory before it trains"),
+        ("--partition", "dirichlet(1e-400)", "alpha must be finite and greater than 0"),
+        ("--partition", "shards(99999999999)", "is too large"),
+        ("--partition", "shards(1000000000)", "give fewer clients or a smaller per_client"),
+        ("--during", f"norms(every={2**70})", "is too large"),
+        ("--data", f"arrays:{'n' * 5000}", "is too long for this system"),
+        ("--baseline", "d/" * 3000, "is too long for this system"),
+        ("--out", "n" * 5000, "is too long for this system"),
+    ],
+)
+def test_a_value_beyond_all_bounds_is_refused_before_any_training(capsys, flag, text, message):
+    said = refused(capsys, flag, text)
+    assert message in " ".join(said.split())
+    assert len(said) < 1000
 
 
 def test_an_engine_from_python_is_a_function_of_a_module():

@@ -1,6 +1,7 @@
 """A configuration: what it reads, what it refuses and under which name, and that its recipe repeats it."""
 
 import math
+import os
 import tomllib
 from dataclasses import asdict, replace
 
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from unskew.core.errors import UserError
 from unskew.core.types import Local
 from unskew.runs.config import Config, checked, read, to_toml, with_values
+from unskew.runs.options import OPTIONS
 from unskew.runs.prepare import prepare
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 counts = st.integers(1, 10**9)
 shares = st.floats(0, 1, exclude_max=True)
 amounts = st.floats(0, 1e300, exclude_min=True)
@@ -197,6 +199,13 @@ def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
         (b"just words", "is not TOML"),
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "cannot be read"),
         (b"seed = " + b"1" * 5000, ""),
+        (b"method = " + b"[" * 50_000, "is nested too deeply"),
+        (b"method = " + b"{a = " * 50_000, "is nested too deeply"),
+        (b"method" + b".a" * 3_000 + b" = 1", "method must be a text, a deeply nested dict given"),
+        (b"#" * 1_000_001, "is longer than 1,000,000 bytes"),
+        (b'method = "\xff"', "cannot be read"),
+        (b'method = "\\ud800"', "is not TOML"),
+        (b"a" * 100_000 + b" = 1", "no option is called 'aaa"),
     ],
 )
 def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path, content, message):
@@ -205,6 +214,33 @@ def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path, content, message)
         read(file)
     assert str(file) in str(caught.value)
     assert message in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+ODD = [math.nan, math.inf, -math.inf, 10**40, -(10**40), 2**63, -1, 0, "", "text", "1e999", True, None, [], [1],
+       {"a": 1}, b"bytes", 1j, "a\0b", "\ud800", "x" * 100_000, 1e-400, 1e308]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_odd_value_of_any_option_is_possible_or_refused_under_its_name(name):
+    for value in ODD:
+        try:
+            config = checked(with_values(Config(), {name: value}, "recipe"))
+        except UserError as error:
+            said = str(error)
+        else:
+            kept = getattr(config, name)
+            assert not isinstance(kept, float) or math.isfinite(kept)
+            assert tomllib.loads(to_toml(config)).get(name) == kept
+            continue
+        assert name in said.replace("-", "_") or name == "data_dir"
+        assert len(said) < 1000
+
+
+def test_a_recipe_that_is_a_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(UserError, match=r"pipe\.toml cannot be read: it is a named pipe"):
+        read(tmp_path / "pipe.toml")
 
 
 def test_a_recipe_that_is_not_there_or_a_folder_is_refused_by_name(tmp_path):
@@ -232,6 +268,7 @@ def test_the_variable_stands_in_for_the_data_folder_and_both_become_absolute(mon
         ("data", "folder:~/pictures", "folder:{here}/home/pictures"),
         ("data", "digits", "digits"),
         ("partition", "file:split.csv", "file:{here}/split.csv"),
+        ("partition", "file:split.csv?ids=rows.csv", "file:{here}/split.csv?ids={here}/rows.csv"),
         ("partition", "dirichlet(alpha=0.1)", "dirichlet(alpha=0.1)"),
     ],
 )

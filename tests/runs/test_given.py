@@ -175,13 +175,13 @@ def test_clients_must_agree_with_the_array():
     ("options", "message"),
     [
         ({"model": nn.Linear(2, 2)}, r"takes \(shape, classes\).*this is a Linear"),
-        ({"model": 3}, "this is a int"),
+        ({"model": 3}, "this is an int"),
         ({"method": []}, "the list is empty"),
         ({"method": ["fedavg", 3]}, "this is 3"),
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
         ({"method": lambda algorithm: None}, "must give a function from Algorithm to Algorithm"),
         ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both claim the server slot"),
-        ({"data": 3}, "data is a int; give an ImageSet"),
+        ({"data": 3}, "data is an int; give an ImageSet"),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_before_a_folder_is_made(options, message, tmp_path):

@@ -8,7 +8,7 @@ from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
 from unskew.calibration.uscc import uscc
 from unskew.core import text
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda, "oracle": oracle}
@@ -49,6 +49,6 @@ def _built(call: text.Call) -> Finisher:
         raise text.complain(call.source, call.start, f"no calibration is called {call.name!r}; {hint}")
     made = text.apply(call, build, "calibration")
     if not isinstance(made, Finisher):
-        words = f"{call.name} gives a {type(made).__name__}; a calibration must give a Finisher"
+        words = f"{call.name} gives {a_kind(made)}; a calibration must give a Finisher"
         raise text.complain(call.source, call.start, words)
     return made.named()

@@ -22,7 +22,7 @@ from unskew.calibration.gaussians import (
     squares_around_mean,
 )
 from unskew.core import text
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
 from unskew.core.types import Tensors
 
@@ -220,10 +220,10 @@ def parse_form(source: str | Form) -> Form:
     if isinstance(source, Full | Diagonal | Shared | LowRank):
         return source
     if not isinstance(source, str):
-        raise UserError(f"a covariance form is a text such as full or low-rank(32), not {source!r}")
+        raise UserError(f"a covariance form is a text such as full or low-rank(32), not {brief(source)}")
     calls = text.parse_calls(source, "covariance form")
     if len(calls) > 1 or calls[0].name not in FORMS:
-        raise UserError(f"no covariance form is called {source!r}; {nearest(calls[0].name, FORMS)}")
+        raise UserError(f"no covariance form is called {brief(source)}; {nearest(calls[0].name, FORMS)}")
     form: Form = text.apply(calls[0], FORMS[calls[0].name], "covariance form")
     return form
 

@@ -8,6 +8,7 @@ from unskew.calibration.covariances import Diagonal, LowRank, Shared
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.forms import statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
+from unskew.calibration.virtual import check_virtual_memory
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
@@ -35,6 +36,8 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
         return
     width = width_of(encoder, tuple(side.train.images.shape[1:])) + needs.expand
     _check_memory(finisher.text, needs, side.network.classifier.out_features * needs.components, width)
+    if finisher.virtual:
+        check_virtual_memory(finisher.virtual * side.network.classifier.out_features, finisher.virtual, width)
     if needs.components > 1 and needs.components > (most := _largest_class(side) // 2):
         raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
     if algorithm.withhold and algorithm.withhold > (most := _largest_class_of_a_client(side)):

@@ -28,7 +28,7 @@ from unskew.calibration.gaussians import ClassReport
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.transformations import Transformation
 from unskew.core import text
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 
 Knobs = ParamSpec("Knobs")
 
@@ -66,6 +66,7 @@ class Finisher:
     make: Callable[..., Made | nn.Module]
     needs: StatisticsRequest | RealFeatures = field(default_factory=StatisticsRequest)
     bound: bool = False  # a bound for study: it sees what no server may see
+    virtual: int = 0  # features that it draws for each class: refused before the first round if memory lacks
     text: str = ""  # its plainest spelling, which is its name in results; @finisher fills it in
 
     def __call__(self, algorithm: Any) -> Any:
@@ -91,7 +92,7 @@ def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
     def spelled(*values: Knobs.args, **knobs: Knobs.kwargs) -> Finisher:
         made = build(*values, **knobs)
         if not isinstance(made, Finisher):
-            raise UserError(f"{name} gives a {type(made).__name__}; a calibration must give a Finisher")
+            raise UserError(f"{name} gives {a_kind(made)}; a calibration must give a Finisher")
         signature = inspect.signature(build)
         given = signature.bind(*values, **knobs).arguments
         other = {knob: value for knob, value in given.items() if value != signature.parameters[knob].default}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from unskew.calibration.gaussians import ClassReport, Gaussians, Spread
     from unskew.calibration.statistics import ClassStatistics
 
-MAX_CLASSES = MAX_FEATURES = 2**24  # in a file of a stranger: a few bytes must not ask for terabytes
+MAX_FEATURES = 2**24  # in a file of a stranger: a few bytes must not ask for terabytes
 
 
 class Form(Protocol):
@@ -68,6 +68,16 @@ def check_memory(form: Form, others: Sequence[Form], held: int, width: int) -> N
         raise UserError(
             f"{form} statistics of {held:,} classes and {width:,} features take {needed / 1e9:.1f} GB, there are "
             f"{there / 1e9:.1f} GB for them on this machine; take the form {sizes}"
+        )
+
+
+def check_square(width: int) -> None:
+    """Refuse a covariance [d, d] that this machine's memory cannot have: diagonal sums of few bytes may ask for it."""
+    needed, there = 16 * width**2, 0.8 * physical_memory()  # two of float64 at once
+    if needed > there:
+        raise UserError(
+            f"a covariance of {width:,} features takes {needed / 1e9:.1f} GB, there are {there / 1e9:.1f} GB for it on "
+            "this machine; take fewer features"
         )
 
 

@@ -1,13 +1,16 @@
 """Checks on the knobs that several calibrations have."""
 
 from unskew.calibration.retraining import Descent
+from unskew.core.text import MAX_COUNT
 
 
 def check_positive(name: str, **values: float) -> None:
-    """Refuse a value that is not above zero and finite."""
+    """Refuse a value that is not above zero and finite, and a count beyond all that can be counted."""
     for knob, value in values.items():
         if not 0 < value < float("inf"):
             raise ValueError(f"{name}({knob}={value}): give a number above 0")
+        if isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
 
 
 def descent_of(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:

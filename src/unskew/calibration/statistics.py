@@ -17,11 +17,12 @@ from torch import Tensor, nn
 
 from unskew.calibration.batches import images_and_labels
 from unskew.calibration.covariances import parse_form
-from unskew.calibration.forms import MAX_CLASSES, Form, fault, statistics_bytes
+from unskew.calibration.forms import Form, check_square, fault, statistics_bytes
 from unskew.calibration.heads import device_of
 from unskew.calibration.merging import Merging
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind, brief
 from unskew.core.files import write_whole
+from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -79,7 +80,7 @@ class ClassStatistics:
         Images are moved to the encoder's device. The encoder runs in eval mode without gradients and is left as it was.
         """
         if not isinstance(encoder, nn.Module):
-            raise UserError(f"the encoder must be a torch module, this is a {type(encoder).__name__}")
+            raise UserError(f"the encoder must be a torch module, this is {a_kind(encoder)}")
         device = device_of(encoder)
         dtype = next((value.dtype for value in encoder.parameters()), None)
         total = Merging()
@@ -157,6 +158,7 @@ class ClassStatistics:
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
         place = self._place(label)
+        check_square(self.width)
         if self.form.common:
             return self.within()
         if self.number[place] < 2:
@@ -168,6 +170,7 @@ class ClassStatistics:
         degrees = int(self.number.sum()) - len(self.held)
         if degrees < 1:
             raise UserError("no class has two examples; a covariance needs them")
+        check_square(self.width)
         return self.form.pooled_scatter(self) / degrees
 
     def spread_out(self) -> Sums:
@@ -200,11 +203,16 @@ class ClassStatistics:
 
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
-        write_whole(Path(path), self.to_bytes())
+        if not (file := usable_path(path)).name:
+            raise UserError(f"{str(path)!r} names no file to write the statistics to; give one")
+        write_whole(file, self.to_bytes())
 
     @staticmethod
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
+        check_plain(file := usable_path(path))
+        if file.exists():
+            check_unpacked(file.stat().st_size, size_on_disk([file]), str(path))  # it may be sparse
         try:
             with safe_open(path, framework="pt") as content:
                 about = json.loads((content.metadata() or {})["unskew"])
@@ -243,7 +251,7 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
         return UserError(f"the statistics of {who} are refused: {why}")
 
     if not isinstance(classes, int) or isinstance(classes, bool) or not 1 <= classes <= MAX_CLASSES:
-        raise refuse(f"{classes!r} is not a number of classes")
+        raise refuse(f"{brief(classes)} is not a number of classes from 1 to {MAX_CLASSES:,}")
     wanted = {"held", "number", *form.shapes(0, form.least_width)}
     if set(values) != wanted:
         raise refuse(f"they hold {', '.join(sorted(values))}, wanted are {', '.join(sorted(wanted))}")
@@ -263,7 +271,7 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
 
 def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
     if not isinstance(features, Tensor):
-        raise UserError(f"features must be a tensor [n, d], this is a {type(features).__name__}")
+        raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
     if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
         raise UserError(
             f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"

@@ -15,6 +15,16 @@ from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 
 
+def check_virtual_memory(count: int, per_class: int, width: int) -> None:
+    """Refuse more virtual features than this machine's memory holds."""
+    needed, there = 4 * count * width, 0.8 * physical_memory()
+    if needed > there:
+        raise UserError(
+            f"{count:,} virtual features take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB "
+            f"for them; give per_class={max(1, int(per_class * there / needed))} or less"
+        )
+
+
 def virtual_features(
     statistics: ClassStatistics, per_class: int, key: Key, *, proportional: bool = False, components: int = 1
 ) -> tuple[Tensor, Tensor, tuple[ClassReport, ...]]:
@@ -28,12 +38,7 @@ def virtual_features(
     size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, places, statistics.number.double())
     share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[places])
     counts = (per_class * share).round().clamp(min=1).long()
-    needed, there = 4 * int(counts.sum()) * statistics.width, 0.8 * physical_memory()
-    if needed > there:
-        raise UserError(
-            f"{int(counts.sum()):,} virtual features take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB "
-            f"for them; give per_class={max(1, int(per_class * there / needed))} or less"
-        )
+    check_virtual_memory(int(counts.sum()), per_class, statistics.width)
     features = torch.empty(int(counts.sum()), statistics.width)
     reports = []
     for place, rows in enumerate(torch.split_with_sizes(features, counts.tolist())):

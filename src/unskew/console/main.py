@@ -22,7 +22,7 @@ from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.data import partition_files, sources
-from unskew.data.population import Population, emd
+from unskew.data.population import Population, emd, sizes_in_words
 from unskew.loggers import LOGGERS
 from unskew.runs import config as configs
 from unskew.runs import finished, train
@@ -163,7 +163,7 @@ def partition(
         write_whole(file, text.getvalue().encode())
     sizes = Population.from_partition(drawn).sizes
     out.print(
-        f"{drawn.scheme}, seed {drawn.seed}: {drawn.clients:,} clients of {sizes.min():,} to {sizes.max():,} examples, "
+        f"{drawn.scheme}, seed {drawn.seed}: {drawn.clients:,} clients of {sizes_in_words(sizes)}, "
         f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {drawn.redraws + 1} times"
     )
     for note in drawn.notes:

@@ -13,6 +13,7 @@ from unskew.console.live import View
 from unskew.core.types import EVERYONE, Visit
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
+from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.runs.finish import Event
 from unskew.runs.prepare import Overview
@@ -99,8 +100,8 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
         (
             "partition",
-            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes.min():,} to {sizes.max():,} "
-            f"examples (median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes_in_words(sizes)} "
+            f"(median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),

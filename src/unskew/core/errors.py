@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+LONGEST_NAME = 100  # characters; a longer name is like no known one, and comparing it takes long
+
 
 class UserError(Exception):
     """A mistake that the user can correct: the message says what was given, what is wanted, what to do."""
@@ -24,8 +26,23 @@ class ClientFailure(Exception):
     """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed."""
 
 
+def brief(value: object, most: int = 80) -> str:
+    """A value as a message shows it: its repr, cut where it is long."""
+    try:
+        shown = repr(value[: most + 1] if isinstance(value, str) else value)
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+    return shown if len(shown) <= most + 2 else f"{shown[:most]}…"
+
+
+def a_kind(value: object) -> str:
+    """What a value is, for a message: "an int", "a list", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one, or all of them."""
     known = list(names)
-    close = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+    close = get_close_matches(name.lower(), known, n=1, cutoff=0.5) if len(name) <= LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
 
 Value = int | float | bool | str
 
@@ -18,8 +18,14 @@ EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "cova
             "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
             "--log": "tensorboard"}  # fmt: skip
 
+MAX_TEXT = 10_000  # characters of a text
+MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1
+MAX_NAME = 200  # of a name
+MAX_DIGITS = 1000  # of a number
+SHOWN = 120  # characters of a text that an error shows
+
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
+    r"\s*(?:(?P<number>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))|(?P<name>[A-Za-z_][\w.:-]*)"
     r"|(?P<string>'[^']*'|\"[^\"]*\")|(?P<mark>[(),=+]))"
 )
 
@@ -58,14 +64,24 @@ def spell(value: Value) -> str:
     return repr(value)
 
 
+def cut(shown: str, most: int = 80) -> str:
+    """A text as a message shows it."""
+    return shown if len(shown) <= most else f"{shown[: most - 1]}…"
+
+
 def complain(source: str, start: int, message: str) -> UserError:
-    """An error that shows the text and points at the column."""
-    shown = re.sub(r"\s", " ", source)
+    """An error that shows the text, of a long one the part around the column, and points at the column."""
+    shown, first = re.sub(r"\s", " ", source), max(0, start - SHOWN // 2)
+    if len(shown) > SHOWN:
+        shown = ("…" if first else "") + shown[first : first + SHOWN] + ("…" if first + SHOWN < len(shown) else "")
+        start = start - first + (1 if first else 0)
     return UserError(f"{message}\n  {shown}\n  {' ' * start}^")
 
 
 def parse_calls(source: str, what: str) -> list[Call]:
     """``"a(1) + b(x=2)"`` as a list of calls; ``what`` names the text in errors."""
+    if len(source) > MAX_TEXT:
+        raise UserError(f"{what}: the text has {len(source):,} characters; {MAX_TEXT:,} is the most")
     tokens = _tokens(source)
     if tokens[0].kind == "end":
         raise UserError(f"{what} is empty; give a name such as {EXAMPLES[what]}")
@@ -76,14 +92,14 @@ def parse_calls(source: str, what: str) -> list[Call]:
         if tokens[at].kind == "end":
             return calls
         if tokens[at].text != "+":
-            raise complain(source, tokens[at].start, f"{what}: expected + or the end, found {tokens[at].text!r}")
+            raise complain(source, tokens[at].start, f"{what}: expected + or the end, found {brief(tokens[at].text)}")
         at += 1
 
 
 def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     """Call ``function`` with the call's values; a wrong knob or type is a UserError that points at the call.
 
-    A ``ValueError`` from the function is about a value, and becomes a UserError too.
+    A ``ValueError`` or ``OverflowError`` from the function is about a value, and becomes a UserError too.
     """
     try:
         signature = inspect.signature(function)
@@ -93,7 +109,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
     for knob in call.knobs:
         if knob not in signature.parameters:
             hint = nearest(knob, knobs) if knobs else "it takes none"
-            raise complain(call.source, call.start, f"{what} {call.name} has no knob {knob!r}; {hint}")
+            raise complain(call.source, call.start, f"{what} {call.name} has no knob {brief(knob)}; {hint}")
     if len(call.values) > len(knobs):
         wanted = f"at most {len(knobs)} ({', '.join(knobs)})" if knobs else "no values"
         raise complain(call.source, call.start, f"{what} {call.name} takes {wanted}, {len(call.values)} given")
@@ -109,7 +125,7 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
             raise complain(call.source, call.start, f"{what} {call.name} needs {knob}: {call.name}({knob}=…)")
     try:
         return function(**given)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise complain(call.source, call.start, str(error)) from error
 
 
@@ -120,28 +136,35 @@ def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Val
         return float(value)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     if wanted in words and type(value) is not wanted:
-        message = f"{what} {call.name}: {knob} must be {words[wanted]}, {spell(value)} given"
+        message = f"{what} {call.name}: {knob} must be {words[wanted]}, {cut(spell(value))} given"
+        raise complain(call.source, call.start, message)
+    most = 2**63 - 1 if ":" in call.name else MAX_COUNT
+    if type(value) is int and abs(value) > most:
+        message = f"{what} {call.name}: {knob}={cut(str(value))} is too large; {most:,} is the most"
         raise complain(call.source, call.start, message)
     return value
 
 
 def _tokens(source: str) -> list[_Token]:
-    tokens, at = [], 0
-    while source[at:].strip():
+    tokens, at, end = [], 0, len(source.rstrip())
+    while at < end:
         match = _TOKEN.match(source, at)
         if match is None:
             start = at + len(source[at:]) - len(source[at:].lstrip())
             raise complain(source, start, f"cannot read {source[start]!r} here")
         kind = str(match.lastgroup)
+        if kind == "name" and len(match.group(kind)) > MAX_NAME:
+            message = f"a name of {len(match.group(kind)):,} characters; {MAX_NAME} is the most"
+            raise complain(source, match.start(kind), message)
         tokens.append(_Token(kind, match.group(kind), match.start(kind)))
         at = match.end()
-    return [*tokens, _Token("end", "the end", len(source.rstrip()))]
+    return [*tokens, _Token("end", "the end", end)]
 
 
 def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, int]:
     name = tokens[at]
     if name.kind != "name":
-        raise complain(source, name.start, f"{what}: expected a name, found {name.text!r}")
+        raise complain(source, name.start, f"{what}: expected a name, found {brief(name.text)}")
     values: list[Value] = []
     knobs: dict[str, Value] = {}
     at += 1
@@ -150,7 +173,9 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
         while tokens[at].text != ")":
             if tokens[at].kind == "name" and tokens[at + 1].text == "=":
                 if tokens[at].text in knobs:
-                    raise complain(source, tokens[at].start, f"{what} {name.text}: {tokens[at].text} is given twice")
+                    raise complain(
+                        source, tokens[at].start, f"{what} {name.text}: {cut(tokens[at].text)} is given twice"
+                    )
                 knobs[tokens[at].text] = _value(source, tokens[at + 2], what)
                 at += 3
             else:
@@ -161,7 +186,7 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
             if tokens[at].text == ",":
                 at += 1
             elif tokens[at].text != ")":
-                message = f"{what}: expected , or ) after a value, found {tokens[at].text!r}"
+                message = f"{what}: expected , or ) after a value, found {brief(tokens[at].text)}"
                 raise complain(source, tokens[at].start, message)
         at += 1
     return Call(name.text, tuple(values), knobs, name.start, source), at
@@ -169,11 +194,11 @@ def _call(source: str, tokens: list[_Token], at: int, what: str) -> tuple[Call, 
 
 def _value(source: str, token: _Token, what: str) -> Value:
     if token.kind == "number":
-        if not math.isfinite(float(token.text)):
-            raise complain(source, token.start, f"{what}: this number is too large")
+        if len(token.text) > MAX_DIGITS or not math.isfinite(float(token.text)):
+            raise complain(source, token.start, f"{what}: this number is too large or too long")
         return int(token.text) if re.fullmatch(r"[-+]?\d+", token.text) else float(token.text)
     if token.kind == "name":
         return {"true": True, "false": False}.get(token.text.lower(), token.text)
     if token.kind == "string":
         return token.text[1:-1]
-    raise complain(source, token.start, f"{what}: expected a value, found {token.text!r}")
+    raise complain(source, token.start, f"{what}: expected a value, found {brief(token.text)}")

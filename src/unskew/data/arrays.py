@@ -5,9 +5,7 @@ the set's notes say so. Shapes: N images [N, ch, H, W], bytes.
 """
 
 import struct
-import zipfile
-import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.limits import MAX_CLASSES, user_path
 from unskew.core.types import ImageSet, Split
 from unskew.data.binary import Images
+from unskew.data.npz import DAMAGED, read_npz
 
 DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
 KEYS = (
@@ -24,7 +24,7 @@ KEYS = (
     ("train_images", "train_labels", "test_images", "test_labels"),
 )
 OPTIONAL = ("users", "classes")
-MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
+FEW_CLASSES = 1000  # may be numbered with gaps, beyond that there are at most as many classes as examples
 _CHUNK = 1024  # images converted at a time
 
 Array = npt.NDArray[Any]
@@ -54,12 +54,15 @@ def fifth(count: int) -> npt.NDArray[np.bool_]:
 
 def load_arrays(text: str) -> ImageSet:
     """``FILE.npz`` with x_train, y_train and perhaps x_test, y_test, users (of the training part), classes."""
-    path = Path(text).expanduser()
-    return from_arrays(_load_npz(path), name=f"arrays:{text}", where=str(path))
+    path = user_path(text)
+    held, names = _load_npz(path)
+    return from_arrays(held, name=f"arrays:{text}", where=str(path), names=names)
 
 
-def from_arrays(given: Mapping[str, Array], *, name: str, where: str) -> ImageSet:
+def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
     """The image set that these arrays are; ``where`` says in errors where they come from.
+
+    ``names`` are those of all that is there, for errors.
 
     Images are uint8, or floats in 0..1, of shape [N, H, W], [N, H, W, ch] or [N, ch, H, W] with 1 or 3 channels; where
     both of the latter fit, the channels are taken to be last. Labels are numbers from 0, or texts.
@@ -69,8 +72,7 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str) -> ImageSe
     wanted = keys if keys[2] in held or keys[3] in held else keys[:2]
     missing = [k for k in wanted if k not in held]
     if missing:
-        have = ", ".join(sorted(held)[:9]) or "nothing"
-        raise UserError(f"{where} has no {missing[0]!r}, it has {have}; give {', '.join(KEYS[0])}")
+        raise UserError(f"{where} has no {missing[0]!r}, it has {_listed(names or held)}; name the arrays {_wanted()}")
     classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
     numbers, classes = numbered([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
     notes: list[str] = []
@@ -103,7 +105,21 @@ def assemble(
         shapes = [list(s.images.shape[1:]) for s in (train, tests[0])]
         raise UserError(f"{where}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
     mean, std = measure(train.images)
+    notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
     return ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
+
+
+def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
+    """A note on classes that neither train nor test has an example of."""
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
+    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
+        return [
+            "no example has the label 0: the labels start at 1, and class 0 stays empty; subtract 1 from all of them"
+        ]
+    if not empty:
+        return []
+    named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
+    return [f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
 
 
 def numbered(
@@ -131,6 +147,11 @@ def numbered(
     largest = int(max(each.max() for each in flat))
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
+    if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
+        raise UserError(
+            f"{where}: a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples; number the classes "
+            "from 0 without gaps, or name all of them in classes"
+        )
     return [each.astype(np.int64) for each in flat], classes or tuple(map(str, range(largest + 1)))
 
 
@@ -171,12 +192,21 @@ def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.
     return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)
 
 
-def _load_npz(path: Path) -> dict[str, Array]:
-    known = {*KEYS[0], *KEYS[1], *OPTIONAL}
+def _load_npz(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """The arrays that a data set has, and the names of all that the file has."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return {k: archive[k] for k in archive.files if k in known}
+        return read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
     except FileNotFoundError as error:
         raise UserError(f"{path} is not there; give the path of an .npz file") from error
-    except (*DAMAGE, AttributeError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except DAMAGED as error:
         raise UserError(f"{path} is not an .npz of plain arrays ({error}); save it with np.savez") from error
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The first names of a file's arrays, each cut to a length that people read."""
+    shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names)
+    return ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
+
+
+def _wanted() -> str:
+    return " or ".join(", ".join(keys) for keys in KEYS)

@@ -3,6 +3,7 @@
 Every engine sees the same plan, since it is drawn from the visit's key alone.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +11,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.machine import physical_memory
 from unskew.core.types import Local
+from unskew.core.units import format_bytes
 from unskew.data import augment
 
 
@@ -62,6 +66,18 @@ class Pixels:
 def steps_for(examples: int, local: Local) -> int:
     """How many steps a visit with that number of examples takes."""
     return local.epochs * -(-examples // local.batch)
+
+
+def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> None:
+    """Refuse a visit whose plan or whose largest batch cannot be in memory, before any is made."""
+    planned = 11 * local.epochs * examples + 8 * steps_for(examples, local) + 12 * examples
+    batch = 5 * math.prod(shape) * min(local.batch, examples)  # as bytes, and as float32
+    needed, most = planned + batch, physical_memory() / 2
+    if needed > most:
+        raise UserError(
+            f"a visit of {examples:,} examples with epochs {local.epochs:,} and batch {local.batch:,} takes "
+            f"{format_bytes(needed)} of memory before it trains, and {format_bytes(most)} is the limit; give less"
+        )
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:

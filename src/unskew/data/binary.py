@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.limits import BLOCK, check_unpacked, read_plain
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
@@ -29,7 +30,7 @@ _DEFLATE_LIMIT = 1032  # deflate never packs more than this many bytes into one
 def read_file(path: Path) -> bytes:
     """All bytes of a file; an unreadable or empty one is a UserError."""
     try:
-        raw = path.read_bytes()
+        raw = read_plain(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; check the path and its rights") from error
     if not raw:
@@ -108,6 +109,8 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
             raise UserError(f"{path} declares the shape {_times(shape)}: it holds no {what}; {REPLACE}")
         # Bounds the reading buffer, too: a damaged count must not ask for terabytes.
         most = len(raw) * (_DEFLATE_LIMIT if packed else 1)
+        if packed and wanted <= most:
+            check_unpacked(wanted, max(BLOCK, len(raw)), f"{path} ({_times(shape)} {what})")
         body = stream.read(wanted + 1) if wanted <= most else b""
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} is damaged inside its gzip compression ({error}); {REPLACE}") from error

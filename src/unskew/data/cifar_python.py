@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.data.binary import REPLACE
 
 _GLOBALS = {
@@ -29,10 +29,8 @@ _DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
 _ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\'\"nrt]))|(\\)")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
 _SCALARS = (type(None), bool, int, str, bytes)
-_LINE = 200  # of a name or a number, in bytes; strings may be longer
-_MAX_CONTAINERS = (
-    1_000_000  # tuples, lists and dicts in a file; Python 3 writes a tuple for each file name at protocol 2
-)
+_LINE = 200  # bytes of a name or a number
+_MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ def read(raw: bytes, path: Path) -> dict[str, Any]:
     except (UnicodeError, ValueError, OverflowError) as error:
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
-        machine.refuse(f"holds a {type(top).__name__.lstrip('_')}, a dict was expected")
+        machine.refuse(f"holds {a_kind(top).replace(' _', ' ')}, a dict was expected")
     return {machine.key(k): machine.plain(v) for k, v in top.items()}
 
 
@@ -75,8 +73,8 @@ class _Machine:
         self.raw, self.path, self.at = raw, path, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-        self.encoded = 0  # bytes made by _codecs.encode: at most those of the file
-        self.containers = 0
+        self.encoded, self.containers = 0, 0  # bytes made by _codecs.encode, at most those of the file; lists
+        self.flat: set[int] = set()  # lists known to be of scalars: a file may name one list many times
 
     def refuse(self, why: str) -> NoReturn:
         raise UserError(f"{self.path} {why} (at byte {self.at:,}); {REPLACE} from the data set's own archive")
@@ -186,7 +184,9 @@ class _Machine:
         """A value of the final dict: a scalar, an array, or a list of scalars."""
         if isinstance(value, _Array) and value.value is not None:
             return value.value
-        if type(value) in _SCALARS or (type(value) is list and all(type(v) in _SCALARS for v in value)):
+        if type(value) is list and id(value) not in self.flat and all(type(v) in _SCALARS for v in value):
+            self.flat.add(id(value))
+        if type(value) in _SCALARS or id(value) in self.flat:
             return value
         return self.refuse("holds more than text, numbers, flat lists and arrays")
 

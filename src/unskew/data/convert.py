@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_calls
@@ -48,7 +48,7 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
         return checked(_from_tuple(tuple(value), name), name)
     if _is_dataset(value):
         return checked(_from_datasets((value,), name), name)
-    raise UserError(f"{name} is a {type(value).__name__}; give {FORMS}")
+    raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
 
 
 def is_function(name: str) -> bool:
@@ -103,7 +103,7 @@ def checked(images: ImageSet, name: str) -> ImageSet:
 def _is(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"this is {value.dtype} {list(value.shape)}"
-    return f"this is a {type(value).__name__}"
+    return f"this is {a_kind(value)}"
 
 
 def _from_tuple(value: tuple[Any, ...], name: str) -> ImageSet:
@@ -212,12 +212,12 @@ def _example(dataset: Any, place: int, where: str) -> tuple[Any, int | str]:
     except Exception as error:  # a Dataset may raise anything
         raise UserError(f"{where}: example {place} raises {type(error).__name__}: {error}") from error
     if not isinstance(example, list | tuple) or len(example) != 2:
-        raise UserError(f"{where}: example {place} is a {type(example).__name__}; give pairs (image, label)")
+        raise UserError(f"{where}: example {place} is {a_kind(example)}; give pairs (image, label)")
     image, label = example
     if isinstance(label, Tensor | np.ndarray | np.generic) and label.ndim == 0:
         label = label.item()
     if not isinstance(label, int | str) or isinstance(label, bool) or (isinstance(label, int) and label >= 2**63):
-        raise UserError(f"{where}: label {place} is a {type(label).__name__}; give a whole number or a text")
+        raise UserError(f"{where}: label {place} is {a_kind(label)}; give a whole number or a text")
     return image, label
 
 
@@ -230,4 +230,4 @@ def _picture(image: Any, where: str) -> Array:
         return one
     if isinstance(image, np.ndarray):
         return image
-    raise UserError(f"{where} is a {type(image).__name__}; give a PIL image, an array or a tensor")
+    raise UserError(f"{where} is {a_kind(image)}; give a PIL image, an array or a tensor")

@@ -17,12 +17,14 @@ from pathlib import Path
 from typing import IO
 
 from unskew.core.errors import UserError
+from unskew.core.limits import check_unpacked, size_on_disk
 from unskew.data import sources
 from unskew.data.catalogue import Source
 
 Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
 
 TIMEOUT = 60.0  # seconds without a byte
+MAX_BYTES = 4 * 10**9  # of a download: the largest published archive has 0.6 GB
 _BLOCK = 1 << 18
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
 
@@ -140,6 +142,8 @@ def _download(url: str, part: Path, md5: str, report: Report) -> None:
             digest.update(block)
             done += len(block)
             report(done, total)
+            if done > MAX_BYTES:
+                raise UserError(f"{url} goes on after {MAX_BYTES / 1e9:.0f} GB: it is not the published file")
     if total is not None and done != total:
         raise UserError(f"{url} broke off after {done:,} of {total:,} bytes; try again")
     if digest.hexdigest() != md5:
@@ -189,12 +193,17 @@ def _members(archive: Path, name: str) -> Iterator[tuple[str, IO[bytes]]]:
     """Name and contents of each plain file in a tar or zip archive."""
     if name.endswith(".zip"):
         with zipfile.ZipFile(archive) as held:
+            unpacked = sum(info.file_size for info in held.infolist())
+            check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
             for info in held.infolist():
                 with held.open(info) as stream:
                     yield info.filename, stream
         return
     with tarfile.open(archive, "r:gz") as tar:
+        unpacked = 0
         for entry in tar:
+            unpacked += entry.size
+            check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
             content = tar.extractfile(entry) if entry.isfile() else None
             if content is not None:
                 yield entry.name, content

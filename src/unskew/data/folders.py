@@ -3,12 +3,15 @@
 Where there is no test folder, every fifth picture of each class is test, and the set's notes say so.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief
+from unskew.core.limits import check_memory, check_plain, check_unpacked, is_folder, size_on_disk, user_path
+from unskew.core.text import cut
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import DAMAGE, measure
 
@@ -16,7 +19,7 @@ TESTS = ("test", "val", "valid", "validation")  # the first that is there
 _IGNORED = {"thumbs.db", "desktop.ini"}
 _GREY = {"1", "L", "LA", "La"}
 _DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
-_UNREADABLE = (*DAMAGE, Image.DecompressionBombError)
+_UNREADABLE = (*DAMAGE, MemoryError)
 
 Classes = dict[str, list[Path]]  # the files of each class
 
@@ -41,11 +44,12 @@ def load_folder(text: str) -> ImageSet:
 
 def _parse(text: str) -> tuple[Path, int | None]:
     name, asked, query = text.partition("?size=")
+    shown = cut(text)
     if asked and not (query.isascii() and query.isdigit() and 1 <= int(query[:6]) <= 4096):
-        raise UserError(f"folder:{text}: size={query} is not a size; give 1 to 4096, as in ?size=64")
-    directory = Path(name).expanduser()
-    if not name or not directory.is_dir():
-        raise UserError(f"folder:{text}: {name!r} is not a folder; give one that has a folder for each class")
+        raise UserError(f"folder:{shown}: size={cut(query)} is not a size; give 1 to 4096, as in ?size=64")
+    directory = user_path(name)
+    if not name or not is_folder(directory):
+        raise UserError(f"folder:{shown}: {brief(name)} is not a folder; give one that has a folder for each class")
     return directory, int(query) if asked else None
 
 
@@ -102,23 +106,36 @@ def _list_classes(directory: Path) -> Classes:
 
 
 def _open(path: Path) -> Image.Image:
+    check_plain(path)
     try:
-        return Image.open(path)
+        with warnings.catch_warnings():  # how large pictures may be is decided for all of them together
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(path)
+    except Image.DecompressionBombError as error:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        raise UserError(f"{path} claims more than {most:,} pixels; scale it down, or remove it") from error
     except _UNREADABLE as error:
         raise UserError(f"{path} is not a picture ({type(error).__name__}); remove or replace it") from error
 
 
 def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple[bool, tuple[int, int]]:
-    """Whether all pictures are grey, and their [H, W]; only the files' headers are read."""
-    grey = True
+    """Whether all pictures are grey, and their [H, W]; only the files' headers are read.
+
+    What all of them unpack to is bounded by what they take on disk, before the first is decoded.
+    """
+    grey, pixels = True, 0
     first: dict[tuple[int, int], Path] = {}  # of each size
     for path in files:
         with _open(path) as picture:
+            pixels += picture.size[0] * picture.size[1]
             if picture.mode.startswith(_DEEP):
                 raise UserError(f"{path} has more than 8 bits a pixel ({picture.mode}); save it with 8")
             grey = grey and picture.mode in _GREY
             first.setdefault(picture.size, path)
+    channels, name = 1 if grey else 3, f"folder:{directory}"
     if size is not None:
+        check_unpacked(pixels * channels, size_on_disk(files), name, at_once=False)
+        check_memory(len(files) * channels * size**2, f"{name}?size={size}", "give a smaller size, or fewer pictures")
         return grey, (size, size)
     if len(first) > 1:
         (a, here), (b, there) = list(first.items())[:2]
@@ -126,6 +143,7 @@ def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple
             f"pictures must have one size: {here} is {a[0]}×{a[1]}, {there} is {b[0]}×{b[1]}; "
             f"folder:{directory}?size=64 scales and crops all to 64×64"
         )
+    check_unpacked(pixels * channels, size_on_disk(files), name)
     ((width, height),) = first
     return grey, (height, width)
 

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.text import Call, apply, complain, parse_calls
-from unskew.data.partition_files import number_users, read_partition
+from unskew.data.partition_files import read_partition
 from unskew.data.partition_values import from_function
-from unskew.data.population import Ints, Partition
+from unskew.data.population import Ints, Partition, number_users
 
 REDRAWS = 1000  # draws of dirichlet before it gives up …
 SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds

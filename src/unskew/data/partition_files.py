@@ -1,13 +1,9 @@
-"""Partitions as files: our .npz artefact, and the published CSV of user_id, image_id, class.
+"""Partitions as files: our .npz artefact, and by way of ``partition_csv`` the published CSV.
 
 Nothing is written here: ``to_arrays`` and ``to_csv_rows`` give what a file holds, and others write it.
 """
 
-import csv
-import io
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,37 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.data.population import Clients, Ints, Partition, cells, emd
-
-COLUMNS = ("user_id", "image_id", "class")
-DAMAGED = (  # all that np.load was seen to raise for files with a few bytes changed or cut off
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    OSError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    MemoryError,
-    OverflowError,
-)
-
-
-def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
-    """[N] clients and the K user ids of their numbers, sorted.
-
-    Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7.
-    """
-    unique, inverse = np.unique(users, return_inverse=True)
-    ids: list[str] = unique.tolist()
-    if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
-        rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by digits, then as text: by number
-        inverse = np.argsort(rank)[inverse]
-        ids = [ids[r] for r in rank]
-    client: Clients = inverse.astype(np.int32)
-    client.flags.writeable = False
-    return client, tuple(ids)
+from unskew.core.limits import read_plain, user_path
+from unskew.data.npz import DAMAGED, read_npz
+from unskew.data.partition_csv import IDS, from_csv
+from unskew.data.partition_csv import to_csv_rows as to_csv_rows
+from unskew.data.population import Ints, Partition, cells, check_clients, emd
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
@@ -97,6 +67,7 @@ def from_arrays(
     except (ValueError, TypeError) as error:
         raise UserError(f"{name} is not a partition of ours: {error}") from error
     partition.client.flags.writeable = False
+    check_clients(partition.clients, len(client), name)
     if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
         raise UserError(f"{name} is not a partition of ours: clients must be between 0 and {partition.clients - 1}")
     if partition.hash != str(arrays["hash"]):
@@ -119,17 +90,22 @@ def from_arrays(
 
 
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
-    """The partition in a file, .npz or CSV by its content. A CSV has no seed: it gets this one."""
-    path = Path(file).expanduser()
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read the partition {path}: {error.strerror or error}") from error
+    """The partition in a file, .npz or CSV by its content; ``split.csv?ids=table.csv`` for a CSV with a table of ids.
+
+    A CSV has no seed: it gets this one.
+    """
+    text, asked, table = str(file).partition(IDS)
+    if not text.strip() or (asked and not table.strip()):
+        raise UserError(f"partition file:{file} names no file; give file:FILE or file:SPLIT.csv{IDS}TABLE.csv")
+    path = user_path(text)
+    content = _content(path)
+    if asked and content.startswith(b"PK"):
+        raise UserError(f"file:{file}: {path} is an .npz, which has rows and not ids; leave {IDS}{table} out")
     if not content.startswith(b"PK"):
-        return from_csv(content, labels, name=str(path), seed=seed)
+        ids = (_content(user_path(table)), table) if asked else None
+        return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {field: archive[field] for field in archive.files}
+        arrays, _ = read_npz(path)
     except DAMAGED as error:
         raise UserError(f"{path} is damaged, or not a partition of ours: {error}") from error
     partition = from_arrays(arrays, labels, classes, name=str(path))
@@ -152,10 +128,10 @@ class Holdings:
 def read_holdings(file: Path) -> Holdings:
     """What our own artefact says of itself, if it is whole."""
     try:
-        with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as archive:
-            arrays = {field: archive[field] for field in archive.files}
+        arrays, _ = read_npz(file)
         client, names, counts = arrays["client"], arrays.get("names"), arrays["counts"].astype(np.int64)
         partition = Partition(client.astype(np.int32), int(arrays["clients"].item()), str(arrays["scheme"]), 0)
+        check_clients(partition.clients, len(client), str(file))
         sizes = np.bincount(client[client >= 0], minlength=partition.clients).astype(np.int64)
         if partition.hash != str(arrays["hash"]) or not np.array_equal(
             np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes
@@ -165,88 +141,12 @@ def read_holdings(file: Path) -> Holdings:
         return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
         raise UserError(f"{file} is not there; without it, which client has what is not known") from None
-    except (*DAMAGED, TypeError, IndexError) as error:
+    except (*DAMAGED, IndexError) as error:
         raise UserError(f"{file} is damaged, or not a partition of ours: {error}") from error
 
 
-def from_csv(content: bytes, labels: Ints, *, name: str, seed: int) -> Partition:
-    """The published form: a row an example; image_id is its row in the training set, counted from 0.
-
-    User ids are any text. Examples that no row names belong to no client, and are counted in the notes.
-    """
-    users, images, classes, lines = _columns(content, name)
-    rows = len(labels)
-    if outside := [line for line, image in zip(lines, images, strict=True) if not 0 <= image < rows]:
-        image = images[lines.index(outside[0])]
-        raise UserError(
-            f"{name}, line {outside[0]}: image_id {image} is outside the training set, whose rows are 0 to {rows - 1}"
-        )
-    image_ids = np.array(images, np.int64)
-    order = np.argsort(image_ids, kind="stable")
-    twice = np.sort(order[1:][image_ids[order][1:] == image_ids[order][:-1]])
-    if len(twice):
-        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {images[twice[0]]} is there a second time")
-    for line, image, given in zip(lines, images, classes, strict=True):
-        if given != labels[image]:
-            raise UserError(
-                f"{name}, line {line}: image_id {image} is of class {given} there and {labels[image]} "
-                f"in the training set; is it the split of another data set, or of another order?"
-            )
-    owner, names = number_users(np.array(users, np.str_))
-    client = np.full(rows, -1, np.int32)
-    client[image_ids] = owner
-    client.flags.writeable = False
-    left = rows - len(images)
-    notes = (f"{left} of {rows} training examples are in no row of the file and belong to no client",) if left else ()
-    return Partition(client, len(names), f"file:{name}", seed, names, notes=notes)
-
-
-def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, str]]:
-    """The partition in the published form, header first, by image_id; examples of no client have no row."""
-    yield COLUMNS
-    for image in np.flatnonzero(partition.client >= 0).tolist():
-        client = int(partition.client[image])
-        yield (
-            str(client) if partition.names is None else partition.names[client],
-            str(image),
-            str(labels[image]),
-        )
-
-
-def _columns(content: bytes, name: str) -> tuple[list[str], list[int], list[int], list[int]]:
-    """User ids, image ids, classes and line numbers of a CSV's rows."""
-    users: list[str] = []
-    images: list[int] = []
-    classes: list[int] = []
-    lines: list[int] = []
+def _content(path: Path) -> bytes:
     try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
-        header = [column.strip() for column in next(reader, [])]
-        missing = [column for column in COLUMNS if column not in header]
-        if missing:
-            raise UserError(
-                f"{name} is not a partition we can read: an .npz of ours, or a CSV whose first line is "
-                f"{','.join(COLUMNS)}; it lacks {', '.join(missing)}"
-            )
-        user, image, label = (header.index(column) for column in COLUMNS)
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise UserError(f"{name}, line {reader.line_num}: {len(row)} fields, the header has {len(header)}")
-            users.append(row[user].strip())
-            images.append(_whole(row[image], "image_id", name, reader.line_num))
-            classes.append(_whole(row[label], "class", name, reader.line_num))
-            lines.append(reader.line_num)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
-    if not lines:
-        raise UserError(f"{name} has a header and no rows")
-    return users, images, classes, lines
-
-
-def _whole(text: str, column: str, name: str, line: int) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise UserError(f"{name}, line {line}: {column} must be a whole number, {text!r} given") from None
+        return read_plain(path)
+    except OSError as error:
+        raise UserError(f"cannot read the partition {path}: {error.strerror or error}") from error

@@ -12,9 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import load_function
 from unskew.core.text import Call, apply
-from unskew.data.population import Ints, Partition
-
-MAX_CLIENTS = 2**31 - 1
+from unskew.data.population import Ints, Partition, check_clients
 
 
 def partition_from(
@@ -40,9 +38,9 @@ def partition_from(
         raise UserError(f"{scheme} gives the client {low}; clients count from 0, and −1 means that no client has it")
     if high < 0:
         raise UserError(f"{scheme} gives every example to no client (−1); give at least one to a client")
-    most = MAX_CLIENTS if clients is None else clients
-    if high >= most:
-        raise UserError(f"{scheme} gives the client {high}, but there are {most}, counted from 0; raise --clients")
+    check_clients(high + 1 if clients is None else clients, len(labels), scheme)
+    if clients is not None and high >= clients:
+        raise UserError(f"{scheme} gives the client {high}, but there are {clients}, counted from 0; raise --clients")
     if isinstance(value, Partition):
         return value
     numbers = client.astype(np.int32)

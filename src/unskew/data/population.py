@@ -10,11 +10,14 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core.errors import UserError
 from unskew.core.roster import Roster
 from unskew.core.types import EVERYONE
 
 Ints = npt.NDArray[np.int64]
 Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: no client has it
+
+EMPTY_CLIENTS = 1_000_000  # clients that a partition may have without examples for all of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +88,37 @@ class Population:
         if not 0 <= client < self.clients:
             raise IndexError(f"client {client}: there are {self.clients}, counted from 0")
         return self.order[self.offsets[client] : self.offsets[client + 1]]
+
+
+def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
+    """[N] clients and the K user ids of their numbers, sorted.
+
+    Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7.
+    """
+    unique, inverse = np.unique(users, return_inverse=True)
+    ids: list[str] = unique.tolist()
+    if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
+        rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by digits, then as text: by number
+        inverse = np.argsort(rank)[inverse]
+        ids = [ids[r] for r in rank]
+    client: Clients = inverse.astype(np.int32)
+    client.flags.writeable = False
+    return client, tuple(ids)
+
+
+def sizes_in_words(sizes: Ints) -> str:
+    """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
+    low, high = int(sizes.min()), int(sizes.max())
+    plural = "" if high == 1 else "s"
+    return f"{low:,} example{plural} each" if low == high else f"{low:,} to {high:,} examples"
+
+
+def check_clients(clients: int, examples: int, name: str) -> None:
+    """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
+    if clients > (most := max(EMPTY_CLIENTS, examples)):
+        raise UserError(
+            f"{name} has {clients:,} clients for {examples:,} examples, {most:,} is the most; number them without gaps"
+        )
 
 
 def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints]:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
+from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
 from unskew.data import arrays, binary, cifar_python, folders
 from unskew.data.binary import Images, Labels
@@ -100,7 +101,7 @@ def find(name: str) -> Source:
         )
     if name not in SOURCES:
         known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
-        raise UserError(f"there is no data set {name!r}; {nearest(name.lower(), known)}")
+        raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
 
@@ -146,7 +147,7 @@ def locate(source: Source, data_dir: Path | None) -> Files:
             f"{source.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
             f"holds {source.layouts[0].folders[0]}/, or download it: {fetch}"
         )
-    if not data_dir.is_dir():
+    if not is_folder(data_dir):
         raise UserError(f"{source.name}: the data folder {data_dir} is not there; give another, or {fetch}")
     partly = ""
     for layout, folder in _places(source, data_dir):

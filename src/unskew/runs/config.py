@@ -12,26 +12,37 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core import text
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
+from unskew.core.limits import check_plain, usable_path, user_path
+from unskew.data.partition_csv import IDS
 from unskew.runs.options import OPTIONS, Option
 from unskew.runs.options import Config as Config
 
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
+MAX_RECIPE = 1_000_000  # bytes
+
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def read(path: Path) -> Config:
     """A recipe: a TOML file whose keys are the options of ``unskew run``."""
+    check_plain(path)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MAX_RECIPE + 1)
+        if len(content) > MAX_RECIPE:
+            raise UserError(f"the recipe {path} is longer than {MAX_RECIPE:,} bytes; give a TOML file of options")
+        table = tomllib.loads(content.decode("utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no recipe {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"the recipe {path} cannot be read: {error}") from error
     except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
+    except RecursionError as error:
+        raise UserError(f"the recipe {path} is nested too deeply; options are not nested") from error
     return with_values(Config(), table, str(path))
 
 
@@ -39,9 +50,9 @@ def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config
     """The configuration with these values over it, of the right types; keys may be written with dashes."""
     changes = {}
     for given, value in values.items():
-        key = given.replace("-", "_")
+        key = str(given).replace("-", "_")
         if key not in OPTIONS:
-            raise UserError(f"{where}: no option is called {given!r}; {nearest(key, OPTIONS)}")
+            raise UserError(f"{where}: no option is called {brief(given)}; {nearest(key, OPTIONS)}")
         if key in changes:
             raise UserError(f"{where}: {key} is given twice, with a dash and without")
         changes[key] = _typed(OPTIONS[key], value, where)
@@ -54,12 +65,13 @@ def checked(config: Config) -> Config:
         if (value := getattr(config, option.name)) is not None:
             _check(option, value)
     folder = config.data_dir or os.environ.get("UNSKEW_DATA")
+    check_text("--data-dir (or UNSKEW_DATA)", folder or "")
     return replace(
         config,
         data=_absolute(config.data, "arrays:", "folder:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
-        baseline=str(Path(config.baseline).absolute()) if config.baseline else None,
+        baseline=str(usable_path(config.baseline).absolute()) if config.baseline else None,
     )
 
 
@@ -120,15 +132,17 @@ def _typed(option: Option, value: Any, where: str) -> Any:
         except OverflowError:
             raise UserError(f"{where}: {option.name} is too large for a number") from None
     if type(value) is not option.kind:
-        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, {value!r} given")
+        raise UserError(f"{where}: {option.name} must be {_KINDS[option.kind]}, {brief(value)} given")
     return value
 
 
 def _check(option: Option, value: Any) -> None:
     """Refuse a value outside the option's limits or choices."""
     flag = option.flag
+    if isinstance(value, str) and not from_python(value):
+        check_text(flag, value)
     if option.choices and value not in option.choices:
-        raise UserError(f"{flag} {value}: {nearest(value, option.choices)}")
+        raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
     if value == "" and option.default is None:
         raise UserError(f"{flag} is empty; leave it out, or give a value")
     if option.check is not None:
@@ -143,12 +157,23 @@ def _check(option: Option, value: Any) -> None:
         raise UserError(f"{flag} {value}: give {option.limits}")
 
 
-def _absolute(text: str, *prefixes: str) -> str:
-    """The text with its path made absolute, so that a run can be resumed from anywhere."""
+def check_text(name: str, value: str) -> None:
+    """Refuse a text that no file could have: too long, with a null byte, or not Unicode."""
+    if len(value) > text.MAX_TEXT:
+        raise UserError(f"{name}: the text has {len(value):,} characters; {text.MAX_TEXT:,} is the most")
+    if "\0" in value:
+        raise UserError(f"{name} {brief(value)}: it has a null byte; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{name} {brief(value)}: it is not UTF-8, in which runs are written; rename it") from None
+
+
+def _absolute(value: str, *prefixes: str) -> str:
+    """The text with its paths made absolute, so that a run can be resumed from anywhere."""
     for prefix in prefixes:
-        if text.startswith(prefix) and len(text) > len(prefix):
-            try:
-                return prefix + str(Path(text.removeprefix(prefix)).expanduser().absolute())
-            except RuntimeError as error:
-                raise UserError(f"{text}: {error}") from error
-    return text
+        if value.startswith(prefix) and len(value) > len(prefix):
+            path, asked, table = value.removeprefix(prefix).partition(IDS)
+            whole = prefix + str(user_path(path).absolute())
+            return f"{whole}{asked}{user_path(table).absolute()}" if table else whole + asked
+    return value

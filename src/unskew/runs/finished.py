@@ -17,6 +17,7 @@ from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
@@ -48,7 +49,7 @@ def calibrate_run(
     Each is written as soon as it is ready, so that an interrupt loses at most the one under way. A run that was given
     ``data``, ``model`` or ``method`` as values from Python needs the same values again.
     """
-    path = Path(path)
+    path = usable_path(path)
     result = read_result(path)
     if odd := [
         each for each in sources if not isinstance(each, Finisher) and not (isinstance(each, str) and each.strip())
@@ -95,7 +96,7 @@ def load(
     the run's overview says: (x/255 − mean) / std. ``data``, ``model`` and ``method`` are the run's values, where it was
     given values from Python.
     """
-    path = Path(path)
+    path = usable_path(path)
     result = read_result(path)
     if calibration is not None and calibration not in result.calibrations:
         with suppress(UserError):

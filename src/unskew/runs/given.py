@@ -17,10 +17,10 @@ from torch import nn
 
 from unskew import methods
 from unskew.calibration.finisher import Finisher
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.types import ImageSet, Local
 from unskew.data.convert import image_set_from
-from unskew.data.population import Partition
+from unskew.data.population import Partition, check_clients
 from unskew.round.algorithm import Algorithm, Named, compose
 from unskew.runs.config import FROM_PYTHON, Config
 
@@ -121,8 +121,8 @@ def _data(value: Any) -> tuple[str, ImageSet | None]:
 def _model(value: Any) -> tuple[str, Factory | None]:
     if isinstance(value, nn.Module) or not callable(value):
         raise UserError(
-            f"model: give a name, or a function that takes (shape, classes) and gives an nn.Module; this is a "
-            f"{type(value).__name__}"
+            f"model: give a name, or a function that takes (shape, classes) and gives an nn.Module; this is "
+            f"{a_kind(value)}"
         )
     if name := importable(value):
         return name, None
@@ -149,6 +149,7 @@ def _method(value: Any) -> tuple[str, Any]:
 
 def _partition(value: Any) -> tuple[str, Any]:
     if isinstance(value, Partition):
+        check_clients(value.clients, len(value.client), "partition")
         return FROM_PYTHON + value.scheme.removeprefix(FROM_PYTHON), value
     if callable(value):
         if name := importable(value):
@@ -160,6 +161,7 @@ def _partition(value: Any) -> tuple[str, Any]:
             f"partition: give the client's number for each training example, -1 for none; this is an array of "
             f"{array.dtype} with shape {array.shape}"
         )
+    check_clients(int(array.max(initial=0)) + 1, len(array), "partition")
     return f"{FROM_PYTHON}array of {len(array):,} client numbers", array.astype(np.int64)
 
 

@@ -6,12 +6,12 @@ from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 from unskew.core.machine import check_device_name
+from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
 from unskew.engines import check_name
 
 Value = str | int | float | bool
 
-MAX_COUNT = 10**9  # of anything that is counted
 FAILURE_POLICIES = ("stop", "skip")
 
 

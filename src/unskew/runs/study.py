@@ -16,6 +16,7 @@ from unskew.core import tensors
 from unskew.core.errors import Missing as Missing
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.limits import usable_path
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build, dataset
@@ -51,7 +52,7 @@ class FinishedRun:
         workers: int | None = None, device: str | None = None, say: Say | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self.path = Path(path)
+        self.path = usable_path(path)
         self.result: Result = read_result(self.path)
         self.config = configs.read(self.path / "config.toml")
         self.rows = read_metrics(self.path)

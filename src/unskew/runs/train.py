@@ -14,10 +14,11 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
+from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
 from unskew.core.types import ImageSet, ServerState, Tensors
 from unskew.data import partition_files
-from unskew.data.batches import steps_for
+from unskew.data.batches import check_visit, steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.round import driver
@@ -63,11 +64,12 @@ def run(
     Whatever is refused is refused before the run folder is made.
     """
     base = configs.read(Path(recipe)) if recipe else Config()
+    place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given)
     _rehearse(prepared)
-    path = Path(out) if out else unused_path(Path("runs"), _slug(prepared.config))
+    path = place or unused_path(Path("runs"), _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         write_whole(path / "config.toml", configs.to_toml(prepared.config).encode())
@@ -83,7 +85,7 @@ def resume(
 
     ``values`` are the data, model and method of a run that was given them from Python.
     """
-    path = Path(path)
+    path = usable_path(path)
     if not (path / "config.toml").is_file():
         raise UserError(f"{path} is not a run folder: it has no config.toml")
     with locked_folder(path):
@@ -122,7 +124,8 @@ def _rehearse(prepared: Prepared) -> None:
     data = dataset(prepared.images, prepared.population)
     side = build(prepared.blueprint, data)
     models.initialise(side.network, Key(prepared.config.seed).fold("model"))
-    first_visits(prepared)
+    for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
+        check_visit(size, side.algorithm.local, prepared.images.shape)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)

@@ -1,0 +1,139 @@
+"""What an input file may cost: decided from its header, before it is opened, read or unpacked.
+
+A few bytes can claim gigabytes. A file may unpack to ``RATIO`` times the bytes it takes on disk, or to ``FLOOR`` where
+that is more, but never to more than half of the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit.
+"""
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from unskew.core.errors import UserError, a_kind, brief
+from unskew.core.machine import physical_memory
+from unskew.core.units import format_bytes
+
+VARIABLE = "UNSKEW_UNPACK_LIMIT"
+FLOOR = 256 * 10**6  # bytes that any file may unpack to
+RATIO = 100  # no format packs photographs as tightly
+MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
+BLOCK = 4096  # a file counts as this much at least, as it does on most disks
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def limit_set() -> int | None:
+    """The limit that the user set, in bytes."""
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d{1,18})\s*([kmgt]?b)?", text.lower(), re.ASCII)
+    if match is None:
+        raise UserError(f"{VARIABLE}={text[:80]}: give a size, such as 8GB or 500MB")
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
+def allowed(on_disk: int, *, at_once: bool = True) -> int:
+    """How many bytes files that take ``on_disk`` bytes may unpack to; ``at_once``: all are in memory together."""
+    if (given := limit_set()) is not None:
+        return given
+    return min(max(FLOOR, RATIO * on_disk), int(physical_memory() / 2) if at_once else 2**63)
+
+
+def check_memory(needed: int, name: str, instead: str) -> None:
+    """Refuse what needs more memory than a data set may have here; ``instead`` says what to do."""
+    if needed > (most := limit_set() or int(physical_memory() / 2)):
+        raise UserError(
+            f"{name} takes {format_bytes(needed)} of memory, and {format_bytes(most)} is the limit; {instead}, or set "
+            f"{VARIABLE}={_rounded_up(needed)}"
+        )
+
+
+def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = True) -> None:
+    """Refuse what claims to unpack to more than is allowed."""
+    if claimed > (most := allowed(on_disk, at_once=at_once)):
+        raise UserError(
+            f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk, and {format_bytes(most)} "
+            f"is the limit; if you trust it and have the memory, set {VARIABLE}={_rounded_up(claimed)}"
+        )
+
+
+def size_on_disk(paths: Iterable[Path]) -> int:
+    """The bytes that these files take on disk: the holes of a sparse file do not count."""
+    total = 0
+    for path in paths:
+        facts = path.stat()
+        blocks = getattr(facts, "st_blocks", None)  # Windows does not know them
+        total += max(BLOCK, facts.st_size if blocks is None else min(facts.st_size, 512 * blocks))
+    return total
+
+
+def user_path(text: str) -> Path:
+    """The path that a user wrote, with ``~`` for the home folder."""
+    try:
+        return Path(text).expanduser()
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"the path {brief(text)} cannot be used: {error}; give another") from error
+
+
+def usable_path(given: str | os.PathLike[str]) -> Path:
+    """A path for a file or a folder, there or not; one that cannot be: with a null byte, too long, not UTF-8."""
+    if not isinstance(given, str | os.PathLike):
+        raise UserError(f"a path must be a text or a Path, this is {a_kind(given)}")
+    path = Path(given)
+    try:
+        str(path).encode()
+        os.lstat(path)
+    except ValueError as error:  # a null byte, or a surrogate
+        why = "has a null byte" if "\0" in str(path) else "is not UTF-8, in which runs are written"
+        raise UserError(f"the path {brief(str(path))} {why}; give another") from error
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise UserError(f"the path {brief(str(path))} is too long for this system; give a shorter one") from error
+    return path
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a path that cannot be one, and whatever is there but is not a file: a named pipe would never end.
+
+    Where there is nothing, nothing is said: whoever opens the file says it best.
+    """
+    try:
+        mode = usable_path(path).stat().st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} cannot be read: it is a loop of links; give a file") from error
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((words for test, words in _KINDS if test(mode)), "not a file")
+        raise UserError(f"{path} cannot be read: it is {kind}; give a file")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder; False for a path that cannot be one."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def read_plain(path: Path) -> bytes:
+    """All bytes of a file; a sparse one counts as what it takes on disk. OSError as ``Path.read_bytes``."""
+    check_plain(path)
+    with path.open("rb") as file:
+        check_unpacked(os.fstat(file.fileno()).st_size, size_on_disk([path]), str(path))
+        return file.read()
+
+
+def _rounded_up(count: int) -> str:
+    unit, name = (10**9, "GB") if count > 10**9 else (10**6, "MB")
+    return f"{-(-count // unit)}{name}"

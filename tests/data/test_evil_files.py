@@ -1,0 +1,290 @@
+"""Small files that claim to be large, and files that are not files: refused at once, with little memory taken."""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import tarfile
+import tracemalloc
+import warnings
+import zipfile
+import zlib
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core import limits
+from unskew.core.errors import UserError
+from unskew.data import arrays, binary, cifar_python, fetch, folders, npz, partition_files
+from unskew.data.partition_values import partition_from
+
+MB = 10**6
+
+
+@pytest.fixture(autouse=True)
+def a_low_limit(monkeypatch):
+    """2 MB: what breaks the limits is then small, and quickly made."""
+    monkeypatch.setenv(limits.VARIABLE, "2MB")
+
+
+@contextmanager
+def refused(message, most=MB):
+    """A UserError, and less memory at any moment than ``most`` bytes."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=message) as error:
+            yield error
+        assert tracemalloc.get_traced_memory()[1] < most
+    finally:
+        tracemalloc.stop()
+
+
+# .npz
+
+
+def test_an_npz_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_path):
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, x_train=np.zeros((100, 200, 200), np.uint8), y_train=np.zeros(100, np.int64))
+    assert path.stat().st_size < 20_000
+    with refused(rf"unpacks to 4\.0 MB .* set {limits.VARIABLE}=5MB"):
+        arrays.load_arrays(str(path))
+
+
+def test_a_raised_limit_reads_it(tmp_path, monkeypatch):
+    path = tmp_path / "zeros.npz"
+    np.savez_compressed(path, x_train=np.zeros((10, 700, 700), np.uint8), y_train=np.arange(10) % 2)
+    monkeypatch.setenv(limits.VARIABLE, "5MB")
+    assert len(arrays.load_arrays(str(path)).train) == 8
+
+
+def test_only_the_arrays_that_are_read_count(tmp_path):
+    path = tmp_path / "more.npz"
+    np.savez_compressed(path, x_train=np.ones((10, 4, 4), np.uint8), y_train=np.arange(10) % 2, other=np.zeros(10**6))
+    assert len(arrays.load_arrays(str(path)).train) == 8
+
+
+def header(shape, descr="|u1"):
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": descr, "fortran_order": False, "shape": shape})
+    return content.getvalue()
+
+
+def write_npz(path, name="x_train", content=b"", **about):
+    with zipfile.ZipFile(path, "w", **about) as archive:
+        archive.writestr(f"{name}.npy", content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (header((10**10,)), "not as long as its header says"),
+        (header((10**10,)) + b"x" * 100, "not as long as its header says"),
+        (header((3,)) + b"x" * 100, "not as long as its header says"),
+        (header((2**40,), "<U0"), "unpacks to 1.1 TB"),
+        (header((-2, -3)) + b"x" * 6, "not an .npz"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"-" * 9000, "not an .npz"),
+        (b"\x93NUMPY\x01\x00" + struct.pack("<H", 9000) + b"[" * 9000, "not an .npz"),
+        (b"\x93NUMPY\x09\x00" + struct.pack("<H", 9) + b"{}       ", "format .9, 0. is not known"),
+        (header((1,), "|O") + pickle.dumps([print]), "Python objects|not an .npz"),
+    ],
+)
+def test_a_header_that_lies_is_refused(tmp_path, content, message):
+    with warnings.catch_warnings(), refused(message, most=5 * MB):
+        warnings.simplefilter("ignore")  # the parser's, on nonsense
+        arrays.load_arrays(str(write_npz(tmp_path / "evil.npz", content=content)))
+
+
+def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
+    whole, small = header((3_000_000,)) + bytes(3_000_000), header((3,)) + b"abc"
+    path = write_npz(tmp_path / "evil.npz", content=whole, compression=zipfile.ZIP_DEFLATED)
+    raw = path.read_bytes().replace(struct.pack("<I", len(whole)), struct.pack("<I", len(small)))
+    path.write_bytes(raw)
+    with refused("Bad CRC-32"):
+        arrays.load_arrays(str(path))
+
+
+def test_other_ways_of_packing_are_refused(tmp_path):
+    path = write_npz(tmp_path / "evil.npz", content=header((3,)) + b"abc", compression=zipfile.ZIP_LZMA)
+    with refused("packed in a way that np.savez does not use"):
+        arrays.load_arrays(str(path))
+
+
+def test_a_damaged_byte_inside_is_noticed_by_the_checksum(tmp_path):
+    path = tmp_path / "set.npz"
+    np.savez(path, x_train=np.arange(160, dtype=np.uint8).reshape(10, 4, 4), y_train=np.arange(10) % 2)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index(bytes(range(10, 30)))] ^= 1
+    path.write_bytes(raw)
+    with refused("Bad CRC-32"):
+        arrays.load_arrays(str(path))
+
+
+# gzip and plain files
+
+
+def test_a_gzip_is_refused_by_its_header_and_never_unpacked_beyond_it(tmp_path):
+    images = gzip.compress(struct.pack(">IIII", 0x803, 4, 1000, 1000) + bytes(4 * MB))
+    labels = gzip.compress(struct.pack(">II", 0x801, 10) + bytes(8 * MB))
+    with refused(r"images\.gz \(4×1,000×1,000 images\) unpacks to 4\.0 MB"):
+        binary.idx(images, tmp_path / "images.gz", dimensions=3)
+    with refused("is longer than it declares"):
+        binary.idx(labels, tmp_path / "labels.gz", dimensions=1)
+
+
+def test_a_sparse_file_is_refused_by_its_size(tmp_path):
+    for name in ("data_batch_1.bin", "split.csv", "statistics.safetensors"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(10**12)
+    with refused("unpacks to 1.0 TB"):
+        binary.read_file(tmp_path / "data_batch_1.bin")
+    with refused("unpacks to 1.0 TB"):
+        partition_files.read_partition(tmp_path / "split.csv", np.zeros(3, np.int64), 1, seed=0)
+    with refused("unpacks to 1.0 TB"):
+        ClassStatistics.load(tmp_path / "statistics.safetensors")
+
+
+def test_a_named_pipe_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for read in (
+        lambda path: arrays.load_arrays(str(path)),
+        binary.read_file,
+        lambda path: partition_files.read_partition(path, np.zeros(3, np.int64), 1, seed=0),
+        lambda path: partition_files.read_partition(f"{path}?ids={path}", np.zeros(3, np.int64), 1, seed=0),
+        partition_files.read_holdings,
+        ClassStatistics.load,
+        npz.read_npz,
+    ):
+        with refused("pipe cannot be read: it is a named pipe"):
+            read(tmp_path / "pipe")
+
+
+# Pictures
+
+
+def picture_of(side):
+    """A grey PNG that claims side × side pixels and has none of them."""
+
+    def chunk(kind, content):
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    size = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(6):
+            Image.new("L", (8, 8), number).save(tmp_path / name / f"{number}.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("query", ["", "?size=16"])
+def test_pictures_that_claim_too_many_pixels_are_refused_before_one_is_decoded(tmp_path, monkeypatch, query):
+    monkeypatch.delenv(limits.VARIABLE)
+    monkeypatch.setattr(limits, "physical_memory", lambda: 64e9)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(5):
+            (tmp_path / name / f"{number}.png").write_bytes(picture_of(12_000))
+    with refused(rf"unpacks to 1\.4 GB from 41\.0 kB on disk, and 256\.0 MB is the limit.*{limits.VARIABLE}=2GB"):
+        folders.load_folder(f"{tmp_path}{query}")
+
+
+def test_one_picture_beyond_what_pillow_opens_is_named(pictures):
+    (pictures / "cat" / "huge.png").write_bytes(picture_of(20_000))
+    with refused(r"huge\.png claims more than [\d,]+ pixels"):
+        folders.load_folder(str(pictures))
+
+
+def test_a_size_that_takes_too_much_memory_is_refused(pictures):
+    with refused(r"\?size=4096 takes .* of memory.*give a smaller size"):
+        folders.load_folder(f"{pictures}?size=4096")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
+def test_what_is_not_a_file_among_pictures_is_named_and_does_not_hang(pictures, make):
+    make(pictures / "cat" / "9.png")
+    with refused(r"9\.png cannot be read"):
+        folders.load_folder(str(pictures))
+
+
+# Partitions, statistics, pickles, archives
+
+
+def artefact(tmp_path, **changes):
+    labels = np.arange(20) % 2
+    made = partition_from(labels, labels)
+    made = partition_files.replace(made, **changes)
+    kept = {**partition_files.to_arrays(partition_from(labels, labels), labels, 2), "clients": np.array(made.clients)}
+    np.savez(tmp_path / "p.npz", **{**kept, "hash": np.array(made.hash)})
+    return tmp_path / "p.npz", labels
+
+
+@pytest.mark.parametrize("clients", [2**31, 2**62, 1_000_001])
+def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_path, clients):
+    path, labels = artefact(tmp_path, clients=clients)
+    with refused(rf"has {clients:,} clients for 20 examples, 1,000,000 is the most"):
+        partition_files.read_partition(path, labels, 2, seed=0)
+    with refused(rf"has {clients:,} clients"):
+        partition_files.read_holdings(path)
+    with refused("has 2,147,483,647 clients"):
+        partition_from(np.array([0, 2**31 - 2]), labels[:2])
+
+
+def test_some_clients_may_have_no_example(tmp_path):
+    path, labels = artefact(tmp_path, clients=1000)
+    assert partition_files.read_partition(path, labels, 2, seed=0).clients == 1000
+    assert len(partition_files.read_holdings(path).sizes) == 1000
+
+
+def test_one_long_user_id_does_not_make_all_of_them_long(tmp_path):
+    rows = "".join(f"{'x' * 100_000 if n == 0 else n},{n},0\n" for n in range(5000))
+    (tmp_path / "s.csv").write_text("user_id,image_id,class\n" + rows)
+    with refused("line 2: a user_id has at most 200 characters", most=5 * MB):
+        partition_files.read_partition(tmp_path / "s.csv", np.zeros(5000, np.int64), 1, seed=0)
+
+
+def test_statistics_that_claim_sixteen_million_classes_are_refused(tmp_path):
+    tensors = {"held": torch.tensor([0, 1]), "number": torch.tensor([2, 2]),
+               "sums": torch.zeros(2, 3).double(), "squares": torch.zeros(2, 3).double()}  # fmt: skip
+    about = '{"statistics": 1, "classes": %d, "form": "diagonal"}'
+    save_file(tensors, tmp_path / "s.safetensors", metadata={"unskew": about % 2**24})
+    with refused("16777216 is not a number of classes from 1 to 1,000,000"):
+        ClassStatistics.load(tmp_path / "s.safetensors")
+    save_file(tensors, tmp_path / "s.safetensors", metadata={"unskew": about % 10**6})
+    assert ClassStatistics.load(tmp_path / "s.safetensors").counts.sum() == 4
+
+
+def test_a_dense_covariance_of_very_many_features_is_refused():
+    wide = ClassStatistics.of_features(torch.ones(4, 10**6), torch.tensor([0, 0, 1, 1]), 2, "diagonal")
+    for ask in (wide.within, lambda: wide.covariance(0)):
+        with refused("a covariance of 1,000,000 features takes"):
+            ask()
+
+
+def test_a_pickle_that_names_one_list_many_times_is_looked_at_once(tmp_path):
+    """10⁵ keys of a list of 10⁵ numbers, in one file of 1.6 MB: 10¹⁰ looks if each were looked at again."""
+    shared = [1] * 100_000
+    raw = pickle.dumps({f"{n}": shared for n in range(100_000)}, protocol=2)
+    assert len(cifar_python.read(raw, tmp_path)) == 100_000
+
+
+def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
+        entry = tarfile.TarInfo("beside")
+        entry.size = 5 * MB
+        tar.addfile(entry, io.BytesIO(bytes(5 * MB)))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("beside", bytes(5 * MB))
+    for name in ("a.tar.gz", "a.zip"):
+        with refused(f"{name} unpacks to 5.0 MB"):
+            fetch._unpack(tmp_path / name, name, ("wanted",), tmp_path)
