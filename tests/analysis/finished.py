@@ -15,6 +15,7 @@ from unskew.analysis import parse_measure, store
 from unskew.console.main import main
 from unskew.data import sources
 from unskew.runs import train
+from unskew.runs.check import seal_folder
 from unskew.runs.finished import calibrate_run
 from unskew.runs.study import FinishedRun
 
@@ -85,7 +86,14 @@ def copied(finished: Path, folder: Path, name: str = "run") -> Path:
         shutil.copy(finished.parent / "digits.npz", mine)
     text = (place / "config.toml").read_text()
     (place / "config.toml").write_text(text.replace(str(finished.parent / "digits.npz"), str(mine)))
+    seal_folder(place)
     return place
+
+
+def unsealed(run: Path) -> Path:
+    """The run as an earlier version would have left it: what is changed in it is not noticed by its hash."""
+    (run / "manifest.json").unlink()
+    return run
 
 
 @contextmanager
@@ -104,7 +112,7 @@ def known(opened: FinishedRun, source: str):
     return store.stored_measure(opened, parse_measure(source))
 
 
-def content(run: Path, *, but: tuple[str, ...] = ("figures", ".lock", "report.html")) -> dict[str, str]:
+def content(run: Path, *, but: tuple[str, ...] = ("figures", ".lock", "report.html", "manifest.json", ".manifest.lock")) -> dict[str, str]:
     """Every file of a run with a hash of what it holds, without what measures themselves write."""
     files = (path for path in run.rglob("*") if path.is_file())
     inside = {path.relative_to(run): path for path in files}

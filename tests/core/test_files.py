@@ -3,7 +3,7 @@
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.core.files import append, read_json_lines
+from unskew.core.files import read_json_lines
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,6 @@ def test_whole_lines_are_read_and_a_last_one_that_was_cut_short_is_not(tmp_path,
 
 def test_no_file_is_no_rows(tmp_path):
     assert read_json_lines(tmp_path / "rows.jsonl") == []
-
-
-def test_what_was_appended_is_read(tmp_path):
-    append(tmp_path / "rows.jsonl", b'{"a": 1}\n')
-    append(tmp_path / "rows.jsonl", b'{"a": 2}\n')
-    assert read_json_lines(tmp_path / "rows.jsonl") == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,12 @@ from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError, nearest
+from unskew.core.files import read_content
+from unskew.runs.manifest import read_sealed
 from unskew.runs.options import OPTIONS, Option
 from unskew.runs.options import Config as Config
 
+CONFIG = "config.toml"
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
@@ -24,12 +27,27 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def read(path: Path) -> Config:
     """A recipe: a TOML file whose keys are the options of ``unskew run``."""
+    content = read_content(path)
+    if content is None:
+        raise UserError(f"there is no recipe {path}")
+    return _parsed(content, path)
+
+
+def read_run(path: Path) -> Config:
+    """The configuration of a run folder, as it was written."""
+    content = read_sealed(path, CONFIG)
+    if content is None:
+        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+    return _parsed(content, path / CONFIG)
+
+
+def _parsed(content: bytes, path: Path) -> Config:
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no recipe {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+        table = tomllib.loads(content.decode("utf-8"))
+    except UnicodeDecodeError as error:
         raise UserError(f"the recipe {path} cannot be read: {error}") from error
+    except RecursionError:
+        raise UserError(f"the recipe {path} is not TOML of ours: lists or tables are nested too deeply") from None
     except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
     return with_values(Config(), table, str(path))
