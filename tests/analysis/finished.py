@@ -112,7 +112,9 @@ def known(opened: FinishedRun, source: str):
     return store.stored_measure(opened, parse_measure(source))
 
 
-def content(run: Path, *, but: tuple[str, ...] = ("figures", ".lock", "report.html", "manifest.json", ".manifest.lock")) -> dict[str, str]:
+def content(
+    run: Path, *, but: tuple[str, ...] = ("figures", ".lock", "report.html", "manifest.json", ".manifest.lock")
+) -> dict[str, str]:
     """Every file of a run with a hash of what it holds, without what measures themselves write."""
     files = (path for path in run.rglob("*") if path.is_file())
     inside = {path.relative_to(run): path for path in files}

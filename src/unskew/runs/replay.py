@@ -5,6 +5,7 @@ that clients train in the next round, exactly as the run itself would have train
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -17,7 +18,7 @@ from unskew.core.types import Engine, ServerState, Tensors, Visit
 from unskew.round import driver, statistics
 from unskew.runs import config as configs
 from unskew.runs import recording
-from unskew.runs.checkpoint import Progress, kept_state, load_checkpoint, load_state
+from unskew.runs.checkpoint import CHECKPOINT, Progress, kept_state, load_checkpoint, load_state
 
 if TYPE_CHECKING:
     from unskew.runs.study import FinishedRun
@@ -74,8 +75,17 @@ def replayed(run: "FinishedRun", number: int, then: Callable[[Engine, ServerStat
 
 
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if there is one and it is that of the finished run."""
-    checkpoint = load_checkpoint(run.path)
+    """The checkpoint's state, if it is that of the finished run; one that is damaged is missed by saved states alone."""
+    try:
+        checkpoint = load_checkpoint(run.path)
+    except UserError as error:
+        if run.remembered:
+            file = run.path / CHECKPOINT
+            raise UserError(
+                f"{file} is damaged, and the clients' saved states cannot be read without it; restore it from a copy, "
+                "or delete it to train local models as at a first visit"
+            ) from error
+        return None
     if checkpoint is None:
         return None
     used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
@@ -83,12 +93,13 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
 
 
 def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
-    """What ``--during model`` kept of that round; None where it did not, or the file is of another round or run."""
+    """What ``--during model`` kept of that round; None where the file is damaged or of another round or run."""
     file = kept_state(run.path, number)
-    if not file.exists():
-        return None
-    state, progress = load_state(file)
-    return replace(state, clients={}) if state.round == number and _of_this_run(run, progress) else None
+    with suppress(UserError):
+        if file.exists():
+            state, progress = load_state(file)
+            return replace(state, clients={}) if state.round == number and _of_this_run(run, progress) else None
+    return None
 
 
 def _of_this_run(run: "FinishedRun", progress: Progress) -> bool:
