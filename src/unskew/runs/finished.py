@@ -131,7 +131,8 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
         return load_calibrated(values, lambda layers: cut(network, layers))
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         file = calibration_file(path, name)
-        raise UserError(f"{file} does not fit the network: {error}; restore it from a copy") from error
+        words = " ".join(str(error).split())  # PyTorch complains in several lines
+        raise UserError(f"{file} does not fit the network: {words}; restore it from a copy") from error
 
 
 def _algorithm(source: str | Finisher) -> Algorithm:

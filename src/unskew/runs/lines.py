@@ -29,7 +29,7 @@ class LineFile:
         self._file: BinaryIO | None = None
         self._digest = check_beginning(path, keep)
         if path.exists():
-            self._open().truncate(keep.bytes)
+            os.truncate(path, keep.bytes)
         self.mark = Mark(keep.bytes, self._digest.hexdigest())
 
     def append(self, row: Mapping[str, Any]) -> Mark:

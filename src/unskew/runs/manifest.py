@@ -7,11 +7,11 @@ alone. In between either is accepted, so that a crash at any moment leaves a fol
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, read_content, write_whole
@@ -21,6 +21,8 @@ LOCK = ".manifest.lock"
 GROWING = ("metrics.jsonl", "during.jsonl")  # until the run is finished, the checkpoint vouches for these
 REPLACEABLE = "figures/"  # a missing one is made again
 VERSION = 1
+
+T = TypeVar("T")
 
 
 class SealBroken(UserError):
@@ -77,30 +79,32 @@ def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[st
 
 def read_sealed(path: Path, name: str) -> bytes | None:
     """A file of the run folder, if it is as it was written; None where it is missing and may be."""
-    content = read_content(path / name)
-    manifest = _content(path)
-    while manifest is not None:
-        if _fits(path, name, _parsed(manifest, path), None if content is None else _sha256(content)):
-            return content
-        content, before, manifest = (
-            read_content(path / name),
-            manifest,
-            _content(path),
-        )  # a writer may have come between
-        if manifest == before:
-            raise _broken(path, name, _parsed(before, path), missing=content is None)
-    return content
+    return _checked(path, name, read_content, lambda content: None if content is None else _sha256(content))
 
 
 def require_sealed(path: Path, name: str) -> None:
     """Refuse a file of the run folder that is not as it was written; for files that are read elsewhere."""
-    manifest = _content(path)
-    while manifest is not None:
-        if _fits(path, name, _parsed(manifest, path), file_sha256(path / name)):
-            return
-        before, manifest = manifest, _content(path)
-        if manifest == before:
-            raise _broken(path, name, _parsed(before, path), missing=not (path / name).exists())
+    _checked(path, name, file_sha256, lambda sha256: sha256)
+
+
+def _checked(
+    path: Path, name: str, read: Callable[[Path], T | None], hashed: Callable[[T | None], str | None]
+) -> T | None:
+    """What ``read`` gives of the file, if the manifest accepts it.
+
+    A writer may come between: what does not fit counts only where the manifest is the same before and after.
+    """
+    content = _content(path)
+    while True:
+        found = read(path / name)
+        if content is None:
+            return found
+        manifest = _parsed(content, path)
+        if _fits(path, name, manifest, hashed(found)):
+            return found
+        before, content = content, _content(path)
+        if content == before:
+            raise _broken(path, name, manifest, missing=found is None)
 
 
 def seal_as_it_is(path: Path, names: list[str]) -> None:
