@@ -92,7 +92,7 @@ def copied(finished: Path, folder: Path, name: str = "run") -> Path:
 
 def unsealed(run: Path) -> Path:
     """The run as an earlier version would have left it: what is changed in it is not noticed by its hash."""
-    (run / "manifest.json").unlink()
+    (run / "manifest.json").unlink(missing_ok=True)
     return run
 
 
@@ -140,7 +140,9 @@ def result(run: Path) -> dict:
 
 
 def changed(file: Path, change) -> None:
-    """A JSON file with ``change`` done to what it holds."""
+    """A JSON file with ``change`` done to what it holds, in a run that is then no longer sealed."""
+    for folder in file.parents[:2]:
+        unsealed(folder)
     values = json.loads(file.read_text())
     change(values)
     file.write_text(json.dumps(values))
