@@ -89,6 +89,8 @@ def resume(
     progress: bool | None = None,
     on_failure: str | None = None,
     device: str | None = None,
+    engine: str | None = None,
+    workers: int | None = None,
     data_dir: Text | None = None,
     baseline: Text | None = None,
     data: Data | None = None,
@@ -102,7 +104,7 @@ def resume(
 
     def work(watch: Observer | None) -> Result:
         return train.resume(
-            Path(path), observe=watch, on_failure=on_failure, device=device,
+            Path(path), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
             data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
             data=data, model=model, method=method,
         )  # fmt: skip

@@ -69,7 +69,7 @@ def run(
 
 
 @app.command()
-@with_options(["on_failure", "device", "data_dir", "baseline"], default="the run's")
+@with_options(["on_failure", "device", "engine", "workers", "data_dir", "baseline"], default="the run's")
 def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],

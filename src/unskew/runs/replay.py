@@ -75,7 +75,7 @@ def replayed(run: "FinishedRun", number: int, then: Callable[[Engine, ServerStat
 
 
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if it is that of the finished run; one that is damaged is missed by saved states alone."""
+    """The checkpoint's state, if it is that of the finished run; only saved states need it undamaged."""
     try:
         checkpoint = load_checkpoint(run.path)
     except UserError as error:

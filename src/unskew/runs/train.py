@@ -71,7 +71,8 @@ def run(
     path = Path(out) if out else unused_path(Path("runs"), _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
-        create_run_folder(path)  # another process may have begun a run here meanwhile
+        if (path / CONFIG).exists():
+            raise UserError(f"{path} has a run that another process has begun meanwhile; choose another --out")
         start_manifest(path)
         config_text = configs.to_toml(prepared.config).encode()
         write_sealed(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
@@ -80,7 +81,8 @@ def run(
 
 def resume(
     path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
-    data_dir: str | Path | None = None, baseline: str | Path | None = None, **values: Any,
+    engine: str | None = None, workers: int | None = None, data_dir: str | Path | None = None,
+    baseline: str | Path | None = None, **values: Any,
 ) -> Result:  # fmt: skip
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
@@ -104,6 +106,8 @@ def resume(
             config,
             on_failure=on_failure or config.on_failure,
             device=device or config.device,
+            engine=engine or config.engine,
+            workers=config.workers if workers is None else workers,
             data_dir=str(data_dir) if data_dir else config.data_dir,
             baseline=str(baseline) if baseline else config.baseline,
         )
