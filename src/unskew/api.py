@@ -89,6 +89,10 @@ def resume(
     progress: bool | None = None,
     on_failure: str | None = None,
     device: str | None = None,
+    engine: str | None = None,
+    workers: int | None = None,
+    data_dir: Text | None = None,
+    baseline: Text | None = None,
     data: Data | None = None,
     model: Model | None = None,
     method: Method | None = None,
@@ -97,12 +101,15 @@ def resume(
 
     A run that was given values from Python (config.toml says which) needs the same values again.
     """
-    values = {"data": data, "model": model, "method": method}
-    return _shown(
-        progress,
-        observe,
-        lambda watch: train.resume(Path(path), observe=watch, on_failure=on_failure, device=device, **values),
-    )
+
+    def work(watch: Observer | None) -> Result:
+        return train.resume(
+            Path(path), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
+            data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
+            data=data, model=model, method=method,
+        )  # fmt: skip
+
+    return _shown(progress, observe, work)
 
 
 def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Result]) -> Result:

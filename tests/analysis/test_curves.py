@@ -5,7 +5,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from analysis.finished import finished_run, metrics, result
+from analysis.finished import finished_run, metrics, result, unsealed
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
 from unskew.analysis.seeds import setting_names
@@ -21,7 +21,7 @@ def written(run, *rows):
                     "seconds": 0.5, "clients": 2} | row)
         for n, row in enumerate(rows, 1)
     ]  # fmt: skip
-    (run / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    (unsealed(run) / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
 def test_what_was_spent_is_summed_up_to_each_evaluation(run):
@@ -60,7 +60,7 @@ def test_no_data_set_is_needed(run):
 
 
 def test_a_run_without_metrics_says_so(run):
-    (run / "metrics.jsonl").unlink()
+    (unsealed(run) / "metrics.jsonl").unlink()
     with finished_run(run) as opened:
         found = curves.take_curves(opened)
     assert curves.curves_findings(found) == ["The run was never evaluated."]
@@ -172,7 +172,7 @@ def test_settings_that_matter_are_part_of_the_label(runs_of):
 
 
 def test_a_nan_in_the_metrics_is_no_traceback(run):
-    text = (run / "metrics.jsonl").read_text()
+    text = (unsealed(run) / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace('"train_loss": ', '"train_loss": NaN, "was": '))
     with pytest.raises(UserError), finished_run(run) as opened:
         curves.take_curves(opened)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from analysis.finished import content, finished_run, recorded, undisturbed
+from analysis.finished import content, finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import drift
 from unskew.analysis.drift import Drift
 from unskew.charts.svg import svg
@@ -85,7 +85,7 @@ def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
         assert found.layers == list(LAYERS)
         assert "not after the last round" in opened.notes[0]
-    (run / "during.jsonl").unlink()
+    (unsealed(run) / "during.jsonl").unlink()
     with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
         drift.take_drift(opened)
     assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}

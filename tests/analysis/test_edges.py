@@ -31,10 +31,10 @@ def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(
 
 
 def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, monkeypatch):
-    def refused(path, values):
+    def refused(path, contents):
         raise UserError(f"{path} cannot be written: Read-only file system")
 
-    monkeypatch.setattr("unskew.analysis.store.write_json", refused)
+    monkeypatch.setattr("unskew.analysis.store.write_sealed", refused)
     made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
     assert (tmp_path / "page.html").stat().st_size > 1000
     notes = [note for section in made.sections for note in section.notes]

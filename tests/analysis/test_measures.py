@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from analysis.finished import changed, content, copied, finished_run, known, measured, undisturbed
+from analysis.finished import changed, content, copied, finished_run, known, measured, undisturbed, unsealed
 from unskew import analysis
 from unskew.analysis import MEASURES, parse_measure, skew, write_charts
 from unskew.analysis.measure import Measured, slug
@@ -190,7 +190,7 @@ DAMAGE = {
 def test_what_is_damaged_is_made_anew(run, how):
     with finished_run(run) as opened:
         first = measured(opened, "skew")
-    DAMAGE[how](stored(run, "skew"))
+    DAMAGE[how](stored(unsealed(run), "skew"))
     with finished_run(run) as opened:
         assert known(opened, "skew") is None
         again = measured(opened, "skew", again=False)
@@ -226,7 +226,7 @@ def test_recorded_lines_that_came_later_are_seen(run):
     """A run that was recorded says more than one that was not."""
     with finished_run(run) as opened:
         measured(opened, "drift")
-    (run / "during.jsonl").unlink()
+    (unsealed(run) / "during.jsonl").unlink()
     with finished_run(run) as opened:
         assert [row["round"] for row in measured(opened, "drift", again=False).values.rounds] == [4]
 

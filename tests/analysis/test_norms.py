@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed
+from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import norms
 from unskew.analysis.norms import Norms
 from unskew.analysis.row_lengths import correlation, own_lengths, unevenness
@@ -142,15 +142,15 @@ def test_no_client_at_all_is_refused(finished, clients):
 
 def test_a_model_of_another_network_is_said_to_be_one(run):
     """Its file is whole, and holds no classifier of ours."""
-    save_file({"other.weight": torch.zeros(3)}, run / "model.safetensors")
+    save_file({"other.weight": torch.zeros(3)}, unsealed(run) / "model.safetensors")
     with finished_run(run) as opened, pytest.raises(UserError, match=r"model\.safetensors"):
         norms.take_norms(opened)
 
 
 def test_other_weights_than_the_result_speaks_of_are_refused(run):
     weights = load_file(run / "model.safetensors")
-    save_file({**weights, "classifier.weight": 2 * weights["classifier.weight"]}, run / "model.safetensors")
-    with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights of result"):
+    save_file({**weights, "classifier.weight": 2 * weights["classifier.weight"]}, unsealed(run) / "model.safetensors")
+    with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights that result"):
         norms.take_norms(opened)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.finished import finished_run, recorded, undisturbed
+from analysis.finished import finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import separability
 from unskew.analysis.separability import Separability
 from unskew.calibration.forecast import apart
@@ -101,7 +101,7 @@ def test_without_a_data_set_recorded_silhouettes_are_shown(run):
         assert "distances between classes are missing" in opened.notes[0]
         assert [chart.name for chart in separability.draw_separability(found)] == ["separability-silhouette"]
         assert separability.separability_findings(found)
-    (run / "during.jsonl").unlink()
+    (unsealed(run) / "during.jsonl").unlink()
     with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
         separability.take_separability(opened)
 

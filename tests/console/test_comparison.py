@@ -12,7 +12,8 @@ from rich.console import Console
 from unskew.console.comparison import as_table, as_text, rows, side_by_side
 from unskew.console.main import main
 from unskew.core.errors import UserError
-from unskew.runs.folder import write_json
+from unskew.core.files import write_whole
+from unskew.runs.folder import json_bytes
 from unskew.runs.result import Calibration, Result, read_result, to_json
 
 PLAIN = Result(
@@ -61,7 +62,7 @@ def shown(*results, width=400, **knobs):
 
 def folder(path, result, metrics):
     path.mkdir()
-    write_json(path / "result.json", to_json(result))
+    write_whole(path / "result.json", json_bytes(to_json(result)))
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
     return str(path)
 
@@ -131,7 +132,7 @@ def test_json_holds_the_whole_results():
 def test_a_result_comes_back_from_its_folder(tmp_path):
     held = replace(PLAIN, baseline="/runs/central", baseline_accuracy=0.95, relative_accuracy=0.96)
     for result in (PLAIN, CALIBRATED, held):
-        write_json(tmp_path / "result.json", to_json(result))
+        write_whole(tmp_path / "result.json", json_bytes(to_json(result)))
         assert read_result(tmp_path) == replace(result, path=tmp_path)
 
 
@@ -271,10 +272,10 @@ def test_damaged_metrics_are_named(damage):
 
 def test_a_result_written_before_there_were_baselines_is_read_and_none_writes_no_key(tmp_path):
     assert not {"baseline", "baseline_accuracy", "relative_accuracy"} & set(to_json(PLAIN))
-    write_json(tmp_path / "result.json", to_json(PLAIN) | {"baseline": None, "baseline_accuracy": None})
+    write_whole(tmp_path / "result.json", json_bytes(to_json(PLAIN) | {"baseline": None, "baseline_accuracy": None}))
     assert read_result(tmp_path) == replace(PLAIN, path=tmp_path)
-    write_json(tmp_path / "result.json", to_json(PLAIN) | {"baseline_accuracy": "high"})
-    with pytest.raises(UserError, match="is not a result of this version"):
+    write_whole(tmp_path / "result.json", json_bytes(to_json(PLAIN) | {"baseline_accuracy": "high"}))
+    with pytest.raises(UserError, match="not a result of this version"):
         read_result(tmp_path)
 
 

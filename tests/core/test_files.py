@@ -1,9 +1,11 @@
-"""JSON lines are read by one reader: a crash may cut the last line short, and nothing else may be wrong."""
+"""Files are read by one reader: nothing but strict JSON of a sane size passes; a crash may cut a last line short."""
+
+import os
 
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.core.files import append, read_json_lines
+from unskew.core.files import MAX_DEPTH, parse_json, read_content, read_json, read_json_lines
 
 
 @pytest.mark.parametrize(
@@ -24,12 +26,6 @@ def test_whole_lines_are_read_and_a_last_one_that_was_cut_short_is_not(tmp_path,
 
 def test_no_file_is_no_rows(tmp_path):
     assert read_json_lines(tmp_path / "rows.jsonl") == []
-
-
-def test_what_was_appended_is_read(tmp_path):
-    append(tmp_path / "rows.jsonl", b'{"a": 1}\n')
-    append(tmp_path / "rows.jsonl", b'{"a": 2}\n')
-    assert read_json_lines(tmp_path / "rows.jsonl") == [{"a": 1}, {"a": 2}]
 
 
 @pytest.mark.parametrize(
@@ -53,3 +49,50 @@ def test_what_cannot_be_opened_is_one_message(tmp_path):
     (tmp_path / "rows.jsonl").mkdir()
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
         read_json_lines(tmp_path / "rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"NaN", "NaN is not a number"),
+        (b"[-Infinity]", "-Infinity is not a number"),
+        (b'{"a": 1e999}', "1e999 is too large for a number"),
+        (b"-1e400", "too large"),
+        (b"9" * 5000, "too large for a whole number"),
+        (str(2**64 + 1).encode(), "too large for a whole number"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a":' * 100_000, "nested too deeply"),
+        (b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1), "nested too deeply"),
+        (b'{"a": "\xff"}', "decode"),
+        (b"\xef\xbb\xbf{}", "BOM"),
+        (b"", "Expecting value"),
+        (b"{} {}", "Extra data"),
+        (b"{'a': 1}", "Expecting property name"),
+    ],
+)
+def test_json_that_is_not_strict_is_refused(tmp_path, content, message):
+    with pytest.raises(ValueError, match=message):
+        parse_json(content)
+    (tmp_path / "a.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"a\.json cannot be read"):
+        read_json(tmp_path / "a.json")
+
+
+def test_strict_json_comes_through_as_it_is():
+    deep = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
+    assert parse_json(b'{"a": [1, -2.5e-300, null, true, "\\u00e9"], "b": 18446744073709551616}')["b"] == 2**64
+    assert isinstance(parse_json(deep), list)
+    assert parse_json("0.1") == 0.1
+
+
+def test_pipes_devices_and_large_files_are_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="not a plain file"):
+        read_content(tmp_path / "pipe")
+    (tmp_path / "large").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="it has 100 bytes, 99 are the most"):
+        read_content(tmp_path / "large", most=99)
+    assert read_content(tmp_path / "large", most=100) == b"x" * 100
+    assert read_content(tmp_path / "nothing") is None
+    with pytest.raises(UserError, match="cannot be read"):
+        read_content(tmp_path / "a\0b")

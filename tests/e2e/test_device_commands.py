@@ -8,6 +8,7 @@ import torch
 
 from analysis.finished import SMALL, command, done, finished, images, refused, result, runs_of
 from unskew.runs import train
+from unskew.runs.check import seal_folder
 from unskew.runs.stop import STOP, StopRun
 
 __all__ = ["finished", "runs_of"]
@@ -58,6 +59,7 @@ def of_a_machine_with_a_gpu(run):
     text = (run / "config.toml").read_text()
     assert 'device = "auto"' in text
     (run / "config.toml").write_text(text.replace('device = "auto"', 'device = "cuda"'))
+    seal_folder(run)
 
 
 def test_a_finished_run_of_a_gpu_is_calibrated_analysed_and_reported_on_the_cpu(capsys, finished, tmp_path):

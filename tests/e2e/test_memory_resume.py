@@ -144,18 +144,11 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert (run / MEMORIES).stat().st_size > 0
-    edit(run, 'engine = "pool"', 'engine = "loop"')
-    done = shell("resume", "run", cwd=tmp_path)
+    done = shell("resume", "run", "--engine", "loop", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "resuming after round" in done.stdout
     assert outcome(run) == whole[BOTH]
     assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
-
-
-def edit(run: Path, old: str, new: str):
-    text = (run / "config.toml").read_text()
-    assert old in text
-    (run / "config.toml").write_text(text.replace(old, new))
 
 
 def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_path, whole):
@@ -262,8 +255,7 @@ def stopped(tmp_path_factory):
 def test_a_run_stopped_in_the_loop_goes_on_in_a_pool(tmp_path, stopped, whole):
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
-    edit(run, 'engine = "loop"', 'engine = "pool"\nworkers = 1')
-    assert resumed(run) == 0
+    assert resumed(run, "--engine", "pool", "--workers", "1") == 0
     assert outcome(run) == whole[BOTH]
 
 

@@ -155,10 +155,10 @@ TAMPERED = {
     "another model": (lambda run: edit(run, '"tiny-cnn"', '"lenet-64"'), "config.toml was changed"),
     "fewer rounds": (lambda run: edit(run, "rounds = 4000", "rounds = 2"), "config.toml was changed"),
     "no configuration": (lambda run: (run / "config.toml").write_text(""), "config.toml was changed"),
-    "a broken configuration": (lambda run: (run / "config.toml").write_text("lr = ["), "is not TOML"),
+    "a broken configuration": (lambda run: (run / "config.toml").write_text("lr = ["), "config.toml"),
     "no partition, another seed": (
         lambda run: ((run / "partition.npz").unlink(), edit(run, "seed = 0", "seed = 1")),
-        "partition",
+        "unskew: ",  # of the configuration where it is sealed, of the partition otherwise
     ),
     "a broken partition": (lambda run: (run / "partition.npz").write_bytes(b"PK"), "partition.npz"),
     "a broken checkpoint": (lambda run: (run / "checkpoint" / "state.safetensors").write_bytes(b"x"), "is damaged"),
@@ -172,14 +172,17 @@ def edit(run: Path, old: str, new: str):
     (run / "config.toml").write_text(text.replace(old, new))
 
 
+@pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "of an earlier version"])
 @pytest.mark.parametrize("how", TAMPERED)
-def test_a_run_that_was_tampered_with_is_not_resumed(tmp_path, stopped, how, capsys):
+def test_a_run_that_was_tampered_with_is_not_resumed(tmp_path, stopped, how, sealed, capsys):
     from unskew.console.main import main
 
     run = tmp_path / "run"
     shutil.copytree(stopped, run)
     tamper, hint = TAMPERED[how]
     tamper(run)
+    if not sealed:
+        (run / "manifest.json").unlink()
     with pytest.raises(SystemExit) as ended:
         main(["resume", str(run)])
     error = capsys.readouterr().err

@@ -24,6 +24,7 @@ from analysis.finished import (
     result,
     run,
     runs_of,
+    unsealed,
 )  # fmt: skip
 from unskew.analysis import MEASURES
 from unskew.console.main import main
@@ -177,6 +178,8 @@ def test_values_taken_by_analyse_are_used_by_the_report_and_again_takes_them_ane
 def test_what_is_stored_and_damaged_is_made_anew(run, capsys):
     done(capsys, "analyse", run, "skew")
     (run / "figures" / "skew.json").write_text('{"unskew": 1')
+    assert "delete it to have it made again" in refused(capsys, "report", run, "--only", "skew")
+    unsealed(run)
     assert "5 clients hold" in done(capsys, "report", run, "--only", "skew")
 
 
@@ -253,14 +256,14 @@ SPOILT = {
 @pytest.mark.parametrize("how", SPOILT)
 def test_a_folder_that_is_spoilt_is_one_message(run, capsys, how, words):
     spoil_it, message = SPOILT[how]
-    spoil_it(run)
+    spoil_it(unsealed(run))
     measures = ["skew", "curves", "norms", "confusion"] if words == ["analyse"] else []
     assert message in refused(capsys, words[0], run, *words[1:], *measures)
 
 
 @pytest.mark.parametrize("how", [spoil, Path.unlink], ids=["damaged", "gone"])
 def test_a_calibration_that_cannot_be_read_is_left_out_with_a_note(run, capsys, how):
-    how(run / "calibration-lda.safetensors")
+    how(unsealed(run) / "calibration-lda.safetensors")
     with pytest.raises(SystemExit) as ended:
         main(["analyse", str(run), "confusion", "norms"])
     assert ended.value.code == 0
@@ -272,7 +275,7 @@ def test_a_calibration_that_cannot_be_read_is_left_out_with_a_note(run, capsys, 
 
 @pytest.mark.parametrize("line", ['{"round": 2, "silhouette": "much"}', "[1]", '{"norms": {}}'])
 def test_records_of_another_kind_are_one_message(run, capsys, line):
-    with open(run / "during.jsonl", "a") as file:
+    with open(unsealed(run) / "during.jsonl", "a") as file:
         file.write(line + "\n")
     assert "during.jsonl is damaged" in refused(capsys, "analyse", run, "norms", "separability")
 

@@ -14,21 +14,22 @@ import torch
 from federation import same
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key
+from unskew.core.parts import part_beside
 from unskew.core.types import Failure, ServerState
 from unskew.round.driver import Metrics
 from unskew.runs.checkpoint import CHECKPOINT, Progress, load_checkpoint, save_checkpoint
 from unskew.runs.folder import (
     create_run_folder,
+    json_bytes,
     locked_folder,
-    read_json,
+    model_bytes,
     unused_path,
     write_arrays,
-    write_json,
-    write_model,
 )
-from unskew.runs.metrics import MetricsFile, read_metrics
+from unskew.runs.lines import LineFile, Mark
+from unskew.runs.metrics import metrics_row, read_metrics
 
 PROGRESS = Progress(
     metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
@@ -36,10 +37,10 @@ PROGRESS = Progress(
 
 
 def metrics(number=1, **changes):
-    return Metrics(**{
+    return metrics_row(Metrics(**{
         "round": number, "clients": 2, "examples": 30, "train_loss": 1.5, "batches_max": 4, "bytes_up": 10,
         "bytes_down": 20, "seconds": 0.25, **changes,
-    })  # fmt: skip
+    }))  # fmt: skip
 
 
 def state():
@@ -99,7 +100,7 @@ def test_a_file_is_synced_before_it_takes_its_place_and_its_folder_after(tmp_pat
     monkeypatch.setattr(os, "fsync", lambda fd: (order.append(f"sync {os.readlink(f'/proc/self/fd/{fd}')}"), fsync(fd)))
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
     write_whole(tmp_path / "a", b"content")
-    assert order == [f"sync {tmp_path / f'a.{os.getpid()}.part'}", "replace", f"sync {tmp_path}"]
+    assert order == [f"sync {part_beside(tmp_path / 'a')}", "replace", f"sync {tmp_path}"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff" * 1000])
@@ -110,10 +111,10 @@ def test_folders_are_made_and_the_content_is_what_was_given(tmp_path, content):
 
 def test_json_comes_back_and_holds_neither_nan_nor_half_a_file(tmp_path):
     values = {"name": "né \u2028", "list": [1, 2.5, None, True]}
-    write_json(tmp_path / "a.json", values)
+    write_whole(tmp_path / "a.json", json_bytes(values))
     assert read_json(tmp_path / "a.json") == values
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_json(tmp_path / "a.json", {"loss": float("nan")})
+        json_bytes({"loss": float("nan")})
     assert read_json(tmp_path / "a.json") == values
 
 
@@ -173,7 +174,7 @@ def test_a_lock_is_released_after_an_error(tmp_path):
 
 
 def test_metrics_come_back_without_what_was_not_measured(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file = LineFile(tmp_path / "metrics.jsonl", Mark())
     file.append(metrics(1))
     file.append(metrics(2, accuracy=0.0, loss=0.5, failures=(Failure(3, "NaN"),)))
     file.close()
@@ -186,20 +187,20 @@ def test_metrics_come_back_without_what_was_not_measured(tmp_path):
 
 def test_what_a_crash_left_behind_the_checkpoint_is_cut_off(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path, 0)
+    file = LineFile(path, Mark())
     keep = file.append(metrics(1))
-    assert keep == path.stat().st_size
-    assert file.append(metrics(2)) == path.stat().st_size > keep
+    assert keep.bytes == path.stat().st_size
+    assert file.append(metrics(2)).bytes == path.stat().st_size > keep.bytes
     file.close()
     path.write_bytes(path.read_bytes() + b'{"round": 3, "cli')
-    file = MetricsFile(path, keep)
-    assert file.append(metrics(2, train_loss=9.0)) == path.stat().st_size
+    file = LineFile(path, keep)
+    assert file.append(metrics(2, train_loss=9.0)).bytes == path.stat().st_size
     file.close()
     assert [(row["round"], row["train_loss"]) for row in read_metrics(tmp_path)] == [(1, 1.5), (2, 9.0)]
 
 
 def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
-    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file = LineFile(tmp_path / "metrics.jsonl", Mark())
     file.append(metrics(1))
     assert len(read_metrics(tmp_path)) == 1
     file.close()
@@ -207,7 +208,7 @@ def test_a_line_can_be_read_as_soon_as_it_is_written(tmp_path):
 
 def test_syncing_makes_the_lines_durable(tmp_path, monkeypatch):
     synced = []
-    file = MetricsFile(tmp_path / "metrics.jsonl", 0)
+    file = LineFile(tmp_path / "metrics.jsonl", Mark())
     file.append(metrics(1))
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
     file.sync()
@@ -224,7 +225,7 @@ def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
 
 def test_a_line_that_lacks_what_every_line_has_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1, "exampels": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1 has no examples"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1: it has no examples"):
         read_metrics(tmp_path)
 
 
@@ -236,7 +237,7 @@ def test_a_metrics_file_shorter_than_its_checkpoint_says_is_refused(tmp_path):
     """truncate() would fill it up with zero bytes, and the run would fail after its last round."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1}\n')
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        MetricsFile(tmp_path / "metrics.jsonl", 100)
+        LineFile(tmp_path / "metrics.jsonl", Mark(100))
 
 
 def test_a_damaged_line_of_metrics_is_refused_by_name(tmp_path):
@@ -318,7 +319,7 @@ def test_a_crash_while_saving_leaves_the_last_checkpoint(tmp_path, monkeypatch):
 
 def test_a_model_is_readable_by_others_under_the_networks_names(tmp_path):
     network = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    write_model(tmp_path / "model.safetensors", tensors.of_module(network))
+    write_whole(tmp_path / "model.safetensors", model_bytes(tensors.of_module(network)))
     found = safetensors.torch.load_file(tmp_path / "model.safetensors")
     assert found.keys() == network.state_dict().keys()
     other = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))

@@ -21,6 +21,7 @@ from unskew.runs import recorded as recorded_file
 from unskew.runs import recording, train
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
+from unskew.runs.lines import LineFile, Mark
 from unskew.runs.recording import (
     Recorded,
     Recorder,
@@ -126,7 +127,7 @@ def test_where_nothing_is_asked_for_nothing_is_written(runs_of):
 def test_the_last_line_tells_of_the_model_that_the_run_ends_with(finished):
     """Its norms are those of the weights that are written, its silhouette that of their features."""
     last = recorded(finished)[-1]
-    weights = read_model(finished / "model.safetensors")
+    weights, _ = read_model(finished)
     assert last["norms"]["server"] == pytest.approx(weights["classifier.weight"].double().norm(dim=1).tolist())
     with finished_run(finished) as opened:
         side = opened.side
@@ -264,21 +265,23 @@ def test_a_resumed_run_with_damaged_lines_is_one_message(tmp_path, runs_of, line
 
     with pytest.raises(KeyboardInterrupt):
         train.run(out=tmp_path / "run", observe=interrupt, **like(whole, during="norms"))
-    with open(tmp_path / "run" / "during.jsonl", "ab") as file:
-        file.write(line)
-    with pytest.raises(UserError, match=r"during\.jsonl is damaged"):
+    file = tmp_path / "run" / "during.jsonl"
+    file.write_bytes(line + file.read_bytes()[len(line) :])
+    with pytest.raises(UserError, match=r"during\.jsonl was changed since the checkpoint was written"):
         train.resume(tmp_path / "run")
 
 
 def test_lines_after_the_checkpoint_are_cut_off_and_others_stay(tmp_path):
     rows = [{"round": n, "silhouette": 0.1 * n} for n in (1, 2, 3)]
+    file = LineFile(tmp_path / "during.jsonl", Mark())
     for row in rows:
-        recorded_file.write(tmp_path, row)
-    recorded_file.start(tmp_path, 2)
+        file.append(row)
+    file.close()
+    LineFile(tmp_path / "during.jsonl", recorded_file.mark_after(tmp_path, 2)).close()
     assert recorded_file.read(tmp_path) == rows[:2]
-    recorded_file.start(tmp_path, 0)
+    LineFile(tmp_path / "during.jsonl", recorded_file.mark_after(tmp_path, 0)).close()
     assert recorded_file.read(tmp_path) == []
-    recorded_file.start(tmp_path / "nowhere", 3)
+    assert recorded_file.mark_after(tmp_path / "nowhere", 3) == Mark()
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -7,7 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from analysis.finished import EVERYTHING, changed, content, copied, finished_run, measured, recorded, undisturbed
+from analysis.finished import (
+    EVERYTHING,
+    changed,
+    content,
+    copied,
+    finished_run,
+    measured,
+    recorded,
+    undisturbed,
+    unsealed,
+)
 from unskew import analysis
 from unskew.analysis import drift, norms
 from unskew.calibration.classifier import load_calibrated
@@ -200,7 +210,7 @@ def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fi
 
 
 def test_a_client_that_fails_is_named(run):
-    changed_text = (run / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
+    changed_text = (unsealed(run) / "config.toml").read_text().replace("lr = 0.05", "lr = 1e30")
     (run / "config.toml").write_text(changed_text)
     with finished_run(run) as opened, pytest.raises(Missing, match="failed when its local model was trained again"):
         opened.local_models()
@@ -231,7 +241,7 @@ def test_another_data_set_in_its_place_is_refused(run, tmp_path):
 
 
 def test_a_damaged_model_is_one_message(run):
-    file = run / "model.safetensors"
+    file = unsealed(run) / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
     with finished_run(run) as opened:
         for name in ("model", "weights"):
@@ -241,7 +251,7 @@ def test_a_damaged_model_is_one_message(run):
 
 def test_another_run_s_model_is_refused(run):
     weights = load_file(run / "model.safetensors")
-    save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, run / "model.safetensors")
+    save_file({**weights, "classifier.bias": weights["classifier.bias"] + 1}, unsealed(run) / "model.safetensors")
     with finished_run(run) as opened, pytest.raises(UserError, match="does not have the weights that result"):
         _ = opened.model
 
@@ -271,20 +281,20 @@ def test_a_damaged_kept_state_is_made_again(run, finished, length):
 
 
 def test_an_unfinished_run_says_how_to_finish_it(run):
-    (run / "result.json").unlink()
+    (unsealed(run) / "result.json").unlink()
     with pytest.raises(UserError, match="finish it with: unskew resume"):
         FinishedRun(run)
 
 
 def test_a_result_of_another_version_is_refused(run):
-    changed(run / "result.json", lambda values: values.pop("weights_sha256"))
+    changed(unsealed(run) / "result.json", lambda values: values.pop("weights_sha256"))
     with pytest.raises(UserError, match="not a result of this version"):
         FinishedRun(run)
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]\n", b"nonsense\n", b'{"round": 1}\n', b"\xff\xfe\n"])
 def test_damaged_metrics_are_one_message_and_a_torn_last_line_is_none(run, line):
-    with open(run / "metrics.jsonl", "ab") as file:
+    with open(unsealed(run) / "metrics.jsonl", "ab") as file:
         file.write(line)
     if line == b"{":
         assert len(FinishedRun(run).rows) == 3
@@ -318,7 +328,7 @@ DAMAGED = [
 @pytest.mark.parametrize("line", DAMAGED)
 def test_damaged_records_are_one_message(run, line):
     """Whatever stands there: a UserError, at once or from the measure that needs it."""
-    with open(run / "during.jsonl", "ab") as file:
+    with open(unsealed(run) / "during.jsonl", "ab") as file:
         file.write(line)
     (run.parent / "digits.npz").unlink()
     with pytest.raises(UserError, match=r"during\.jsonl is damaged"):
@@ -334,6 +344,6 @@ def looked_at(run):
 
 
 def test_a_torn_last_line_of_the_records_is_no_damage(run):
-    with open(run / "during.jsonl", "ab") as file:
+    with open(unsealed(run) / "during.jsonl", "ab") as file:
         file.write(b'{"round": 4, "norms": {"cli')
     assert [row["round"] for row in FinishedRun(run).during] == [1, 2, 3]

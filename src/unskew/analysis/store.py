@@ -11,7 +11,9 @@ from typing import Any
 from unskew.analysis.measure import Measured, Request, slug
 from unskew.charts.svg import svg
 from unskew.core.errors import Missing, UserError
-from unskew.runs.folder import read_json, write_json
+from unskew.core.files import json_object
+from unskew.runs.folder import json_bytes
+from unskew.runs.manifest import read_sealed, write_sealed
 from unskew.runs.study import FinishedRun
 
 VERSION = 1  # of the values in figures/*.json
@@ -33,19 +35,19 @@ def take_measure(run: FinishedRun, request: Request) -> Measured:
     content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes,
                "values": fields}  # fmt: skip
     try:
-        write_json(_file(run, request), content)
+        write_sealed(run.path, {_file(request): json_bytes(content)})
     except UserError as error:  # a read-only folder can still be looked at
         return replace(measured, notes=(*notes, f"the values were not stored: {error}"))
     return measured
 
 
 def stored_measure(run: FinishedRun, request: Request) -> Measured | None:
-    """The measure as it was stored; None where it was not, is damaged, or no longer fits the run."""
-    file = _file(run, request)
-    if not file.exists():
+    """The measure as it was stored; None where it was not, or no longer fits the run; a changed file is refused."""
+    kept = read_sealed(run.path, _file(request))
+    if kept is None:
         return None
     with suppress(UserError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
-        content = read_json(file)
+        content = json_object(kept, run.path / _file(request))
         stamp = _stamp(run, request)
         if content["unskew"] != VERSION or {key: content.get(key) for key in stamp} != stamp:
             return None
@@ -61,8 +63,8 @@ def stored_or_taken(run: FinishedRun, request: Request, *, again: bool = False) 
     return take_measure(run, request) if stored is None else stored
 
 
-def _file(run: FinishedRun, request: Request) -> Path:
-    return run.path / "figures" / f"{slug(request.text)}.json"
+def _file(request: Request) -> str:
+    return f"figures/{slug(request.text)}.json"
 
 
 def _stamp(run: FinishedRun, request: Request) -> dict[str, Any]:

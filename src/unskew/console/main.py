@@ -12,6 +12,7 @@ import typer
 
 import unskew
 from unskew.console import comparison as comparing
+from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
@@ -68,13 +69,14 @@ def run(
 
 
 @app.command()
-@with_options(["on_failure", "device"], default="the run's")
+@with_options(["on_failure", "device", "engine", "workers", "data_dir", "baseline"], default="the run's")
 def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     log: Annotated[list[str] | None, LOG] = None,
 ) -> None:
     """Continue where a run stopped; the result equals that of a run that never stopped."""
+    note_unsealed([path])
     watched(log, lambda observe: train.resume(path, observe=observe, **options))
 
 
@@ -95,6 +97,7 @@ def calibrate(
     device: Device = None,
 ) -> None:
     """Make new classifiers for a finished run, one for each METHOD; the run's own weights stay as they are."""
+    note_unsealed([path])
     screen = Screen(out)
     result = finished.calibrate_run(
         path, *methods_, engine=engine, workers=workers, data_dir=data_dir, device=device, observe=screen
@@ -104,6 +107,7 @@ def calibrate(
 
 app.command()(analyse)
 app.command()(report)
+app.command()(check)
 
 
 @app.command()
@@ -126,6 +130,7 @@ def compare(
     for name, place in (("round", at_round), ("batch", at_batch)):
         if place is not None and place < 1:
             raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
+    note_unsealed([*paths, *([baseline] if baseline else [])])
     compared = comparing.side_by_side(
         [read_result(path) for path in paths],
         [read_metrics(path) for path in paths],

@@ -7,6 +7,7 @@ import typer
 
 from unskew import analysis
 from unskew.analysis.measure import Measured
+from unskew.console.check import note_unsealed
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import Missing
@@ -48,6 +49,7 @@ def analyse(
         for file in files:
             out.print(f"  {file}", soft_wrap=True)
 
+    note_unsealed([path])
     with StageProgress(out) as progress:
         analysis.analyse(
             path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
@@ -76,6 +78,7 @@ def report(
     device: Device = None,
 ) -> None:
     """Make one page that explains a run, or compares several: opens offline, pictures included."""
+    note_unsealed(paths)
     with StageProgress(out) as progress:
         page = write_report(
             *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,

@@ -1,17 +1,24 @@
-"""How files are written, whole or not at all, and how JSON lines are read."""
+"""How files are written, whole or not at all, and how they are read: limited in size, JSON strictly."""
 
 import json
+import math
 import os
+import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from unskew.core.errors import UserError
+from unskew.core.parts import part_beside
+
+MAX_BYTES = 2**30  # of a JSON or TOML file
+MAX_DEPTH = 32  # of lists in lists
+MAX_WHOLE = 2**64  # of a whole number, either side of zero
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Replace a file at once: it is the old one or the new one, never half of either."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")  # two processes may write the same file
+    beside = part_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(beside, "wb") as file:
@@ -30,32 +37,94 @@ def write_whole(path: Path, content: bytes) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def append(path: Path, content: bytes) -> None:
-    """Add to a file's end; one that is not there is made."""
+def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
+    """A file's bytes, at most ``most`` of them; None where it is not there. A pipe or device is refused, not read."""
     try:
-        with open(path, "ab") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise UserError(f"{path} cannot be read: it is not a plain file")
+            if about.st_size > most:
+                raise UserError(f"{path} cannot be read: it has {about.st_size:,} bytes, {most:,} are the most")
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def parse_json(content: bytes | str) -> Any:
+    """Strict JSON: finite numbers, whole numbers of at most 20 digits, little nesting. Raises ValueError."""
+    try:
+        text = content if isinstance(content, str) else content.decode("utf-8")
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None
+    _check_depth(value)
+    return value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    content = read_content(path)
+    if content is None:
+        raise UserError(f"{path} cannot be read: it is not there")
+    return json_object(content, path)
+
+
+def json_object(content: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in the content of that file."""
+    try:
+        values = parse_json(content)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: it is damaged, or not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} cannot be read: it is damaged: it is not a JSON object")
+    return values
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a file with one JSON object a line; a last line that a crash cut short is left out."""
-    try:
-        lines = path.read_bytes().split(b"\n")[:-1]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
+    return json_lines(read_content(path) or b"", path)
+
+
+def json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
+    """The rows in the content of that file."""
     rows = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             raise UserError(f"{path} is damaged: line {number} is not JSON: {error}") from error
         if not isinstance(row, dict):
             raise UserError(f"{path} is damaged: line {number} is not a JSON object")
         rows.append(row)
     return rows
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too large for a number")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 21 or abs(value := int(digits)) > MAX_WHOLE:
+        raise ValueError(f"{digits[:20]}… is too large for a whole number")
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, so that no nesting is too deep for this check itself."""
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, list | dict)]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise ValueError("lists or objects are nested too deeply")
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]

@@ -4,16 +4,19 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import parse_json, write_whole
+from unskew.core.records import record_from
 from unskew.core.tensors import sha256, under
 from unskew.core.types import ServerState, Tensors
 from unskew.round.client_memory import ticket_of
+from unskew.runs.lines import Mark
+from unskew.runs.seals import UNREADABLE, read_tensors, seal
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 MEMORIES = Path("checkpoint") / "memories.bin"
@@ -22,13 +25,26 @@ MAX_MEMORY_BYTES_KEPT = 64 * 2**20  # bytes of its clients' saved states that a 
 
 @dataclass(frozen=True)
 class Progress:
-    """What a checkpoint has beside the state: its part of metrics.jsonl; which data, partition and configuration."""
+    """What a checkpoint has beside the state: its parts of files that grow; which data, partition, configuration."""
 
     metrics_bytes: int
     seconds: float
     data_sha256: str
     partition_hash: str
     config_sha256: str
+    metrics_sha256: str = ""  # of these bytes; empty in checkpoints of earlier versions
+    during_bytes: int | None = None  # None: all rounds of during.jsonl up to the state's own
+    during_sha256: str = ""
+
+    @property
+    def metrics(self) -> Mark:
+        """The part of metrics.jsonl that belongs to the state."""
+        return Mark(self.metrics_bytes, self.metrics_sha256)
+
+    @property
+    def during(self) -> Mark | None:
+        """The part of during.jsonl that belongs to the state; None where an earlier version did not write it down."""
+        return None if self.during_bytes is None else Mark(self.during_bytes, self.during_sha256)
 
 
 def kept_state(path: Path, number: int) -> Path:
@@ -51,9 +67,9 @@ def save_state(file: Path, state: ServerState, progress: Progress) -> None:
         entries["clients/tickets"] = torch.frombuffer(
             bytearray("\n".join(state.clients.values()).encode()), dtype=torch.uint8
         )
-    about = {"unskew": json.dumps({"round": state.round, "sha256": sha256(entries), **asdict(progress)})}
-    content = save({name: value.contiguous() for name, value in entries.items()}, metadata=about)
-    write_whole(file, content)
+    about = {"unskew": json.dumps({"round": state.round, **asdict(progress)})}
+    about["seal"] = seal(entries, about)
+    write_whole(file, save({name: value.contiguous() for name, value in entries.items()}, metadata=about))
 
 
 def open_memories(path: Path) -> int:
@@ -80,25 +96,47 @@ def load_checkpoint(path: Path) -> tuple[ServerState, Progress] | None:
 
 
 def load_state(file: Path) -> tuple[ServerState, Progress]:
-    """What ``save_state`` wrote."""
+    """What ``save_state`` wrote; any changed bit is refused."""
     try:
-        with safe_open(file, framework="pt") as content:
-            about = json.loads(content.metadata()["unskew"])
-            entries = {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
+        entries, words = read_tensors(file)
+        about = _checked_words(entries, words)
+        number = about.pop("round", None)
+        if type(number) is not int or number < 0:
+            raise ValueError(f"{number!r} is not a round")
+        progress = record_from(Progress, about)
+        if progress.metrics_bytes < 0 or (progress.during_bytes or 0) < 0:
+            raise ValueError("a length is negative")
+        state = ServerState(
+            number, under(entries, "model/"), under(entries, "memory/"), under(entries, "sent/"),
+            clients=_tickets(entries),
+        )  # fmt: skip
+        return state, progress
+    except UNREADABLE as error:
+        after = "start the run from the beginning" if file.name == CHECKPOINT.name else "train up to that round again"
+        raise UserError(
+            f"the checkpoint {file} is damaged ({error}); restore it from a copy, or delete it to {after}"
+        ) from error
+
+
+def is_sealed(file: Path) -> bool:
+    """Whether a checkpoint is of a version that seals all of it."""
+    try:
+        return "seal" in read_tensors(file)[1]
+    except UNREADABLE:
+        return False
+
+
+def _checked_words(entries: Tensors, words: dict[str, str]) -> dict[str, Any]:
+    """What a checkpoint says beside its tensors, if its seal fits; earlier versions hash the tensors alone."""
+    about = parse_json(words["unskew"])
+    if not isinstance(about, dict):
+        raise ValueError("its metadata is not a JSON object")
+    if "sha256" in about and "seal" not in words:
         if about.pop("sha256") != sha256(entries):
             raise ValueError("its content does not match its checksum")
-        state = ServerState(
-            about.pop("round"),
-            under(entries, "model/"),
-            under(entries, "memory/"),
-            under(entries, "sent/"),
-            clients=_tickets(entries),
-        )
-        return state, Progress(**about)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"the checkpoint {file} is damaged ({error}); delete it to start the run from the beginning"
-        ) from error
+    elif words.pop("seal", None) != seal(entries, words):
+        raise ValueError("its content does not match its seal")
+    return about
 
 
 def _tickets(entries: Tensors) -> dict[int, str]:

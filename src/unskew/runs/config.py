@@ -13,11 +13,14 @@ from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
+from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.data.partition_csv import IDS
+from unskew.runs.manifest import read_sealed
 from unskew.runs.options import OPTIONS, Option
 from unskew.runs.options import Config as Config
 
+CONFIG = "config.toml"
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
@@ -29,15 +32,24 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def read(path: Path) -> Config:
     """A recipe: a TOML file whose keys are the options of ``unskew run``."""
     check_plain(path)
+    content = read_content(path, MAX_RECIPE)
+    if content is None:
+        raise UserError(f"there is no recipe {path}")
+    return _parsed(content, path)
+
+
+def read_run(path: Path) -> Config:
+    """The configuration of a run folder, as it was written."""
+    content = read_sealed(path, CONFIG)
+    if content is None:
+        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+    return _parsed(content, path / CONFIG)
+
+
+def _parsed(content: bytes, path: Path) -> Config:
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_RECIPE + 1)
-        if len(content) > MAX_RECIPE:
-            raise UserError(f"the recipe {path} is longer than {MAX_RECIPE:,} bytes; give a TOML file of options")
         table = tomllib.loads(content.decode("utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"there is no recipe {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise UserError(f"the recipe {path} cannot be read: {error}") from error
     except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error

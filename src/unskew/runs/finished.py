@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from unskew import engines, methods
 from unskew.calibration.classifier import load_calibrated
@@ -29,10 +29,21 @@ from unskew.round.client import ClientSide
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.finish import Calibrated, Event, finish
-from unskew.runs.folder import locked_folder, read_calibration, read_model, write_calibration, write_json
+from unskew.runs.folder import (
+    MODEL,
+    calibration_bytes,
+    calibration_file,
+    json_bytes,
+    locked_folder,
+    plain_names,
+    read_calibration,
+    read_model,
+)
 from unskew.runs.given import take_same
+from unskew.runs.manifest import require_sealed, write_sealed
 from unskew.runs.prepare import Prepared, prepare
-from unskew.runs.result import Result, read_result, to_json
+from unskew.runs.result import RESULT, Result, read_result, to_json
+from unskew.runs.seals import seal
 
 NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
@@ -111,8 +122,18 @@ def load(
     network.eval()
     if calibration is None:
         return network.module if isinstance(network, AnyNetwork) else network
-    encoder, classifier = load_calibrated(read_calibration(path, calibration), lambda layers: cut(network, layers))
+    encoder, classifier = calibrated_parts(path, calibration, read_calibration(path, calibration), network)
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
+
+
+def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tuple[nn.Module, nn.Module]:
+    """Encoder and calibrated classifier of a run, from the tensors of its file."""
+    try:
+        return load_calibrated(values, lambda layers: cut(network, layers))
+    except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        file = calibration_file(path, name)
+        words = " ".join(str(error).split())  # PyTorch complains in several lines
+        raise UserError(f"{file} does not fit the network: {words}; restore it from a copy") from error
 
 
 def _algorithm(source: str | Finisher) -> Algorithm:
@@ -144,7 +165,7 @@ def prepared_of(
 
     ``values`` are the data, model and method of a run that was given them from Python.
     """
-    config = configs.read(path / "config.toml")
+    config = configs.read_run(path)
     config = replace(
         config,
         data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
@@ -158,6 +179,7 @@ def prepared_of(
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
         raise UserError(f"{kept} is not there; it says which client holds what")
+    require_sealed(path, kept.name)
     prepared = prepare(replace(config, baseline=None), f"file:{kept}", given)
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
@@ -173,13 +195,30 @@ def _moved(data: str, folder: Path) -> str:
 
 
 def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
-    """The run's final weights, if they are those of its result."""
-    names, file = tensors.of_module(network), path / "model.safetensors"
-    weights = read_model(file)
-    model = {name: weights[name.partition("/")[2]] for name in names if name.partition("/")[2] in weights}
-    if model.keys() != names.keys() or tensors.sha256(model) != result.weights_sha256:
-        raise UserError(f"{file} does not have the weights that result.json names; it was changed after the run")
-    return model
+    """The run's final weights, if they are those of its result and fit the network."""
+    names, weights = tensors.of_module(network), final_weights(path, result)[0]
+    for name, own in plain_names(names).items():
+        there = weights.get(name)
+        if there is None or there.dtype != own.dtype or there.shape != own.shape:
+            found = "nothing" if there is None else f"{_kind(there)}"
+            raise UserError(f"{path / MODEL} does not fit the network: {name} must be {_kind(own)}, there is {found}")
+    return {name: weights[plain] for name, plain in zip(names, plain_names(names), strict=True)}
+
+
+def final_weights(path: Path, result: Result) -> tuple[Tensors, dict[str, str]]:
+    """The run's final weights by the network's own names, if they are those of its result; the words beside them."""
+    weights, about = read_model(path)
+    sealed = result.weights_seal is None or seal(weights, about) == result.weights_seal
+    if not sealed or tensors.sha256(weights) != result.weights_sha256:
+        raise UserError(
+            f"{path / MODEL} does not have the weights that result.json names; it was changed after the run: restore "
+            "it from a copy"
+        )
+    return weights, about
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> tuple[str, int]:
@@ -199,8 +238,8 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
 
 def _added(path: Path, event: Calibrated) -> Result:
     """The run's result with one calibration more; one of the same name is replaced."""
-    result = read_result(path)
-    write_calibration(path, event.result.name, event.classifier)
-    result = replace(result, calibrations={**result.calibrations, event.result.name: event.result})
-    write_json(path / "result.json", to_json(result))
+    result, name = read_result(path), event.result.name
+    result = replace(result, calibrations={**result.calibrations, name: event.result})
+    classifier = calibration_bytes(name, event.classifier)
+    write_sealed(path, {calibration_file(path, name).name: classifier, RESULT: json_bytes(to_json(result))})
     return result

@@ -15,27 +15,40 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import parse_json, write_whole
+from unskew.core.parts import clear_parts, is_part
 from unskew.core.types import CLASSIFIER, Tensors
+from unskew.runs import manifest
+from unskew.runs.manifest import require_sealed
+from unskew.runs.seals import UNREADABLE, read_tensors
+
+LOCK = ".lock"
+MODEL = "model.safetensors"
+PLACES = (".", "checkpoint", "states", "figures")  # the folders of a run folder that files are written to
 
 
 def create_run_folder(path: Path) -> None:
-    """A new, empty run folder; one that holds something is refused."""
+    """A new run folder, empty but for what a run that was killed before it began may have left; others are refused."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
         raise UserError(f"{path} holds a finished run; choose another --out")
-    if path.exists() and any(path.iterdir()):
+    if path.exists() and not is_blank(path):
         raise UserError(f"{path} exists and is not empty; choose another --out, or continue with: unskew resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"the run folder {path} cannot be made: {error.strerror}") from error
+
+
+def is_blank(path: Path) -> bool:
+    """Whether a folder has nothing but locks, parts and a manifest without its files."""
+    spare = (LOCK, manifest.LOCK, manifest.MANIFEST)
+    return all(each.name in spare or is_part(each.name) for each in path.iterdir())
 
 
 def unused_path(parent: Path, name: str) -> Path:
@@ -49,53 +62,62 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Lock the run folder for this process alone; the lock ends with the process, however it ends."""
-    with open(path / ".lock", "w", encoding="utf-8") as file:
+    """Lock the run folder for this process alone; the lock ends with the process, however it ends.
+
+    Parts of files that a killed process left behind are removed.
+    """
+    with open(path / LOCK, "w", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(f"{path} is in use by another process; wait for it or stop it") from None
+        clear_parts(*(path / place for place in PLACES))
         yield
 
 
-def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """An .npz file, whole; numpy adds no time stamps, so that the same arrays give the same bytes."""
+def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """An .npz file; numpy adds no time stamps, so that the same arrays give the same bytes."""
     content = io.BytesIO()
     odd = [name for name, value in arrays.items() if value.dtype.hasobject]
     if odd:
         raise TypeError(f"object arrays would have to be pickled: {', '.join(odd)}")
     np.savez_compressed(content, **dict[str, Any](arrays))
-    write_whole(path, content.getvalue())
+    return content.getvalue()
 
 
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """A JSON file, whole."""
-    write_whole(path, (json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """An .npz file, whole."""
+    write_whole(path, arrays_bytes(arrays))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """What ``write_json`` wrote."""
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    return values
+def json_bytes(values: Mapping[str, Any]) -> bytes:
+    """A JSON file, for people and programs to read."""
+    return (json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def write_model(path: Path, model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> None:
+def classifier_words(classifier: Sequence[str]) -> dict[str, str]:
+    """What a model's file says beside the weights: which of them are the classifier's, where that is not usual."""
+    if set(classifier) <= set(CLASSIFIER):
+        return {}
+    return {"classifier": json.dumps([name.partition("/")[2] for name in classifier])}
+
+
+def model_bytes(model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> bytes:
     """Weights as safetensors, under the network's own names; the file says which of them are the classifier's."""
-    plain = {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in model.items()}
-    usual = set(classifier) <= set(CLASSIFIER)
-    about = None if usual else {"classifier": json.dumps([name.partition("/")[2] for name in classifier])}
-    write_whole(path, save({name: value.contiguous() for name, value in plain.items()}, metadata=about))
+    plain = {name: value.contiguous() for name, value in plain_names(model).items()}
+    return save(plain, metadata=classifier_words(classifier) or None)
 
 
-def write_calibration(path: Path, name: str, classifier: CalibratedClassifier) -> None:
-    """A calibrated classifier beside the run's own weights: ``calibration-<name>.safetensors``."""
+def plain_names(model: Tensors) -> Tensors:
+    """A model's tensors under the network's own names."""
+    return {name.removeprefix("params/").removeprefix("buffers/"): value for name, value in model.items()}
+
+
+def calibration_bytes(name: str, classifier: CalibratedClassifier) -> bytes:
+    """A calibrated classifier as safetensors, with its name and how each class's Gaussian was made."""
     rows = [asdict(row) for row in classifier.report.classes]
     about = {"unskew": json.dumps({"method": name, "classes": rows, "kept_rows": classifier.report.kept_rows})}
-    content = {key: value.contiguous() for key, value in classifier.tensors().items()}
-    write_whole(calibration_file(path, name), save(content, metadata=about))
+    return save({key: value.contiguous() for key, value in classifier.tensors().items()}, metadata=about)
 
 
 def calibration_file(path: Path, name: str) -> Path:
@@ -106,30 +128,39 @@ def calibration_file(path: Path, name: str) -> Path:
 
 def read_calibration(path: Path, name: str) -> Tensors:
     """A calibrated classifier's tensors, as ``unskew.calibration.classifier.load_calibrated`` takes them."""
-    return _read_tensors(calibration_file(path, name))
-
-
-def read_model(path: Path) -> Tensors:
-    """The weights that ``write_model`` wrote, under the network's own names."""
-    return _read_tensors(path)
-
-
-def read_classifier_names(path: Path) -> list[str]:
-    """The names of the classifier's weight and, where it has one, bias in a file that ``write_model`` wrote."""
+    file = calibration_file(path, name)
+    require_sealed(path, file.name)
     try:
-        with safe_open(path, framework="pt") as content:
-            about = content.metadata() or {}
-        names: list[str] = json.loads(about.get("classifier", "null")) or [n.partition("/")[2] for n in CLASSIFIER]
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        values, about = read_tensors(file)
+        there = parse_json(about["unskew"])["method"]
+    except UNREADABLE as error:
+        raise _unreadable(file, error) from error
+    if there != name:
+        raise UserError(f"{file} has another calibration, {there!r}; restore it from a copy, or calibrate again")
+    return values
+
+
+def read_model(path: Path) -> tuple[Tensors, dict[str, str]]:
+    """A run's final weights under the network's own names, and the words beside them in the file."""
+    require_sealed(path, MODEL)
+    try:
+        return read_tensors(path / MODEL)
+    except UNREADABLE as error:
+        raise _unreadable(path / MODEL, error) from error
+
+
+def classifier_names(path: Path, about: Mapping[str, str]) -> list[str]:
+    """The names of the classifier's weight and, where it has one, bias, from the words of ``read_model``."""
+    try:
+        names = parse_json(about.get("classifier", "null")) or [n.partition("/")[2] for n in CLASSIFIER]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ValueError("the classifier's names are not a list of texts")
+    except ValueError as error:
+        raise _unreadable(path / MODEL, error) from error
     return names
 
 
-def _read_tensors(path: Path) -> Tensors:
-    try:
-        with safe_open(path, framework="pt") as content:
-            return {name: content.get_tensor(name) for name in content.keys()}  # noqa: SIM118
-    except FileNotFoundError:
-        raise UserError(f"{path} is not there") from None
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+def _unreadable(file: Path, error: Exception) -> UserError:
+    if isinstance(error, FileNotFoundError):
+        return UserError(f"{file} is not there")
+    return UserError(f"{file} cannot be read: it is damaged: {error}; restore it from a copy")

@@ -225,10 +225,10 @@ def _baseline(path: str, sha256: str) -> Result:
     """The finished run that accuracy is compared with; one on other data would compare nothing."""
     try:
         result = read_result(Path(path))
-        configs.read(Path(path) / "config.toml")
+        configs.read_run(Path(path))
     except UserError as error:
         raise UserError(
-            f"--baseline: {error}; if the baseline was moved, give its new folder in config.toml"
+            f"--baseline: {error}; if the baseline was moved, give its new folder with --baseline"
         ) from error
     if result.data_sha256 != sha256:
         raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
@@ -239,7 +239,7 @@ def _baseline(path: str, sha256: str) -> Result:
 
 def _differences(prepared: Prepared) -> tuple[str, ...]:
     """The baseline's settings that differ: relative accuracy means most where only the method does."""
-    there, here = configs.read(Path(prepared.config.baseline or "") / "config.toml"), prepared.config
+    there, here = configs.read_run(Path(prepared.config.baseline or "")), prepared.config
     others = [(key, getattr(there, key), getattr(here, key)) for key in ("model", "augment", "rounds", "seed")]
     if from_python(there.method):
         return tuple(f"{key} {theirs} there" for key, theirs, ours in others if theirs != ours)

@@ -1,39 +1,38 @@
 """during.jsonl: what was recorded while a run trained, one line for each round."""
 
-import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from unskew.core.errors import UserError
-from unskew.core.files import append, read_json_lines, write_whole
+from unskew.core.files import json_lines, read_content
+from unskew.runs.lines import Mark
+from unskew.runs.manifest import read_sealed
+
+DURING = "during.jsonl"
 
 
-def start(path: Path, after: int) -> None:
-    """Keep the rows of rounds up to ``after``; those that a crash left beyond them go, and are recorded again."""
-    file = path / "during.jsonl"
-    if file.exists():
-        lines = [json.dumps(row) for row in read(path) if row["round"] <= after]
-        write_whole(file, "".join(f"{line}\n" for line in lines).encode())
-
-
-def write(path: Path, row: Mapping[str, Any]) -> None:
-    """Add the row of one round."""
-    append(path / "during.jsonl", json.dumps(row, allow_nan=False).encode() + b"\n")
+def mark_after(path: Path, number: int) -> Mark:
+    """The part of during.jsonl up to that round, for checkpoints of earlier versions, which do not tell."""
+    content = read_content(path / DURING) or b""
+    kept = sum(row["round"] <= number for row in _checked(json_lines(content, path / DURING), path))
+    return Mark(sum(len(line) + 1 for line in content.split(b"\n")[:kept]))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The rows that were recorded while training, without a last line that a crash cut short."""
-    rows = read_json_lines(path / "during.jsonl")
+    return _checked(json_lines(read_sealed(path, DURING) or b"", path / DURING), path)
+
+
+def _checked(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
     try:
         for row in rows:
             _check_recorded(row)
         return rows
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path / 'during.jsonl'} is damaged: {type(error).__name__} {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise UserError(f"{path / DURING} is damaged: {type(error).__name__} {error}") from error
 
 
 def _check_recorded(row: dict[str, Any]) -> None:

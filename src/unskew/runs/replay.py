@@ -16,8 +16,9 @@ from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Engine, ServerState, Tensors, Visit
 from unskew.round import driver, statistics
+from unskew.runs import config as configs
 from unskew.runs import recording
-from unskew.runs.checkpoint import kept_state, load_checkpoint, load_state
+from unskew.runs.checkpoint import CHECKPOINT, Progress, kept_state, load_checkpoint, load_state
 
 if TYPE_CHECKING:
     from unskew.runs.study import FinishedRun
@@ -74,22 +75,41 @@ def replayed(run: "FinishedRun", number: int, then: Callable[[Engine, ServerStat
 
 
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
-    """The checkpoint's state, if it is that of the finished run; None where it is damaged or of another version."""
-    with suppress(UserError):
+    """The checkpoint's state, if it is that of the finished run; only saved states need it undamaged."""
+    try:
         checkpoint = load_checkpoint(run.path)
-        used = None if checkpoint is None else driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
-        if checkpoint is not None and used is not None and tensors.sha256(used) == run.result.weights_sha256:
-            return checkpoint[0]
-    return None
+    except UserError as error:
+        if run.remembered:
+            file = run.path / CHECKPOINT
+            raise UserError(
+                f"{file} is damaged, and the clients' saved states cannot be read without it; restore it from a copy, "
+                "or delete it to train local models as at a first visit"
+            ) from error
+        return None
+    if checkpoint is None:
+        return None
+    used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
+    return checkpoint[0] if tensors.sha256(used) == run.result.weights_sha256 else None
 
 
 def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
-    """What ``--during model`` kept of that round; None where the file is damaged."""
+    """What ``--during model`` kept of that round; None where the file is damaged or of another round or run."""
     file = kept_state(run.path, number)
     with suppress(UserError):
-        if file.exists() and (state := load_state(file)[0]).round == number:
-            return replace(state, clients={})
+        if file.exists():
+            state, progress = load_state(file)
+            return replace(state, clients={}) if state.round == number and _of_this_run(run, progress) else None
     return None
+
+
+def _of_this_run(run: "FinishedRun", progress: Progress) -> bool:
+    """Whether a kept state was made with the run's data, partition and configuration, or with its checkpoint's."""
+    if (progress.data_sha256, progress.partition_hash) != (run.result.data_sha256, run.result.partition_hash):
+        return False
+    if progress.config_sha256 == configs.fingerprint(run.config):
+        return True
+    checkpoint = load_checkpoint(run.path)  # a path in config.toml may have been changed since
+    return checkpoint is not None and checkpoint[1].config_sha256 == progress.config_sha256
 
 
 def _earlier_state(run: "FinishedRun", number: int) -> ServerState:

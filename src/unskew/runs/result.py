@@ -9,10 +9,13 @@ from typing import Any
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.svg import svg
 from unskew.core.errors import UserError
+from unskew.core.files import json_object
+from unskew.core.records import record_from
 from unskew.core.units import format_bytes, format_duration
-from unskew.runs.folder import read_json
+from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
+RESULT = "result.json"
 MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
@@ -57,6 +60,7 @@ class Result:
     baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
+    weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -133,19 +137,19 @@ def to_json(result: Result) -> dict[str, Any]:
 
 def read_result(path: Path) -> Result:
     """The result of a finished run."""
-    if not (path / "result.json").is_file():
+    file = path / RESULT
+    content = read_sealed(path, RESULT)
+    if content is None:
         if not path.exists():
             raise UserError(f"there is no folder {path}")
         hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run folder"
         raise UserError(f"{path} has no result.json; {hint}")
-    values = read_json(path / "result.json")
+    values = json_object(content, file)
     try:
-        for name in ("accuracy", "loss", "emd", "seconds", "bytes_up", "bytes_down"):
-            values[name] + 0.0  # a number
-        for name in ("baseline_accuracy", "relative_accuracy"):
-            if values.get(name) is not None:
-                values[name] + 0.0
-        values["calibrations"] = {row["name"]: Calibration(**row) for row in values["calibrations"]}
-        return Result(path=path, **values)
-    except (TypeError, KeyError) as error:
-        raise UserError(f"{path / 'result.json'} is not a result of this version: {error}") from error
+        rows = values.pop("calibrations", None)
+        if not isinstance(rows, list):
+            raise ValueError("it has no list of calibrations")
+        calibrations = [record_from(Calibration, row) for row in rows]
+        return record_from(Result, values, path=path, calibrations={each.name: each for each in calibrations})
+    except ValueError as error:
+        raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from unskew import engines
-from unskew.calibration.classifier import load_calibrated
-from unskew.core import tensors
 from unskew.core.errors import Missing as Missing
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -20,14 +18,14 @@ from unskew.core.limits import usable_path
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build, dataset
-from unskew.models.cut import cut
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.runs import config as configs
 from unskew.runs import recorded, replay
 from unskew.runs.checkpoint import MEMORIES, open_memories
-from unskew.runs.finished import engine_for, prepared_of, weights_of
-from unskew.runs.folder import read_calibration, read_classifier_names, read_model
+from unskew.runs.finished import calibrated_parts, engine_for, final_weights, prepared_of, weights_of
+from unskew.runs.folder import MODEL, classifier_names, read_calibration
+from unskew.runs.manifest import SealBroken, require_sealed
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Prepared
 from unskew.runs.result import Result, read_result
@@ -54,7 +52,7 @@ class FinishedRun:
     ) -> None:  # fmt: skip
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
-        self.config = configs.read(self.path / "config.toml")
+        self.config = configs.read_run(self.path)
         self.rows = read_metrics(self.path)
         self.during = recorded.read(self.path)
         self.say: Say = say or _silent
@@ -87,6 +85,7 @@ class FinishedRun:
     @cached_property
     def holdings(self) -> Holdings:
         """How many examples of each class every client has; no data set is needed."""
+        require_sealed(self.path, "partition.npz")
         return read_holdings(self.path / "partition.npz")
 
     @cached_property
@@ -97,6 +96,8 @@ class FinishedRun:
         try:
             self.say("reading the data set", 0, 0)
             return prepared_of(self.path, self.result, **self._asked)  # type: ignore[arg-type]
+        except SealBroken:
+            raise
         except UserError as error:
             self._lacking = Missing(str(error))
             raise self._lacking from error
@@ -135,16 +136,20 @@ class FinishedRun:
     @cached_property
     def weights(self) -> Tensors:
         """The run's final weights by the network's own names, without a data set."""
-        file = self.path / "model.safetensors"
-        weights = read_model(file)
-        if tensors.sha256(weights) != self.result.weights_sha256:
-            raise UserError(f"{file} does not have the weights of result.json; it was changed")
-        return weights
+        return self._final[0]
+
+    @cached_property
+    def _final(self) -> tuple[Tensors, dict[str, str]]:
+        return final_weights(self.path, self.result)
 
     @property
     def classifier_weight(self) -> Tensor:
         """[C, d], the weight of the run's own classifier at its end."""
-        return self.weights[read_classifier_names(self.path / "model.safetensors")[0]]
+        name = classifier_names(self.path, self._final[1])[0]
+        weight = self.weights.get(name)
+        if weight is None or weight.dim() != 2 or not weight.is_floating_point():
+            raise UserError(f"{self.path / MODEL} has no classifier weight {name!r}; restore the file from a copy")
+        return weight
 
     @cached_property
     def model(self) -> Tensors:
@@ -158,6 +163,8 @@ class FinishedRun:
         for name in self.result.calibrations:
             try:
                 classifiers[name] = read_calibration(self.path, name)
+            except SealBroken:
+                raise
             except UserError as error:
                 self.notes.append(f"the calibration {name} is left out: {error}")
         return classifiers
@@ -194,7 +201,7 @@ class FinishedRun:
         side.load(self.model, training=False)
         pairs = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():
-            encoder, classifier = load_calibrated(values, lambda layers: cut(side.network, layers))
+            encoder, classifier = calibrated_parts(self.path, name, values, side.network)
             pairs[name] = (encoder, classifier.cpu())  # type: ignore[assignment]
         count = len(side.test.labels)
         with torch.no_grad():

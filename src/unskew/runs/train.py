@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,12 @@ from unskew import engines, models
 from unskew.calibration.feasible import check
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
-from unskew.core.types import ImageSet, ServerState, Tensors
+from unskew.core.types import ServerState
 from unskew.data import partition_files
 from unskew.data.batches import check_visit, steps_for
-from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
 from unskew.round import driver
 from unskew.round.client import ClientSide
@@ -29,29 +27,32 @@ from unskew.runs import config as configs
 from unskew.runs import recorded, recording
 from unskew.runs.checkpoint import (
     Progress,
-    drop_memories,
     kept_state,
     load_checkpoint,
     open_memories,
     save_checkpoint,
     save_state,
 )
-from unskew.runs.config import Config
+from unskew.runs.conclude import conclude
+from unskew.runs.config import CONFIG, Config
 from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.folder import (
+    arrays_bytes,
     create_run_folder,
+    is_blank,
     locked_folder,
     unused_path,
-    write_arrays,
-    write_calibration,
-    write_json,
-    write_model,
 )
 from unskew.runs.given import take_same, take_values
-from unskew.runs.metrics import MetricsFile, read_metrics
-from unskew.runs.prepare import Overview, Prepared, first_visits, overview, prepare, skew
-from unskew.runs.result import Result, to_json
+from unskew.runs.lines import LineFile, Mark
+from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
+from unskew.runs.metrics import METRICS, metrics_row
+from unskew.runs.prepare import Overview, Prepared, first_visits, overview, prepare
+from unskew.runs.recorded import DURING
+from unskew.runs.result import RESULT, Result
 from unskew.runs.stop import STOP, StopRun
+
+PARTITION = "partition.npz"
 
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
@@ -72,34 +73,52 @@ def run(
     path = place or unused_path(Path("runs"), _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
-        write_whole(path / "config.toml", configs.to_toml(prepared.config).encode())
-        _write_partition(path / "partition.npz", prepared.partition, prepared.images)
+        if (path / CONFIG).exists():
+            raise UserError(f"{path} has a run that another process has begun meanwhile; choose another --out")
+        start_manifest(path)
+        config_text = configs.to_toml(prepared.config).encode()
+        write_sealed(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
 def resume(
     path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
-    **values: Any,
+    engine: str | None = None, workers: int | None = None, data_dir: str | Path | None = None,
+    baseline: str | Path | None = None, **values: Any,
 ) -> Result:  # fmt: skip
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
     ``values`` are the data, model and method of a run that was given them from Python.
     """
     path = usable_path(path)
-    if not (path / "config.toml").is_file():
-        raise UserError(f"{path} is not a run folder: it has no config.toml")
+    if path.is_dir() and not (path / CONFIG).exists() and is_blank(path):
+        raise UserError(
+            f"{path} has nothing to resume: no run was begun there; start one with: unskew run --out {path}"
+        )
+    if not (path / CONFIG).is_file():
+        require_sealed(path, CONFIG)
+        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
     with locked_folder(path):
-        if (path / "result.json").exists():
+        if read_sealed(path, RESULT) is not None:
             raise UserError(
-                f"{path} is finished: it has a result.json; start another run with: unskew run {path / 'config.toml'}"
+                f"{path} is finished: it has a result.json; start another run with: unskew run {path / CONFIG}"
             )
-        config = configs.read(path / "config.toml")
-        config = replace(config, on_failure=on_failure or config.on_failure, device=device or config.device)
+        config = configs.read_run(path)
+        config = replace(
+            config,
+            on_failure=on_failure or config.on_failure,
+            device=device or config.device,
+            engine=engine or config.engine,
+            workers=config.workers if workers is None else workers,
+            data_dir=str(data_dir) if data_dir else config.data_dir,
+            baseline=str(baseline) if baseline else config.baseline,
+        )
         given = take_same(values, config)
-        kept = (path / "partition.npz").absolute()
+        require_sealed(path, PARTITION)
+        kept = (path / PARTITION).absolute()
         prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
         if not kept.exists():
-            _write_partition(kept, prepared.partition, prepared.images)
+            write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         _rehearse(prepared)
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
@@ -141,11 +160,11 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     chosen = _choose(prepared, side, workers, config.rounds - first.round)
     observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
     with ExitStack() as stack:
-        metrics = MetricsFile(path / "metrics.jsonl", progress.metrics_bytes)
+        metrics, during = _growing(path, first, progress)
         stack.callback(metrics.close)
+        stack.callback(during.close)
         memories = open_memories(path) if side.algorithm.remember else None
         recorder = recording.Recorder(prepared.recordings, config.rounds, side, key)
-        recorded.start(path, first.round)
         engine = recording.RecordingEngine(
             engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
             recorder.watched,
@@ -153,14 +172,14 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         stack.callback(engine.close)
         if first.round < config.rounds:
             engine.pin(first.clients.values())
-        done = (first, progress.metrics_bytes)  # a state and how much of metrics.jsonl belongs to it, changed as one
+        done = (first, metrics.mark, during.mark)  # a state and how much of each file belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
         def save() -> None:
             metrics.sync()
+            during.sync()
             engine.sync()
-            so_far = replace(progress, metrics_bytes=done[1], seconds=time.monotonic() - began)
-            save_checkpoint(path, done[0], so_far)
+            save_checkpoint(path, done[0], _marked(progress, *done[1:], time.monotonic() - began))
             engine.pin(done[0].clients.values())
 
         try:
@@ -173,10 +192,10 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     score = evaluate(engine, state.tensors, len(prepared.images.test), key)
                     row = replace(row, accuracy=score.accuracy, loss=score.loss)
                 if (line := recorder.line(state, engine)) is not None:
-                    recorded.write(path, line)
+                    during.append(line)
                 if "model" in recorder.due(state.round):
                     save_state(kept_state(path, state.round), state, progress)
-                done = (state, metrics.append(row))
+                done = (state, metrics.append(metrics_row(row)), during.mark)
                 observe(row)
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:
                     save()
@@ -192,10 +211,10 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             try:
                 finish(engine, side, model, side.algorithm, key, keep)
             except UserError as error:  # resuming would fail in the same way: what was trained is written now
-                _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
+                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {again}") from error
-            return _finish(prepared, path, model, side.classifier, calibrated, chosen, trained)
+            return conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
         except BaseException:
             if done[0].round:
                 save()
@@ -220,6 +239,25 @@ def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[Server
     return state, progress
 
 
+def _growing(path: Path, first: ServerState, progress: Progress) -> tuple[LineFile, LineFile]:
+    """The files that grow with the rounds, cut off after the state's own."""
+    during = LineFile(path / DURING, progress.during or recorded.mark_after(path, first.round))
+    metrics = LineFile(path / METRICS, progress.metrics)
+    if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, first.round + 1)):
+        raise UserError(
+            f"{path / METRICS} has {len(rounds)} rounds up to the checkpoint's, which is after round {first.round}; "
+            f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
+        )
+    return metrics, during
+
+
+def _marked(progress: Progress, metrics: Mark, during: Mark, seconds: float) -> Progress:
+    return replace(
+        progress, metrics_bytes=metrics.bytes, metrics_sha256=metrics.sha256, during_bytes=during.bytes,
+        during_sha256=during.sha256, seconds=seconds,
+    )  # fmt: skip
+
+
 def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> str:
     config = prepared.config
     if not prepared.blueprint.crosses:
@@ -233,53 +271,9 @@ def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> 
     return engines.choose("auto", workers, work, len(visits))
 
 
-def _finish(
-    prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
-    engine: str, seconds: float,
-) -> Result:  # fmt: skip
-    config, rows = prepared.config, read_metrics(path)
-    examples = sum(row["examples"] for row in rows)
-    working = sum(row["seconds"] for row in rows)
-    result = Result(
-        path=path,
-        method=config.method,
-        data=config.data,
-        partition=config.partition,
-        clients=prepared.partition.clients,
-        per_round=config.per_round or 0,
-        rounds=config.rounds,
-        seed=config.seed,
-        engine=engine,
-        accuracy=rows[-1]["accuracy"],
-        loss=rows[-1]["loss"],
-        emd=skew(prepared.partition, prepared.images),
-        examples=examples,
-        seconds=seconds,
-        examples_per_second=examples / max(working, 1e-9),
-        bytes_up=sum(row["bytes_up"] for row in rows),
-        bytes_down=sum(row["bytes_down"] for row in rows),
-        weights_sha256=tensors.sha256(model),
-        model=config.model or "",
-        partition_hash=prepared.partition.hash,
-        data_sha256=prepared.data_sha256,
-        failures=sum(len(row.get("failures", ())) for row in rows),
-        calibrations={each.result.name: each.result for each in calibrated},
-    )
-    if prepared.baseline is not None:
-        reference = prepared.baseline.accuracy
-        result = replace(
-            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
-        )
-    write_model(path / "model.safetensors", model, classifier)
-    for each in calibrated:
-        write_calibration(path, each.result.name, each.classifier)
-    drop_memories(path)  # before the result, which says that nothing is left to do
-    write_json(path / "result.json", to_json(result))
-    return result
-
-
-def _write_partition(path: Path, partition: Partition, images: ImageSet) -> None:
-    write_arrays(path, partition_files.to_arrays(partition, images.train.labels, len(images.classes)))
+def _partition_bytes(prepared: Prepared) -> bytes:
+    labels, classes = prepared.images.train.labels, len(prepared.images.classes)
+    return arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
 
 
 def _slug(config: Config) -> str:

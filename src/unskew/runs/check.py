@@ -1,0 +1,105 @@
+"""Looking over a run folder: which of its files are as they were written, which are damaged, which are not sealed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from unskew.core.errors import UserError
+from unskew.core.files import read_content, write_whole
+from unskew.runs import recorded
+from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
+from unskew.runs.config import CONFIG, read_run
+from unskew.runs.folder import LOCK, MODEL
+from unskew.runs.lines import check_beginning
+from unskew.runs.manifest import GROWING, MANIFEST, Manifest, read_manifest, require_sealed, seal_as_it_is
+from unskew.runs.manifest import LOCK as MANIFEST_LOCK
+from unskew.runs.metrics import METRICS, read_metrics
+from unskew.runs.recorded import DURING
+from unskew.runs.result import RESULT, read_result
+
+WHOLE, DAMAGED, UNSEALED = "as it was written", "damaged", "not sealed"
+SEALED_KINDS = (CONFIG, "partition.npz", *GROWING, MODEL, "calibration-*.safetensors", "figures/*.json", RESULT)
+
+_OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
+_READERS: dict[str, Callable[[Path], object]] = {
+    CONFIG: read_run, METRICS: read_metrics, DURING: recorded.read, RESULT: read_result,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One file of a run folder: whether it is as it was written, and what is wrong if it is not."""
+
+    name: str
+    state: str
+    problem: str = ""
+
+
+def examine(path: Path) -> list[Examined]:
+    """Every file of a run folder; a damaged manifest is refused."""
+    _require_run_folder(path)
+    manifest = read_manifest(path)
+    there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    names = sorted((there | set(manifest.names if manifest else ())) - set(_OWN))
+    return [_examined(path, name, manifest) for name in names]
+
+
+def seal_folder(path: Path) -> list[str]:
+    """Take the files of a run folder as they are from now on: a new manifest; the files that it names.
+
+    Those that cannot be read are refused.
+    """
+    _require_run_folder(path)
+    before = read_content(path / MANIFEST)
+    (path / MANIFEST).unlink(missing_ok=True)
+    if odd := [each for each in examine(path) if each.state == DAMAGED]:
+        if before is not None:
+            write_whole(path / MANIFEST, before)
+        raise UserError(f"{odd[0].problem}; nothing is sealed")
+    finished = (path / RESULT).exists()
+    files = [str(file.relative_to(path)) for kind in SEALED_KINDS for file in sorted(path.glob(kind))]
+    names = [name for name in files if finished or name not in GROWING]
+    seal_as_it_is(path, names)
+    return names
+
+
+def unsealed_note(path: Path) -> str | None:
+    """What to say of a run folder that is not sealed; None where it is sealed, or no run folder at all."""
+    if not (path / CONFIG).exists() or (path / MANIFEST).exists():
+        return None
+    return f"{path} is not sealed, as it has no {MANIFEST}: a changed file may go unnoticed"
+
+
+def _require_run_folder(path: Path) -> None:
+    if not (path / CONFIG).exists() and not (path / MANIFEST).exists():
+        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+
+
+def _examined(path: Path, name: str, manifest: Manifest | None) -> Examined:
+    checkpoint = Path(name) == CHECKPOINT or name.startswith("states/")
+    try:
+        if checkpoint:
+            load_state(path / name)
+            return Examined(name, WHOLE if is_sealed(path / name) else UNSEALED)
+        kind = any(Path(name).match(each) for each in SEALED_KINDS)
+        if kind:
+            require_sealed(path, name)
+        if name in _READERS and (path / name).exists():
+            _READERS[name](path)
+        if name in GROWING and not (path / RESULT).exists():
+            return Examined(name, WHOLE if _vouched(path, name) else UNSEALED)
+        return Examined(name, WHOLE if kind and manifest is not None else UNSEALED)
+    except UserError as error:
+        return Examined(name, DAMAGED, str(error))
+
+
+def _vouched(path: Path, name: str) -> bool:
+    """Whether the checkpoint vouches for the beginning of a file that grows, which must then be as it was."""
+    if not (path / CHECKPOINT).exists():
+        return False
+    progress = load_state(path / CHECKPOINT)[1]
+    mark = progress.metrics if name == METRICS else progress.during
+    if mark is None or not mark.sha256:
+        return False
+    check_beginning(path / name, mark)
+    return True

@@ -1,0 +1,74 @@
+"""The end of a run: its result, and all that goes into the run folder with it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from unskew.core import tensors
+from unskew.core.types import Tensors
+from unskew.runs.checkpoint import drop_memories
+from unskew.runs.finish import Calibrated
+from unskew.runs.folder import (
+    MODEL,
+    calibration_bytes,
+    calibration_file,
+    classifier_words,
+    json_bytes,
+    model_bytes,
+    plain_names,
+)
+from unskew.runs.lines import LineFile
+from unskew.runs.manifest import write_sealed
+from unskew.runs.metrics import METRICS
+from unskew.runs.prepare import Prepared, skew
+from unskew.runs.recorded import DURING
+from unskew.runs.result import RESULT, Result, to_json
+from unskew.runs.seals import seal
+
+
+def conclude(
+    prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
+    engine: str, seconds: float, metrics: LineFile, during: LineFile,
+) -> Result:  # fmt: skip
+    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
+    config, rows = prepared.config, metrics.rows()
+    examples = sum(row["examples"] for row in rows)
+    working = sum(row["seconds"] for row in rows)
+    result = Result(
+        path=path,
+        method=config.method,
+        data=config.data,
+        partition=config.partition,
+        clients=prepared.partition.clients,
+        per_round=config.per_round or 0,
+        rounds=config.rounds,
+        seed=config.seed,
+        engine=engine,
+        accuracy=rows[-1]["accuracy"],
+        loss=rows[-1]["loss"],
+        emd=skew(prepared.partition, prepared.images),
+        examples=examples,
+        seconds=seconds,
+        examples_per_second=examples / max(working, 1e-9),
+        bytes_up=sum(row["bytes_up"] for row in rows),
+        bytes_down=sum(row["bytes_down"] for row in rows),
+        weights_sha256=tensors.sha256(model),
+        model=config.model or "",
+        partition_hash=prepared.partition.hash,
+        data_sha256=prepared.data_sha256,
+        failures=sum(len(row.get("failures", ())) for row in rows),
+        calibrations={each.result.name: each.result for each in calibrated},
+        weights_seal=seal(plain_names(model), classifier_words(classifier)),
+    )
+    if prepared.baseline is not None:
+        reference = prepared.baseline.accuracy
+        result = replace(
+            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
+        )
+    files = {MODEL: model_bytes(model, classifier)}
+    files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
+              for each in calibrated}  # fmt: skip
+    drop_memories(path)  # before the result, which says that nothing is left to do
+    grown = {METRICS: metrics.mark.sha256} | ({DURING: during.mark.sha256} if during.mark.bytes else {})
+    write_sealed(path, {**files, RESULT: json_bytes(to_json(result))}, grown=grown)
+    return result

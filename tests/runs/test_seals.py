@@ -1,0 +1,262 @@
+"""Seals over tensors: names, types, shapes, bytes and the words beside them all count, in checkpoints and in models."""
+
+import json
+import struct
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save, save_file
+
+from analysis.finished import SMALL, command, finished, images, refused, run, runs_of, unsealed
+from federation import same
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import ServerState
+from unskew.round.driver import Metrics
+from unskew.runs import train
+from unskew.runs.checkpoint import CHECKPOINT, Progress, is_sealed, load_checkpoint, save_checkpoint
+from unskew.runs.finished import load
+from unskew.runs.result import read_result
+from unskew.runs.seals import seal
+
+__all__ = ["finished", "run", "runs_of"]
+
+PROGRESS = Progress(
+    metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64,
+    metrics_sha256="m" * 64, during_bytes=7, during_sha256="e" * 64,
+)  # fmt: skip
+
+
+def small_state():
+    draw = Key(0).torch()
+    model = {"params/weight": torch.randn(2, 3, generator=draw), "buffers/count": torch.tensor(5)}
+    memory = {"velocity": torch.randn(2, 3, generator=draw, dtype=torch.float64)}
+    return ServerState(17, model, memory, clients={3: "0-00000000", 5: "1-0000ffff"})
+
+
+def header(content):
+    """Where a safetensors file's header ends."""
+    return 8 + struct.unpack("<Q", content[:8])[0]
+
+
+def with_header(content, old, new):
+    """The file with this text of its header replaced by another, of any length."""
+    end = header(content)
+    text = content[8:end]
+    assert old in text
+    text = text.replace(old, new, 1)
+    return struct.pack("<Q", len(text)) + text + content[end:]
+
+
+def test_a_seal_counts_names_types_shapes_bytes_and_words():
+    entries = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.zeros(0, 2)}
+    others = [
+        {**entries, "a": entries["a"].view(torch.int32)},
+        {**entries, "a": entries["a"].reshape(3, 2)},
+        {**entries, "a": entries["a"] + 1},
+        {"c" if name == "a" else name: value for name, value in entries.items()},
+        {"a": entries["a"]},
+        {**entries, "b": torch.zeros(2, 0)},
+    ]
+    seals = [
+        seal(entries, {}),
+        seal(entries, {"x": "y"}),
+        seal(entries, {"x": "z"}),
+        *(seal(each, {}) for each in others),
+    ]
+    assert len(set(seals)) == len(seals)
+    assert seal(dict(reversed(entries.items())), {}) == seals[0]
+    assert seal({"a": entries["a"].t().contiguous().t(), "b": entries["b"]}, {}) == seals[0]
+    for dtype in (torch.bfloat16, torch.bool, torch.int64, torch.float64):
+        assert len(seal({"a": torch.ones(3, dtype=dtype), "b": torch.tensor(1, dtype=dtype)}, {})) == 64
+
+
+# Checkpoints
+
+
+def test_every_bit_of_a_checkpoint_counts(tmp_path):
+    save_checkpoint(tmp_path, small_state(), PROGRESS)
+    file = tmp_path / CHECKPOINT
+    whole = file.read_bytes()
+    for place in range(len(whole)):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+        with pytest.raises(UserError, match=r"state\.safetensors is damaged .* restore it from a copy, or delete it"):
+            load_checkpoint(tmp_path)
+    file.write_bytes(whole)
+    assert same(load_checkpoint(tmp_path)[0], small_state())
+    assert load_checkpoint(tmp_path)[1] == PROGRESS
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'\\"round\\": 17', b'\\"round\\": 18'),
+        (b'\\"metrics_bytes\\": 123', b'\\"metrics_bytes\\": 0'),
+        (b'\\"metrics_bytes\\": 123', b'\\"metrics_bytes\\": null'),
+        (b'\\"seconds\\": 4.5', b'\\"seconds\\": NaN'),
+        (b'\\"during_bytes\\": 7, ', b""),
+        (b'"seal"', b'"sael"'),
+        (b'"F32","shape":[2,3]', b'"I32","shape":[2,3]'),
+        (b'"F32","shape":[2,3]', b'"F32","shape":[3,2]'),
+        (b'"model/params/weight"', b'"model/params/wieght"'),
+        (b'"memory/velocity"', b'"sent/velocity"'),
+    ],
+)
+def test_a_changed_header_is_refused(tmp_path, old, new):
+    save_checkpoint(tmp_path, small_state(), PROGRESS)
+    file = tmp_path / CHECKPOINT
+    file.write_bytes(with_header(file.read_bytes(), old, new))
+    with pytest.raises(UserError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
+def earlier(file, **changes):
+    """The checkpoint as an earlier version wrote it: a hash of the tensors alone, and no marks of files."""
+    entries = load_file(file)
+    progress = asdict(load_checkpoint(file.parent.parent)[1])
+    about = {name: progress[name] for name in list(progress)[:5]}
+    number = load_checkpoint(file.parent.parent)[0].round
+    words = {"round": number, "sha256": tensors.sha256(entries), **about, **changes}
+    file.write_bytes(save(entries, {"unskew": json.dumps(words)}))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read(tmp_path):
+    save_checkpoint(tmp_path, small_state(), PROGRESS)
+    assert is_sealed(tmp_path / CHECKPOINT)
+    earlier(tmp_path / CHECKPOINT)
+    assert not is_sealed(tmp_path / CHECKPOINT)
+    state, progress = load_checkpoint(tmp_path)
+    assert same(state, small_state())
+    assert progress == replace(PROGRESS, metrics_sha256="", during_bytes=None, during_sha256="")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"round": "17"}, {"round": -1}, {"round": 1.5}, {"round": None}, {"metrics_bytes": "123"}, {"metrics_bytes": -1},
+     {"seconds": [1]}, {"data_sha256": 5}, {"config_sha256": None}, {"sha256": 7}, {"unknown": 1},
+     {"during_bytes": -2}, {"seconds": float("inf")}],
+)  # fmt: skip
+def test_a_wrong_type_in_an_earlier_checkpoint_is_one_message(tmp_path, change):
+    save_checkpoint(tmp_path, small_state(), PROGRESS)
+    earlier(tmp_path / CHECKPOINT, **change)
+    with pytest.raises(UserError, match="is damaged"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.fixture
+def stopped(runs_of, tmp_path):
+    """A run that was interrupted in its third round, and the run that it should become."""
+    options = {"during": "norms", "checkpoint_seconds": 0.0}
+    whole = runs_of(**options)
+
+    def interrupt(event):
+        if isinstance(event, Metrics) and event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train.run(
+            out=tmp_path / "run", observe=interrupt, data=f"arrays:{images(whole.parent)}", **{**SMALL, **options}
+        )
+    return tmp_path / "run", whole
+
+
+def test_an_earlier_version_s_run_is_resumed_and_a_note_says_that_it_is_not_sealed(stopped, capsys):
+    run, whole = stopped
+    unsealed(run)
+    earlier(run / CHECKPOINT)
+    with open(run / "during.jsonl", "ab") as file:  # of a round after the checkpoint
+        file.write(b'{"round": 3, "silhouette": 0.5}\n')
+    code, _, error = command(capsys, "resume", run)
+    assert code == 0
+    assert "is not sealed" in error
+    assert read_result(run).weights_sha256 == read_result(whole).weights_sha256
+    assert (run / "during.jsonl").read_bytes() == (whole / "during.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "during.jsonl"])
+def test_lines_before_the_checkpoint_are_vouched_for_by_it(stopped, capsys, name):
+    run, _ = stopped
+    file = run / name
+    whole = file.read_bytes()
+    at = whole.index(b".") + 1
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    message = refused(capsys, "resume", run)
+    assert f"{file} was changed since the checkpoint was written" in message
+    assert f"delete {run / 'checkpoint'}" in message
+    assert str(file) in refused(capsys, "check", run)
+    file.write_bytes(whole.splitlines(keepends=True)[0])
+    assert f"{file} is shorter than the checkpoint says" in refused(capsys, "resume", run)
+
+
+def test_an_earlier_checkpoint_with_too_few_rounds_in_the_metrics_is_refused(stopped):
+    """One flipped bit of metrics_bytes lost rounds before, without a word."""
+    run, _ = stopped
+    earlier(run / CHECKPOINT, metrics_bytes=0)
+    with pytest.raises(UserError, match=r"metrics\.jsonl has 0 rounds up to the checkpoint's, which is after round 2"):
+        train.resume(run)
+
+
+# Models, in folders without a manifest
+
+
+MODELS = {
+    "integers for floats": (b'"F32"', b'"I32"'),
+    "transposed": (b'"shape":[10,', b'"shape":[1,10,'),
+    "renamed": (b'"classifier.weight"', b'"classifier.wieght"'),
+    "another classifier": (b"{", b'{"__metadata__":{"classifier":"[\\"conv1.weight\\"]"},'),
+}
+
+
+@pytest.mark.parametrize("sealed", [True, False], ids=["weights_seal", "an earlier result"])
+@pytest.mark.parametrize("change", MODELS)
+def test_a_model_with_another_header_is_refused(run, capsys, change, sealed):
+    unsealed(run)
+    file = run / "model.safetensors"
+    values = json.loads((run / "result.json").read_text())
+    assert len(values["weights_seal"]) == 64
+    if not sealed:
+        del values["weights_seal"]
+        (run / "result.json").write_text(json.dumps(values))
+        if change == "another classifier":
+            return  # earlier versions do not vouch for it
+    file.write_bytes(with_header(file.read_bytes(), *MODELS[change]))
+    with pytest.raises(UserError, match=r"model\.safetensors"):
+        load(run)
+    for words in (["calibrate", run, "lda"], *([["analyse", run, "norms"]] if sealed else [])):
+        assert str(file) in refused_with_note(capsys, *words)
+
+
+def refused_with_note(capsys, *words):
+    code, _, error = command(capsys, *words)
+    note, message = error.splitlines()
+    assert (code, note[:5], message[:8]) == (2, "note:", "unskew: ")
+    return message
+
+
+def test_a_calibration_copied_over_another_is_noticed_by_its_name(run):
+    unsealed(run)
+    (run / "calibration-lda.safetensors").write_bytes((run / "calibration-lda-layers-2.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"calibration-lda\.safetensors has another calibration, 'lda\(layers=2\)'"):
+        load(run, "lda")
+
+
+@pytest.mark.parametrize("change", ["steps", "head.weight", "head.bias"])
+def test_a_calibration_that_does_not_fit_is_one_message(run, change):
+    unsealed(run)
+    file = run / "calibration-lda.safetensors"
+    values = load_file(file)
+    about = {"unskew": json.dumps({"method": "lda"})}
+    save_file(
+        {name: value.flatten()[1:].clone() if name == change else value for name, value in values.items()}, file, about
+    )
+    with pytest.raises(UserError, match=r"calibration-lda\.safetensors does not fit the network"):
+        load(run, "lda")
+
+
+def test_a_sound_model_keeps_its_hash(run):
+    result = read_result(run)
+    weights = load_file(run / "model.safetensors")
+    assert result.weights_sha256 == tensors.sha256(weights)
+    assert result.weights_seal == seal(weights, {})
