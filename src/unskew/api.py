@@ -78,8 +78,8 @@ def run(
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
     place = None if recipe is None else Path(recipe)
-    folder = None if out is None else Path(out)
-    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, **options))
+    folder, home = None if out is None else Path(out), Path.cwd()
+    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, home=home, **options))
 
 
 def resume(
@@ -101,7 +101,9 @@ def resume(
     return _shown(
         progress,
         observe,
-        lambda watch: train.resume(Path(path), observe=watch, on_failure=on_failure, device=device, **values),
+        lambda watch: train.resume(
+            Path(path).absolute(), observe=watch, on_failure=on_failure, device=device, **values
+        ),
     )
 
 

@@ -22,6 +22,7 @@ from unskew.analysis.store import take_measure
 from unskew.charts import Chart
 from unskew.charts.files import FORMATS, chart_bytes
 from unskew.core import text
+from unskew.core.context import neutral
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.core.plugins import load_function
@@ -94,6 +95,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
     return files
 
 
+@neutral()
 def analyse(
     path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
     workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,

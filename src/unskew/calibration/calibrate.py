@@ -17,12 +17,14 @@ from unskew.calibration.heads import copy_of, device_of, last_linear
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 MAX_CLASSES_NAMED = 10  # in a warning
 
 
+@neutral()
 def calibrate(
     classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:
@@ -47,11 +49,12 @@ def calibrate(
         words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
-        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=2)
+        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=3)
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrapped(finisher, made, before, absent, began)
 
 
+@neutral()
 def calibrate_on_features(
     classifier: nn.Module, features: Tensor, labels: Tensor, method: str | Finisher, seed: int = 0
 ) -> CalibratedClassifier:

@@ -14,6 +14,7 @@ from unskew.calibration.gaussians import ClassReport
 from unskew.calibration.heads import blank, copy_of, device_of
 from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
 
@@ -65,6 +66,7 @@ class CalibratedClassifier(nn.Module):
         self.clip = float(clip)  # the longest feature when statistics were taken; 0: no limit
         self.lifted = isinstance(before, Lift)
 
+    @neutral()
     def tensors(self) -> Tensors:
         """All its values by name, on the CPU: what ``load_calibrated`` takes."""
         steps = [float(self.layers), 0.0, 1.0, self.clip]
@@ -74,6 +76,7 @@ class CalibratedClassifier(nn.Module):
         head = {f"head.{name}": value.detach().cpu() for name, value in self.head.state_dict().items()}
         return {"steps": torch.tensor(steps, dtype=torch.float64), **lift, **head}
 
+    @neutral()
     def linear(self) -> nn.Linear:
         """A plain ``nn.Linear`` with the same values: ``model.fc = calibrated.linear()``.
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from unskew.core.context import neutral
 from unskew.core.key import Key
 
 
@@ -47,6 +48,7 @@ class Lift(nn.Module):
         self.register_buffer("weight", weight)
 
     @staticmethod
+    @neutral()
     def of(width: int, expand: int) -> "Lift":
         """The lift from ``width`` features to ``expand`` random ones beside them."""
         return Lift(_random_sums(width, expand).clone())

@@ -15,6 +15,7 @@ from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import default_workers
@@ -36,6 +37,7 @@ from unskew.runs.result import Result, read_result, to_json
 NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 
+@neutral()
 def calibrate_run(
     path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
     data_dir: str | Path | None = None, device: str | None = None, observe: Callable[[Event], None] | None = None,
@@ -85,6 +87,7 @@ def calibrate_run(
     return result
 
 
+@neutral()
 def load(
     path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None, data: Any = None,
     model: Any = None, method: Any = None,

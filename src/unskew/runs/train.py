@@ -11,6 +11,7 @@ from typing import Any
 from unskew import engines, models
 from unskew.calibration.feasible import check
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
@@ -55,19 +56,22 @@ from unskew.runs.stop import STOP, StopRun
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
 
+@neutral()
 def run(
-    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None, **options: Any
-) -> Result:
+    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None,
+    home: Path = Path(), **options: Any,
+) -> Result:  # fmt: skip
     """Train, evaluate, write the run folder. ``unskew.run`` is this function with every option spelled out.
 
-    Whatever is refused is refused before the run folder is made.
+    Whatever is refused is refused before the run folder is made. ``home`` is what a relative ``out`` is below: with an
+    absolute one the run goes on where it is, even if the observer changes the working directory.
     """
     base = configs.read(Path(recipe)) if recipe else Config()
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given)
     _rehearse(prepared)
-    path = Path(out) if out else unused_path(Path("runs"), _slug(prepared.config))
+    path = home / out if out else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         write_whole(path / "config.toml", configs.to_toml(prepared.config).encode())
@@ -75,6 +79,7 @@ def run(
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
+@neutral()
 def resume(
     path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
     **values: Any,

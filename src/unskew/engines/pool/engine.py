@@ -4,6 +4,7 @@ On a small network two processes of one thread do about a third more than one pr
 added in the order of the visits, so that the number of workers does not change a bit of the sum.
 """
 
+import os
 import selectors
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from unskew.core.context import neutral
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, resolve_device, worker_device
 from unskew.core.roster import Roster
-from unskew.core.tensors import Layout, one_thread
+from unskew.core.tensors import Layout
 from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
@@ -43,7 +45,7 @@ class Pool:
         self._hello: dict[str, Any] = {
             "blueprint": blueprint.to_json(),
             "data": layout,
-            "path": sys.path,
+            "path": [os.path.abspath(each) for each in sys.path],  # another working directory changes nothing
             "secret": secret.hex(),
         }
         self._device = resolve_device(blueprint.device)
@@ -61,7 +63,7 @@ class Pool:
         for worker in self._workers:
             worker.send(begin)
         work = _Work(self._slots.assign(visits), [_length(self.roster, job, visit) for visit in visits])
-        with one_thread():  # the workers have the cores: a second thread here would wait for one of them at every sum
+        with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
                     self._feed(worker, work)
