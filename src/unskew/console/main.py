@@ -13,6 +13,7 @@ import typer
 import unskew
 from unskew.console import comparison as comparing
 from unskew.console.data import data_app
+from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
@@ -186,6 +187,7 @@ app.command(name="methods")(show_methods)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
+    print_any_letter()
     try:
         _command(arguments)
     except BrokenPipeError:  # the reader of our output has gone: `unskew methods | head`
