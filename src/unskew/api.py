@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
+from unskew.core.arguments import FLAG, FUNCTION, PATH, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -29,6 +30,7 @@ Method = Step | Algorithm | Sequence[Step]
 Clients = Text | Partition | npt.NDArray[np.integer[Any]] | Sequence[int] | Callable[..., Any]
 
 
+@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
 def run(
     recipe: Text | None = None,
     *,
@@ -82,6 +84,9 @@ def run(
     return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, home=home, **options))
 
 
+@accepts(
+    path=PATH, observe=optional(FUNCTION), progress=optional(FLAG), on_failure=optional(TEXT), device=optional(TEXT),
+)  # fmt: skip
 def resume(
     path: Text,
     *,

@@ -17,6 +17,7 @@ from unskew.calibration.heads import copy_of, device_of, last_linear
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
+from unskew.core.arguments import COUNT, accepts
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -25,6 +26,7 @@ MAX_CLASSES_NAMED = 10  # in a warning
 
 
 @neutral()
+@accepts(seed=COUNT)
 def calibrate(
     classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:
@@ -49,7 +51,7 @@ def calibrate(
         words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
-        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=3)
+        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=4)
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrapped(finisher, made, before, absent, began)
 

@@ -19,6 +19,7 @@ from unskew.calibration.covariances import parse_form
 from unskew.calibration.forms import MAX_CLASSES, MAX_FEATURES, Form, fault, statistics_bytes
 from unskew.calibration.heads import device_of
 from unskew.calibration.merging import Merging
+from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts, optional
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, whole_number
 from unskew.core.files import write_whole
@@ -73,6 +74,7 @@ class ClassStatistics:
 
     @staticmethod
     @neutral(keep_threads=True)
+    @accepts(relabel=optional(FUNCTION))
     def measure(
         encoder: nn.Module, batches: Iterable[Any], classes: int, *, form: str | Form = "full",
         relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -122,6 +124,7 @@ class ClassStatistics:
 
     @staticmethod
     @neutral()
+    @accepts(parts=SEVERAL)
     def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
         """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
@@ -161,12 +164,14 @@ class ClassStatistics:
         return self.sums["sums"] / self.number[:, None]
 
     @neutral()
+    @accepts(label=COUNT)
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
         place = self._place(label)
         return self.sums["sums"][place] / self.number[place]
 
     @neutral()
+    @accepts(label=COUNT)
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
         place = self._place(label)
@@ -198,6 +203,12 @@ class ClassStatistics:
 
     @staticmethod
     @neutral()
+    @accepts(
+        sums=Kind(
+            "a dict with 'number', as spread_out gives it",
+            lambda each: "number" in (each if isinstance(each, dict) else ()),
+        )
+    )
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
         """What ``spread_out`` gave, added over clients; classes that no client holds are left out."""
         form, number = parse_form(form), sums["number"].round().long()
@@ -214,12 +225,14 @@ class ClassStatistics:
         about = {"unskew": json.dumps({"statistics": 1, "classes": self.classes, "form": str(self.form)})}
         return save({name: value.contiguous() for name, value in self.tensors().items()}, metadata=about)
 
+    @accepts(path=PATH)
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
         write_whole(Path(path), self.to_bytes())
 
     @staticmethod
     @neutral()
+    @accepts(path=PATH)
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
         try:
@@ -247,7 +260,7 @@ class ClassStatistics:
         return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
 
     def _place(self, label: int) -> int:
-        places = (self.held == label).nonzero()
+        places = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
         if not len(places):
             raise UserError(f"no client holds class {label}; {len(self.held)} of {self.classes} classes are held")
         return int(places[0, 0])
