@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -159,3 +160,13 @@ def test_auto_takes_the_loop_when_processes_would_cost_more_than_they_save():
     assert engines.choose("auto", workers=2, work=100.0, visits=10) == "pool"
     assert engines.choose("auto", workers=1, work=100.0, visits=10) == "loop"
     assert engines.choose("auto", workers=8, work=100.0, visits=1) == "loop"
+
+
+def test_a_pool_with_too_few_open_files_says_so_before_a_worker_starts():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+    try:
+        with pytest.raises(UserError, match=r"a pool of 4 workers needs 36 .* may open \d+; .* fewer --workers"):
+            federation().run(1, "pool", 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

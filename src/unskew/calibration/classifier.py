@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.gaussians import ClassReport
+from unskew.calibration.gaussians import CLIPPED, ClassReport
 from unskew.calibration.heads import blank, copy_of, device_of
 from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core import tensors
@@ -42,7 +42,7 @@ class Report:
             )
         if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
             notes.append(f"{alone} of {every} with one example: the covariance is the pooled one")
-        if (clipped := max((row.clipped for row in self.classes), default=0.0)) > 1e-6:
+        if (clipped := max((row.clipped for row in self.classes), default=0.0)) > CLIPPED:
             notes.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
             notes.append(f"low rank leaves at most {rest:.0%} of a class's variance to the diagonal")

@@ -1,6 +1,7 @@
 """The command line: flags in, values to the library, results on the screen."""
 
 import csv
+import errno
 import io
 import os
 import sys
@@ -22,6 +23,7 @@ from unskew.console.study import Device, analyse, report
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
+from unskew.core.machine import too_many_files
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd
 from unskew.loggers import LOGGERS
@@ -212,6 +214,8 @@ def _command(arguments: Sequence[str] | None) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            fail(too_many_files("too many files are open"), 2)
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if _interrupted(error):
