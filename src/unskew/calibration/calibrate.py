@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from unskew.calibration import parse_calibration
 from unskew.calibration.classifier import CalibratedClassifier, Report
 from unskew.calibration.finisher import Finisher, Made, RealFeatures
-from unskew.calibration.heads import copy_of, device_of, last_linear
+from unskew.calibration.heads import copy_of, device_of, last_linear, outside_inference
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
@@ -42,6 +42,9 @@ def calibrate(
         raise UserError(
             f"{finisher.text} needs the clients' real features, which only a simulation has; unskew calibrate RUN"
         )
+    if not isinstance(classifier, nn.Module):
+        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+    classifier = outside_inference(classifier)
     classes = _fitting(classifier, statistics, needs)
     held = {label // needs.components for label in statistics.held.tolist()}
     absent = tuple(label for label in range(classes) if label not in held)
@@ -114,8 +117,6 @@ def _wrapped(
 
 def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
     """How many classes there are, if classifier, statistics and calibration belong together."""
-    if not isinstance(classifier, nn.Module):
-        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
     if not isinstance(statistics, ClassStatistics):
         raise UserError(f"the statistics must be ClassStatistics, this is a {type(statistics).__name__}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):
