@@ -3,10 +3,10 @@
 Names are imported when first used: ``import unskew`` is quick, and an interrupt in the first second ends cleanly.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself would take longer than the whole rest
 if TYPE_CHECKING:
+    from typing import Any
+
     from unskew.analysis import analyse
     from unskew.api import resume, run
     from unskew.calibration.calibrate import calibrate
@@ -69,7 +69,9 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     if name not in _HOME:
         raise AttributeError(f"module 'unskew' has no attribute {name!r}")
     return getattr(importlib.import_module(f"unskew.{_HOME[name]}"), name)

@@ -1,9 +1,12 @@
 """Where the command starts: an interrupt is understood before the long imports begin."""
 
+import _signal  # type: ignore[import-not-found]  # ``signal`` adds enumerations: longer to import than all here
 import os
-import signal
 import sys
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 INTERRUPTED = 130
 
@@ -25,16 +28,17 @@ def main() -> None:
         raise
 
 
-def _on_interrupt(handler: Any) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handler)
+def _on_interrupt(handler: "Any") -> None:
+    for number in (_signal.SIGINT, _signal.SIGTERM):
+        _signal.signal(number, handler)
 
 
-def _interrupt(*_: Any) -> None:
+def _interrupt(*_: "Any") -> None:
     raise KeyboardInterrupt
 
 
-def _leave(*_: Any) -> None:
+def _leave(*_: "Any") -> None:
+    _on_interrupt(_signal.SIG_IGN)  # a second interrupt has nothing to add
     os.write(2, b"unskew: interrupted\n")
     _end()
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
+from unskew.core.arguments import FLAG, FUNCTION, PATH, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -29,6 +30,7 @@ Method = Step | Algorithm | Sequence[Step]
 Clients = Text | Partition | npt.NDArray[np.integer[Any]] | Sequence[int] | Callable[..., Any]
 
 
+@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
 def run(
     recipe: Text | None = None,
     *,
@@ -78,10 +80,14 @@ def run(
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
     place = None if recipe is None else Path(recipe)
-    folder = None if out is None else Path(out)
-    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, **options))
+    folder, home = None if out is None else Path(out), Path.cwd()
+    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, home=home, **options))
 
 
+@accepts(
+    path=PATH, observe=optional(FUNCTION), progress=optional(FLAG), on_failure=optional(TEXT), device=optional(TEXT),
+    engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), baseline=optional(PATH),
+)  # fmt: skip
 def resume(
     path: Text,
     *,
@@ -104,7 +110,7 @@ def resume(
 
     def work(watch: Observer | None) -> Result:
         return train.resume(
-            Path(path), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
+            Path(path).absolute(), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
             data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
             data=data, model=model, method=method,
         )  # fmt: skip

@@ -1,5 +1,7 @@
 """Every class held has a Gaussian, however few or flat its examples; what had to be done for it is reported."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration import gaussians
+from unskew.calibration.calibrate import calibrate
 from unskew.calibration.covariances import directions, parse_form
 from unskew.calibration.gaussians import Gaussians
 from unskew.calibration.statistics import ClassStatistics
@@ -422,3 +425,30 @@ def test_the_gaussians_of_a_sum_are_those_of_the_pooled_features(form):
     near(merged.means, pooled.means)
     for place in range(3):
         near(covariance(merged.spread(place)[0]), covariance(pooled.spread(place)[0]), 1e-8)
+
+
+def indefinite(form):
+    """Second moments whose diagonal is possible and whose matrix is not: no features have them."""
+    features = torch.randn(60, 3, generator=Key(5).torch(), dtype=torch.float64)
+    statistics = ClassStatistics.of_features(features, torch.arange(60) % 3, 3, form)
+    second = statistics.sums["second"].clone()
+    second[..., 0, 1] = second[..., 1, 0] = 0.999 * (second[..., 0, 0] * second[..., 1, 1]).sqrt()
+    second[..., 0, 2] = second[..., 2, 0] = 0.999 * (second[..., 0, 0] * second[..., 2, 2]).sqrt()
+    second[..., 1, 2] = second[..., 2, 1] = -0.999 * (second[..., 1, 1] * second[..., 2, 2]).sqrt()
+    return replace(statistics, sums={**statistics.sums, "second": second})
+
+
+@pytest.mark.parametrize("form", ["full", "shared"])
+def test_moments_that_no_features_have_are_clipped_and_it_is_said(form):
+    statistics = indefinite(form)
+    assert torch.linalg.eigvalsh(statistics.within()).min() < 0
+    layer = torch.nn.Linear(3, 3)
+    drawn = calibrate(layer, statistics, "ccvr(per_class=20, epochs=1)")
+    assert any("negative eigenvalues were set to zero" in note for note in drawn.report.notes())
+    with pytest.warns(UserWarning, match="negative eigenvalues of the pooled covariance were set to zero"):
+        solved = calibrate(layer, statistics, "lda")
+    values, vectors = torch.linalg.eigh(statistics.within())
+    within = (vectors * values.clamp(min=0)) @ vectors.t()
+    ridge = 0.001 * within.diagonal().mean() * torch.eye(3, dtype=torch.float64)
+    wanted = torch.linalg.solve(within + ridge, statistics.means().t()).t()
+    assert torch.allclose(solved.head.weight.double(), wanted, rtol=1e-3)

@@ -2,7 +2,10 @@
 
 import gc
 import os
+import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +21,7 @@ from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.pool.engine import Pool
+from unskew.engines.pool.process import START
 from unskew.engines.pool.shared import SharedFile
 
 HERE = Path(__file__).parent.parent
@@ -84,6 +88,28 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
     raise AssertionError(f"workers {workers} outlive their parent")
 
 
+def test_a_worker_whose_parent_dies_during_its_imports_ends_at_once():
+    line, other = socket.socketpair()  # stays open: only the life line closes
+    life, ours = os.pipe()
+    given = [line.fileno(), life, 0, 0, 0, 0]
+    worker = subprocess.Popen(
+        [sys.executable, "-P", START, *map(str, given)], pass_fds=given[:2], stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    time.sleep(0.3)  # in the middle of the imports, which take a second and more
+    assert worker.poll() is None
+    os.close(ours)
+    assert worker.wait(timeout=20) == 1  # without the early watch it waits for its first message for ever
+    for each in (line, other):
+        each.close()
+    os.close(life)
+
+
+def test_nothing_heavy_is_imported_before_a_worker_watches_its_parent():
+    before = Path(START).read_text().partition("threading.Thread")[0]
+    assert set(re.findall(r"^(?:import|from) (\S+)", before, re.M)) <= set(sys.stdlib_module_names)
+
+
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -134,3 +160,13 @@ def test_auto_takes_the_loop_when_processes_would_cost_more_than_they_save():
     assert engines.choose("auto", workers=2, work=100.0, visits=10) == "pool"
     assert engines.choose("auto", workers=1, work=100.0, visits=10) == "loop"
     assert engines.choose("auto", workers=8, work=100.0, visits=1) == "loop"
+
+
+def test_a_pool_with_too_few_open_files_says_so_before_a_worker_starts():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+    try:
+        with pytest.raises(UserError, match=r"a pool of 4 workers needs 36 .* may open \d+; .* fewer --workers"):
+            federation().run(1, "pool", 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -22,6 +22,8 @@ from unskew.analysis.store import take_measure
 from unskew.charts import Chart
 from unskew.charts.files import FORMATS, chart_bytes
 from unskew.core import text
+from unskew.core.arguments import COUNT, FUNCTION, PATH, TEXT, accepts, optional
+from unskew.core.context import neutral
 from unskew.core.errors import Missing, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.core.plugins import load_function
@@ -94,6 +96,11 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list
     return files
 
 
+@neutral()
+@accepts(
+    path=PATH, data_dir=optional(PATH), engine=optional(TEXT), workers=optional(COUNT), device=optional(TEXT),
+    form=TEXT, say=optional(FUNCTION), observe=optional(FUNCTION),
+)  # fmt: skip
 def analyse(
     path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
     workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,

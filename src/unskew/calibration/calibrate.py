@@ -13,16 +13,20 @@ from torch import Tensor, nn
 from unskew.calibration import parse_calibration
 from unskew.calibration.classifier import CalibratedClassifier, Report
 from unskew.calibration.finisher import Finisher, Made, RealFeatures
-from unskew.calibration.heads import copy_of, device_of, last_linear
+from unskew.calibration.heads import copy_of, device_of, last_linear, outside_inference
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
+from unskew.core.arguments import COUNT, accepts
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 MAX_CLASSES_NAMED = 10  # in a warning
 
 
+@neutral()
+@accepts(seed=COUNT)
 def calibrate(
     classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:
@@ -38,6 +42,9 @@ def calibrate(
         raise UserError(
             f"{finisher.text} needs the clients' real features, which only a simulation has; unskew calibrate RUN"
         )
+    if not isinstance(classifier, nn.Module):
+        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+    classifier = outside_inference(classifier)
     classes = _fitting(classifier, statistics, needs)
     held = {label // needs.components for label in statistics.held.tolist()}
     absent = tuple(label for label in range(classes) if label not in held)
@@ -47,11 +54,12 @@ def calibrate(
         words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
-        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=2)
+        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=4)
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrapped(finisher, made, before, absent, began)
 
 
+@neutral()
 def calibrate_on_features(
     classifier: nn.Module, features: Tensor, labels: Tensor, method: str | Finisher, seed: int = 0
 ) -> CalibratedClassifier:
@@ -109,8 +117,6 @@ def _wrapped(
 
 def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
     """How many classes there are, if classifier, statistics and calibration belong together."""
-    if not isinstance(classifier, nn.Module):
-        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
     if not isinstance(statistics, ClassStatistics):
         raise UserError(f"the statistics must be ClassStatistics, this is a {type(statistics).__name__}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):

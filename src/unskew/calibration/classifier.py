@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.gaussians import ClassReport
+from unskew.calibration.gaussians import CLIPPED, ClassReport
 from unskew.calibration.heads import blank, copy_of, device_of
 from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
 
@@ -41,7 +42,7 @@ class Report:
             )
         if alone := sum(row.count == 1 and row.shrunk == 1 for row in self.classes):
             notes.append(f"{alone} of {every} with one example: the covariance is the pooled one")
-        if (clipped := max((row.clipped for row in self.classes), default=0.0)) > 1e-6:
+        if (clipped := max((row.clipped for row in self.classes), default=0.0)) > CLIPPED:
             notes.append(f"negative eigenvalues were set to zero, at most {clipped:.2g} of a covariance")
         if (rest := max((row.left_over for row in self.classes), default=0.0)) > 0:
             notes.append(f"low rank leaves at most {rest:.0%} of a class's variance to the diagonal")
@@ -65,6 +66,7 @@ class CalibratedClassifier(nn.Module):
         self.clip = float(clip)  # the longest feature when statistics were taken; 0: no limit
         self.lifted = isinstance(before, Lift)
 
+    @neutral()
     def tensors(self) -> Tensors:
         """All its values by name, on the CPU: what ``load_calibrated`` takes."""
         steps = [float(self.layers), 0.0, 1.0, self.clip]
@@ -74,6 +76,7 @@ class CalibratedClassifier(nn.Module):
         head = {f"head.{name}": value.detach().cpu() for name, value in self.head.state_dict().items()}
         return {"steps": torch.tensor(steps, dtype=torch.float64), **lift, **head}
 
+    @neutral()
     def linear(self) -> nn.Linear:
         """A plain ``nn.Linear`` with the same values: ``model.fc = calibrated.linear()``.
 

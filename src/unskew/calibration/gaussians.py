@@ -16,6 +16,7 @@ from unskew.core.key import Key
 if TYPE_CHECKING:
     from unskew.calibration.statistics import ClassStatistics
 
+CLIPPED = 1e-6  # a share of negative eigenvalues above this is not rounding, and is said
 TINY = 1e-12  # eigenvalues below this share of the largest are rounding
 
 
@@ -98,6 +99,15 @@ def spread_of(covariance: Tensor) -> tuple[Spread, float]:
     clipped = negative_share(values)
     kept = values > TINY * values.abs().max()
     return Spread(vectors[:, kept] * values[kept].sqrt(), None), clipped
+
+
+def without_negative(covariance: Tensor) -> tuple[Tensor, float]:
+    """The matrix with its negative eigenvalues set to zero, and their share; as it is where they are rounding alone."""
+    values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
+    share = negative_share(values)
+    if share <= CLIPPED:
+        return covariance, 0.0
+    return (vectors * values.clamp(min=0)) @ vectors.t(), share
 
 
 def negative_share(values: Tensor) -> float:

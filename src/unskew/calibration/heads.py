@@ -27,6 +27,12 @@ def copy_of(head: nn.Module) -> nn.Module:
     return made
 
 
+def outside_inference(head: nn.Module) -> nn.Module:
+    """The same module; a copy of one that was made in inference mode, whose tensors autograd refuses."""
+    made_inside = any(value.is_inference() for value in (*head.parameters(), *head.buffers()))
+    return copy.deepcopy(head) if made_inside else head
+
+
 def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]

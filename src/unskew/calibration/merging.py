@@ -34,6 +34,8 @@ class Merging:
 
     def add(self, part: "ClassStatistics") -> None:
         """Add a client's statistics; refused where they do not belong with those before."""
+        if not hasattr(part, "held"):
+            raise UserError(f"only ClassStatistics can be added up, this is a {type(part).__name__}")
         kind = part.classes, part.form, part.width
         if self._kind is None:
             self._kind, self._about = kind, part.about()

@@ -6,6 +6,7 @@ Shapes: n features of d dimensions, C classes.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unskew.calibration.gaussians import without_negative
 from unskew.calibration.heads import NEVER, blank, copy_of, device_of, last_linear
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -80,7 +82,13 @@ def discriminant(
     width = within.shape[0]
     if not varied(means, within):
         raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
-    regular = within + (ridge * within.diagonal().mean()) * torch.eye(width, dtype=torch.float64)
+    regular = _regular(within, ridge)
+    if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
+        positive, share = without_negative(within)
+        if share:
+            words = "lda: negative eigenvalues of the pooled covariance were set to zero"
+            warnings.warn(f"{words}, {share:.2g} of it; some client's moments are not those of features", stacklevel=2)
+            regular = _regular(positive, ridge)
     solved, failed = torch.linalg.solve_ex(regular, means.t())
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
@@ -98,6 +106,10 @@ def discriminant(
         linear.weight[rows] = weight.to(linear.weight)
         linear.bias[rows] = (-0.5 * (weight * means).sum(1)).to(linear.bias)
     return linear
+
+
+def _regular(within: Tensor, ridge: float) -> Tensor:
+    return within + (ridge * within.diagonal().mean()) * torch.eye(len(within), dtype=torch.float64)
 
 
 def varied(means: Tensor, within: Tensor) -> bool:

@@ -4,8 +4,7 @@ Shapes: C classes, P of them held, d features.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,14 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.batches import images_and_labels
+from unskew.calibration.batches import Encoding, check_batch, images_and_labels, labels_of, resting
 from unskew.calibration.covariances import parse_form
-from unskew.calibration.forms import Form, check_square, fault, statistics_bytes
+from unskew.calibration.forms import MAX_FEATURES, Form, check_square, fault, statistics_bytes
 from unskew.calibration.heads import device_of
 from unskew.calibration.merging import Merging
-from unskew.core.errors import UserError, a_kind, brief
+from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts, optional
+from unskew.core.context import neutral
+from unskew.core.errors import UserError, a_kind, brief, whole_number
 from unskew.core.files import write_whole
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.types import Sums, Tensors
@@ -44,19 +45,22 @@ class ClassStatistics:
     sums: Tensors  # the form's sums, float64
 
     @staticmethod
+    @neutral()
     def empty(classes: int, width: int, form: str | Form = "full") -> "ClassStatistics":
         """Those of a client without examples."""
-        form = parse_form(form)
+        form, classes = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES)
+        width = whole_number(width, "width", 1, MAX_FEATURES)
         none = torch.zeros(0, dtype=torch.int64)
         sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in form.shapes(0, width).items()}
         return ClassStatistics(classes, form, none, none, sums)
 
     @staticmethod
-    def of_features(features: Tensor, labels: Tensor, classes: int, form: str | Form = "full") -> "ClassStatistics":
-        """Those of features [n, d] with labels [n]."""
-        form = parse_form(form)
-        _check_batch(features, labels, classes)
-        features, labels = features.detach().cpu().double(), labels.detach().cpu().long()
+    @neutral()
+    def of_features(features: Tensor, labels: Any, classes: int, form: str | Form = "full") -> "ClassStatistics":
+        """Those of features [n, d] with labels [n]: a tensor, a numpy array or a list of whole numbers."""
+        form, classes, labels = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES), labels_of(labels)
+        check_batch(features, labels, classes)
+        features = features.detach().cpu().double()
         order = torch.argsort(labels, stable=True)
         held, number = torch.unique_consecutive(labels[order], return_counts=True)
         if not len(held):
@@ -70,6 +74,8 @@ class ClassStatistics:
         return ClassStatistics(classes, form, held, number, sums)
 
     @staticmethod
+    @neutral(keep_threads=True)
+    @accepts(relabel=optional(FUNCTION))
     def measure(
         encoder: nn.Module, batches: Iterable[Any], classes: int, *, form: str | Form = "full",
         relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -78,12 +84,16 @@ class ClassStatistics:
 
         Images and labels are tensors, numpy arrays or lists, in pairs or in dicts such as {"image": …, "label": …}.
         Images are moved to the encoder's device. The encoder runs in eval mode without gradients and is left as it was.
+        The caller's autocast does not count: an encoder that wants one has it in its own ``forward``.
         """
         if not isinstance(encoder, nn.Module):
             raise UserError(f"the encoder must be a torch module, this is {a_kind(encoder)}")
+        if not isinstance(batches, Iterable):
+            raise UserError(f"batches must be an iterable of (images, labels), this is {a_kind(batches)}")
+        form, classes = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES)
         device = device_of(encoder)
         dtype = next((value.dtype for value in encoder.parameters()), None)
-        total = Merging()
+        total, encode = Merging(), Encoding(encoder, dtype)
         waiting: list[tuple[Tensor, Tensor]] = []
         count = 0
 
@@ -95,13 +105,13 @@ class ClassStatistics:
                 waiting.clear()
                 count = 0
 
-        with _resting(encoder), torch.no_grad():
+        with resting(encoder), torch.no_grad():
             for batch in batches:
                 images, labels = images_and_labels(batch, device, dtype)
-                features = encoder(images)
+                features = encode(images)
                 if relabel is not None:
                     labels = relabel(features, labels)
-                _check_batch(features, labels, classes)
+                check_batch(features, labels, classes)
                 if waiting and waiting[0][0].shape[1] != features.shape[1]:
                     raise UserError(f"the encoder gave {waiting[0][0].shape[1]} features, then {features.shape[1]}")
                 waiting.append((features.clone(), labels.clone()))  # their memory may be used again by the caller
@@ -114,6 +124,8 @@ class ClassStatistics:
         return ClassStatistics(*total.fields())
 
     @staticmethod
+    @neutral()
+    @accepts(parts=SEVERAL)
     def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
         """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
@@ -133,6 +145,7 @@ class ClassStatistics:
         return self.sums["sums"].shape[1]
 
     @property
+    @neutral()
     def counts(self) -> Tensor:
         """[C], how many examples of each class."""
         return torch.zeros(self.classes, dtype=torch.int64).index_copy(0, self.held, self.number)
@@ -146,15 +159,20 @@ class ClassStatistics:
         """A short description."""
         return f"{self.form} over {self.classes} classes of {self.width} features, {len(self.held)} held"
 
+    @neutral()
     def means(self) -> Tensor:
         """[P, d], the mean feature of each class held, in the order of ``held``."""
         return self.sums["sums"] / self.number[:, None]
 
+    @neutral()
+    @accepts(label=COUNT)
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
         place = self._place(label)
         return self.sums["sums"][place] / self.number[place]
 
+    @neutral()
+    @accepts(label=COUNT)
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
         place = self._place(label)
@@ -165,6 +183,7 @@ class ClassStatistics:
             raise UserError(f"class {label} has one example; a covariance needs two")
         return self.form.scatter(self, place) / (self.number[place] - 1)
 
+    @neutral()
     def within(self) -> Tensor:
         """[d, d], the covariance around the classes' own means, pooled over all of them; divisor N − P."""
         degrees = int(self.number.sum()) - len(self.held)
@@ -173,6 +192,7 @@ class ClassStatistics:
         check_square(self.width)
         return self.form.pooled_scatter(self) / degrees
 
+    @neutral()
     def spread_out(self) -> Sums:
         """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
         shapes = self.form.shapes(self.classes, self.width)
@@ -185,6 +205,13 @@ class ClassStatistics:
         return {"number": self.counts.double(), **sums}
 
     @staticmethod
+    @neutral()
+    @accepts(
+        sums=Kind(
+            "a dict with 'number', as spread_out gives it",
+            lambda each: "number" in (each if isinstance(each, dict) else ()),
+        )
+    )
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
         """What ``spread_out`` gave, added over clients; classes that no client holds are left out."""
         form, number = parse_form(form), sums["number"].round().long()
@@ -201,6 +228,7 @@ class ClassStatistics:
         about = {"unskew": json.dumps({"statistics": 1, "classes": self.classes, "form": str(self.form)})}
         return save({name: value.contiguous() for name, value in self.tensors().items()}, metadata=about)
 
+    @accepts(path=PATH)
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
         if not (file := usable_path(path)).name:
@@ -208,6 +236,8 @@ class ClassStatistics:
         write_whole(file, self.to_bytes())
 
     @staticmethod
+    @neutral()
+    @accepts(path=PATH)
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
         check_plain(file := usable_path(path))
@@ -238,7 +268,7 @@ class ClassStatistics:
         return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
 
     def _place(self, label: int) -> int:
-        places = (self.held == label).nonzero()
+        places = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
         if not len(places):
             raise UserError(f"no client holds class {label}; {len(self.held)} of {self.classes} classes are held")
         return int(places[0, 0])
@@ -267,30 +297,3 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
     if why := fault(form, len(held), sums):
         raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)
-
-
-def _check_batch(features: Tensor, labels: Tensor, classes: int) -> None:
-    if not isinstance(features, Tensor):
-        raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
-    if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
-        raise UserError(
-            f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
-        )
-    if features.is_complex() or labels.is_complex() or labels.is_floating_point():
-        raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
-    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
-        raise UserError(f"labels must be in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}")
-    if not bool(features.isfinite().all()):
-        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
-
-
-@contextmanager
-def _resting(encoder: nn.Module) -> Iterator[None]:
-    """The module in eval mode inside, each part as it was outside."""
-    before = {part: part.training for part in encoder.modules()}
-    encoder.eval()
-    try:
-        yield
-    finally:
-        for part, training in before.items():
-            part.training = training

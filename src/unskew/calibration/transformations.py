@@ -11,7 +11,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from unskew.core.context import neutral
+from unskew.core.errors import whole_number
 from unskew.core.key import Key
+
+MOST = 2**24  # features, random ones too
 
 
 class Transformation(nn.Module):
@@ -47,8 +51,10 @@ class Lift(nn.Module):
         self.register_buffer("weight", weight)
 
     @staticmethod
+    @neutral()
     def of(width: int, expand: int) -> "Lift":
         """The lift from ``width`` features to ``expand`` random ones beside them."""
+        width, expand = whole_number(width, "width", 1, MOST), whole_number(expand, "expand", 0, MOST)
         return Lift(_random_sums(width, expand).clone())
 
     def forward(self, features: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The command line: flags in, values to the library, results on the screen."""
 
 import csv
+import errno
 import io
 import os
 import sys
@@ -14,6 +15,7 @@ import unskew
 from unskew.console import comparison as comparing
 from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
+from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
@@ -22,6 +24,7 @@ from unskew.console.study import Device, analyse, report
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
+from unskew.core.machine import too_many_files
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd, sizes_in_words
 from unskew.loggers import LOGGERS
@@ -191,6 +194,7 @@ app.command(name="methods")(show_methods)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; a user's mistake is one message and exit code 2, never a traceback."""
+    print_any_letter()
     try:
         _command(arguments)
     except BrokenPipeError:  # the reader of our output has gone: `unskew methods | head`
@@ -215,6 +219,8 @@ def _command(arguments: Sequence[str] | None) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            fail(too_many_files("too many files are open"), 2)
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if _interrupted(error):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral
+from typing import Any
 
 LONGEST_NAME = 100  # characters; a longer name is like no known one, and comparing it takes long
 
@@ -46,3 +48,10 @@ def nearest(name: str, names: Iterable[str]) -> str:
     known = list(names)
     close = get_close_matches(name.lower(), known, n=1, cutoff=0.5) if len(name) <= LONGEST_NAME else []
     return f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known)}"
+
+
+def whole_number(value: Any, name: str, least: int, most: int) -> int:
+    """The value as an int, NumPy's whole numbers too; a UserError for another type or a number outside the limits."""
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most:
+        return int(value)
+    raise UserError(f"{name}={value!r}: give a whole number from {least:,} to {most:,}")

@@ -8,9 +8,12 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
+
+from unskew.core.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,12 @@ class Key:
 
     seed: int
     path: tuple[str | int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.seed, Integral):
+            raise UserError(f"a seed must be a whole number, this is {self.seed!r}")
+        if not isinstance(self.path, tuple) or not all(isinstance(part, str | Integral) for part in self.path):
+            raise UserError(f"a key's path must be texts and whole numbers, this is {self.path!r}")
 
     def fold(self, *parts: str | int) -> "Key":
         """The key one step (or several) further down the path."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,23 @@ def physical_memory() -> float:
         return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
     except (OSError, ValueError):  # no container, or "max"
         return whole
+
+
+def files_left() -> int:
+    """How many more files this process may open, pipes and sockets included."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 2**31
+    try:
+        return limit - len(os.listdir("/dev/fd"))
+    except OSError:  # no such folder, or not even one more can be opened
+        return 0 if Path("/dev/fd").exists() else limit - 32
+
+
+def too_many_files(wanted: str) -> str:
+    """What to do where there are too few: a sentence."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"{wanted}, and this process may open {limit:,}; raise the limit with: ulimit -n {max(1024, 4 * limit)}"
 
 
 def check_device_name(text: str) -> None:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from unskew.core import text
+from unskew.core.context import neutral
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key, seeded
 from unskew.core.machine import deterministic, synchronize
 from unskew.core.plugins import load_function
-from unskew.core.tensors import one_thread
 from unskew.core.types import Engine, Tensors
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.loop import Loop
@@ -143,7 +143,7 @@ def seconds_per_step(side: ClientSide, batch: int) -> float:
             value.fill_(0.01)
     update = sgd(values, side.algorithm.local)
     times = []
-    with one_thread(), seeded(Key(0)), deterministic(side.device):
+    with neutral(), seeded(Key(0)), deterministic(side.device):
         for _ in range(4):
             synchronize(side.device)
             began = time.perf_counter()

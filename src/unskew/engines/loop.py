@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.key import Key
-from unskew.core.tensors import one_thread
 from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
@@ -30,7 +30,7 @@ class Loop:
         total: Sums | None = None
         failures, receipts = [], dict[int, str]()
         work, assigned = find_job(job, JOBS), self._slots.assign(visits)
-        with one_thread():
+        with neutral():
             for place, visit in enumerate(assigned, 1):
                 result = attempt(self._side, work, shared, visit, key)
                 if isinstance(result, Failure):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from unskew.core import text
+from unskew.core.arguments import FUNCTION, TEXT, accepts, optional
 from unskew.core.errors import UserError, nearest
 from unskew.core.plugins import load_function
 from unskew.loggers.logger import Backend as Backend
@@ -25,6 +26,7 @@ LOGGERS: dict[str, Callable[[], Backend]] = {
 }
 
 
+@accepts(name=TEXT, note=optional(FUNCTION))
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     """A logger by its name or ``package.module:function(knobs)``, for ``observe``.
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from unskew.analysis.measure import Source
+from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, SEVERAL, TEXT, accepts, optional
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.report.comparison_page import comparison_page
@@ -15,6 +17,11 @@ from unskew.report.run_page import requests, run_page, take_all
 from unskew.runs.study import FinishedRun, Say
 
 
+@neutral()
+@accepts(
+    paths=PATH, out=optional(PATH), only=SEVERAL, without=SEVERAL, again=FLAG, data_dir=optional(PATH),
+    engine=optional(TEXT), workers=optional(COUNT), device=optional(TEXT), say=optional(FUNCTION),
+)  # fmt: skip
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[Source] = (),
     without: Sequence[Source] = (), again: bool = False, data_dir: str | Path | None = None,

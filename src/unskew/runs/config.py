@@ -157,6 +157,11 @@ def _check(option: Option, value: Any) -> None:
         raise UserError(f"{flag} {text.cut(value)}: {nearest(value, option.choices)}")
     if value == "" and option.default is None:
         raise UserError(f"{flag} is empty; leave it out, or give a value")
+    if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise UserError(
+            f"{flag}: {value!a} has bytes that are not text in this locale, so no file can name it; rename it, or "
+            "set a UTF-8 locale such as LC_ALL=C.UTF-8"
+        )
     if option.check is not None:
         option.check(value)
     if option.most is not None and value > option.most:

@@ -15,6 +15,8 @@ from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
+from unskew.core.arguments import COUNT, FUNCTION, PATH, TEXT, accepts, optional
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
@@ -48,6 +50,11 @@ from unskew.runs.seals import seal
 NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 
+@neutral()
+@accepts(
+    path=PATH, engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), device=optional(TEXT),
+    observe=optional(FUNCTION),
+)  # fmt: skip
 def calibrate_run(
     path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
     data_dir: str | Path | None = None, device: str | None = None, observe: Callable[[Event], None] | None = None,
@@ -97,6 +104,8 @@ def calibrate_run(
     return result
 
 
+@neutral()
+@accepts(path=PATH, calibration=optional(TEXT), data_dir=optional(PATH))
 def load(
     path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None, data: Any = None,
     model: Any = None, method: Any = None,

@@ -11,6 +11,7 @@ from typing import Any
 from unskew import engines, models
 from unskew.calibration.feasible import check
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
@@ -57,12 +58,15 @@ PARTITION = "partition.npz"
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
 
+@neutral()
 def run(
-    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None, **options: Any
-) -> Result:
+    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None,
+    home: Path = Path(), **options: Any,
+) -> Result:  # fmt: skip
     """Train, evaluate, write the run folder. ``unskew.run`` is this function with every option spelled out.
 
-    Whatever is refused is refused before the run folder is made.
+    Whatever is refused is refused before the run folder is made. ``home`` is what a relative ``out`` is below: with an
+    absolute one the run goes on where it is, even if the observer changes the working directory.
     """
     base = configs.read(Path(recipe)) if recipe else Config()
     place = usable_path(out) if out else None
@@ -70,7 +74,7 @@ def run(
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given)
     _rehearse(prepared)
-    path = place or unused_path(Path("runs"), _slug(prepared.config))
+    path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         if (path / CONFIG).exists():
@@ -81,6 +85,7 @@ def run(
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
+@neutral()
 def resume(
     path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
     engine: str | None = None, workers: int | None = None, data_dir: str | Path | None = None,

@@ -4,6 +4,7 @@ On a small network two processes of one thread do about a third more than one pr
 added in the order of the visits, so that the number of workers does not change a bit of the sum.
 """
 
+import os
 import selectors
 import sys
 from collections.abc import Iterable, Sequence
@@ -12,11 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
+from unskew.core.context import neutral
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
-from unskew.core.machine import device_count, resolve_device, worker_device
+from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
 from unskew.core.roster import Roster
-from unskew.core.tensors import Layout, one_thread
+from unskew.core.tensors import Layout
 from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
@@ -24,6 +26,8 @@ from unskew.engines.pool.process import Worker, unpack
 from unskew.engines.pool.shared import SharedFile
 from unskew.round.client_memory import ClientMemory, Slots
 
+FILES = 12  # open at one time while a worker is started, beside those that stay
+FILES_OF_WORKER = 6  # that stay open: its line, its life line, its results, its standard error
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
 WAITING_BYTES = 512 * 2**20  # results held back because an earlier visit is not done yet
 
@@ -35,6 +39,9 @@ class Pool:
         self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None,
         secret: bytes = b"",
     ) -> None:  # fmt: skip
+        if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
+            wanted = f"a pool of {workers} workers needs {needed} more open files"
+            raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
         tensors = data.read(layout)
         self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
         self._memory, self._slots = memory, Slots()
@@ -43,7 +50,7 @@ class Pool:
         self._hello: dict[str, Any] = {
             "blueprint": blueprint.to_json(),
             "data": layout,
-            "path": sys.path,
+            "path": [os.path.abspath(each) for each in sys.path],  # another working directory changes nothing
             "secret": secret.hex(),
         }
         self._device = resolve_device(blueprint.device)
@@ -61,7 +68,7 @@ class Pool:
         for worker in self._workers:
             worker.send(begin)
         work = _Work(self._slots.assign(visits), [_length(self.roster, job, visit) for visit in visits])
-        with one_thread():  # the workers have the cores: a second thread here would wait for one of them at every sum
+        with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
                     self._feed(worker, work)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from unskew.core.tensors import Layout
 from unskew.core.types import Sums
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
 from unskew.round.client_memory import ClientMemory
+
+START = str(Path(__file__).with_name("start.py"))  # run as a script: nothing is imported before its first line
 
 
 class Worker:
@@ -31,12 +34,16 @@ class Worker:
         files = [each.descriptor for each in [*shared, *self._results]]
         inherited = [theirs.fileno(), life, *files, *([memory.descriptor] if memory else [])]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "unskew.engines.pool.worker", *map(str, inherited)],
+            [sys.executable, "-P", START, *map(str, inherited)],
             pass_fds=inherited,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),
+                "OMP_NUM_THREADS": "1",
+            },
         )
         theirs.close()
         os.close(life)

@@ -1,14 +1,10 @@
 """A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they are.
 
-Started as ``python -m unskew.engines.pool.worker LINE LIFE DATA WEIGHTS RESULTS RESULTS [MEMORIES]`` with inherited
-descriptors.
+``start`` runs it in a new process.
 """
 
-import os
-import signal
 import socket
 import sys
-import threading
 from dataclasses import replace
 from typing import Any
 
@@ -25,10 +21,8 @@ from unskew.engines.pool.shared import SLOTS, Line, SharedFile
 from unskew.round.jobs import attempt, find_job
 
 
-def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
-    """Serve until the line closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
+def main(line: int, data: int, weights: int, *others: int) -> None:
+    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS RESULTS [MEMORIES]."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parent = Line(socket.socket(fileno=line))
@@ -66,13 +60,3 @@ def main(line: int, life: int, data: int, weights: int, *others: int) -> None:
 
 def _visit(fields: dict[str, Any]) -> Visit | TestPart:
     return Visit(**fields) if "client" in fields else TestPart(**fields)
-
-
-def _end_with_parent(life: int) -> None:
-    """The parent holds the other end of this pipe: it closes when the parent dies, however it dies."""
-    os.read(life, 1)
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))

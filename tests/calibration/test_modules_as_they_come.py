@@ -1,0 +1,142 @@
+"""Encoders and classifiers as users have them: frozen, in half precision, made in inference mode, with hooks."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core.key import Key
+
+IMAGES = torch.randn(40, 1, 6, 6, generator=Key(0).torch())
+LABELS = torch.arange(40) % 3
+
+
+def encoder():
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5))
+    draw = Key(1).torch()
+    with torch.no_grad():
+        for value in layers.parameters():
+            value.copy_(0.3 * torch.randn(value.shape, generator=draw))
+        layers[1].running_mean.copy_(torch.rand(4, generator=draw))
+    return layers
+
+
+def made_in_inference_mode():
+    with torch.inference_mode():
+        return copy.deepcopy(encoder())
+
+
+def frozen():
+    return encoder().requires_grad_(False)
+
+
+WAYS = {"as it is": encoder, "in inference mode": made_in_inference_mode, "frozen": frozen}
+
+
+def measured(module, images=IMAGES):
+    return ClassStatistics.measure(module, [(images[:25], LABELS[:25]), (images[25:], LABELS[25:])], 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_encoder_is_left_as_it_was_however_it_was_made(way, training):
+    module = WAYS[way]().train(training)
+    module[2].eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    modes = [part.training for part in module.modules()]
+    found = measured(module).tensors()
+    wanted = measured(encoder()).tensors()
+    assert all(torch.equal(value, wanted[name]) for name, value in found.items())
+    assert [part.training for part in module.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("images", [IMAGES, IMAGES.double(), IMAGES.numpy()], ids=["float32", "float64", "numpy"])
+def test_an_encoder_of_another_precision_takes_images_as_they_are(kind, images):
+    module = encoder().to(kind)
+    found = measured(module, images)
+    with torch.no_grad():
+        features = module.eval()(IMAGES.to(kind))
+    wanted = ClassStatistics.of_features(features, LABELS, 3)
+    assert torch.allclose(found.means(), wanted.means(), rtol=1e-2, atol=1e-2)
+
+
+def test_an_encoder_that_casts_its_images_itself_gets_them_as_they_are():
+    seen = []
+
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(36, 5).bfloat16()
+
+        def forward(self, images):
+            seen.append(images.dtype)
+            return self.inner(images.flatten(1).bfloat16())
+
+    measured(Casting())
+    assert set(seen) == {torch.float32}
+
+
+def test_an_encoders_own_error_is_its_own():
+    class Broken(nn.Linear):
+        def forward(self, images):
+            raise RuntimeError("the sensor is unplugged")
+
+    with pytest.raises(RuntimeError, match="unplugged"):
+        measured(Broken(3, 3), IMAGES.double())
+
+
+def test_hooks_run_and_autocast_inside_the_encoder_counts():
+    calls = []
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = encoder()
+
+        def forward(self, images):
+            with torch.autocast("cpu", torch.bfloat16):
+                return self.inner(images)
+
+    module = Own()
+    module.inner[4].register_forward_hook(lambda *_: calls.append(torch.is_autocast_enabled("cpu")))
+    own, plain = measured(module), measured(encoder())
+    assert calls == [True, True]
+    assert not torch.equal(own.means(), plain.means())
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("method", ["ccvr(per_class=20, epochs=1)", "lda", "uscc(epochs=1)"])
+def test_a_classifier_made_in_inference_mode_is_calibrated_as_any_other(kind, method):
+    torch_layer = nn.Linear(5, 3).to(kind)
+    with torch.inference_mode():
+        layer = copy.deepcopy(torch_layer)
+        assert layer.weight.is_inference()
+    statistics = measured(encoder())
+    plain = unskew.calibrate(torch_layer, statistics, method).tensors()
+    found = unskew.calibrate(layer, statistics, method)
+    assert all(torch.equal(value, plain[name]) for name, value in found.tensors().items())
+    assert not any(value.is_inference() for value in found.parameters())
+
+
+def test_several_layers_made_in_inference_mode_are_calibrated_too():
+    with torch.inference_mode():
+        head = nn.Sequential(nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).requires_grad_(False)
+    found = unskew.calibrate(head, measured(encoder()), "ccvr(per_class=20, epochs=1, layers=2)")
+    assert all(value.requires_grad for value in found.parameters())
+
+
+def test_a_network_that_was_made_in_inference_mode_can_be_trained(tmp_path):
+    with torch.inference_mode():
+        network = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU(), nn.Linear(5, 3))
+    pixels = (IMAGES * 50 + 100).clamp(0, 255).byte()[:, 0].numpy()
+    data = pixels, LABELS.numpy(), pixels, LABELS.numpy()
+    result = unskew.run(
+        data=data, model=lambda: network, partition="iid", clients=2, rounds=1, epochs=1, out=tmp_path / "run"
+    )
+    assert result.rounds == 1
+    assert network[1].weight.is_inference()
