@@ -103,7 +103,7 @@ def _wrapped(
     finisher: Finisher, made: Made, before: Transformation | Lift, absent: tuple[int, ...], began: float
 ) -> CalibratedClassifier:
     seconds = time.perf_counter() - began
-    report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds)
+    report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds, made.notes)
     return CalibratedClassifier(before.to(device_of(made.head)), made.head, report, finisher.needs.layers)
 
 
