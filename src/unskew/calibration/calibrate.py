@@ -14,6 +14,7 @@ from unskew.calibration import parse_calibration
 from unskew.calibration.classifier import CalibratedClassifier, Report
 from unskew.calibration.finisher import Finisher, Made, RealFeatures
 from unskew.calibration.heads import copy_of, device_of, last_linear
+from unskew.calibration.known_noise import notes_on_noise
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
@@ -48,6 +49,7 @@ def calibrate(
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
         warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=2)
+    made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrapped(finisher, made, before, absent, began)
 
