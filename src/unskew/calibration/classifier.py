@@ -16,6 +16,7 @@ from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
+from unskew.privacy.ledger import Release
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Report:
     loss_after: float
     seconds: float
     remarks: tuple[str, ...] = ()  # the calibration's own
+    release: Release | None = None  # the private release that it was made from
 
     def notes(self) -> list[str]:
         """The calibration's own remarks, and what had to be done to covariances; empty where there is nothing."""

@@ -27,6 +27,7 @@ from unskew.calibration.forms import Form
 from unskew.calibration.known_noise import KnownNoise, edge, without_noise
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.calibration.transformations import shortened
+from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
@@ -84,13 +85,17 @@ def noisy(
     moment keeps the part of the dropped classes.
 
     ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
-    system: a known seed lets anyone remove the noise.
+    system: a known seed lets anyone remove the noise. With a key the draw depends on everything that is released,
+    the statistics included: no two releases that differ in anything share their noise.
     """
     guarantee = Guarantee.of(radius, epsilon, delta)
     statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
     _check_clipped(statistics, radius)
     classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
     threshold = max(1.0, 4 * sigma if threshold is None else threshold)
+    if key is not None:
+        promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
+        key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
     counts = statistics.counts + sigma * _normal((classes,), key, "count")  # [C]
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:

@@ -23,6 +23,7 @@ from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
+from unskew.privacy.ledger import with_release
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.runs import config as configs
@@ -200,6 +201,7 @@ def _added(path: Path, event: Calibrated) -> Result:
     """The run's result with one calibration more; one of the same name is replaced."""
     result = read_result(path)
     write_calibration(path, event.result.name, event.classifier)
-    result = replace(result, calibrations={**result.calibrations, event.result.name: event.result})
+    spent = with_release(result.privacy, event.classifier.report.release)
+    result = replace(result, calibrations={**result.calibrations, event.result.name: event.result}, privacy=spent)
     write_json(path / "result.json", to_json(result))
     return result

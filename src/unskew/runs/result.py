@@ -10,6 +10,7 @@ from unskew.charts import Axis, Chart, Line
 from unskew.charts.svg import svg
 from unskew.core.errors import UserError
 from unskew.core.units import format_bytes, format_duration
+from unskew.privacy.ledger import Spent
 from unskew.runs.folder import read_json
 from unskew.runs.metrics import read_metrics
 
@@ -57,6 +58,7 @@ class Result:
     baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
+    privacy: Spent | None = None  # what the statistics released with noise promise together
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -99,6 +101,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     for name, each in result.calibrations.items():
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+    rows += privacy_rows(result)
     rows += [
         ("trained", f"{result.rounds} rounds, {result.examples:,} examples, {format_duration(result.seconds)}"),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
@@ -106,6 +109,16 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.failures:
         rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
+
+
+def privacy_rows(result: Result) -> list[tuple[str, str]]:
+    """What the run's private releases add up to, in words; no row where there are none."""
+    if result.privacy is None:
+        return []
+    counted = {name for release in result.privacy.releases for name in release.calibrations}
+    older = [name for name in result.calibrations if " + private(" in name and name not in counted]
+    more = f"; without {', '.join(older)}, from before releases were counted" if older else ""
+    return [("privacy", result.privacy.words() + more)]
 
 
 def accuracy_picture(rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None) -> str:
@@ -146,6 +159,7 @@ def read_result(path: Path) -> Result:
             if values.get(name) is not None:
                 values[name] + 0.0
         values["calibrations"] = {row["name"]: Calibration(**row) for row in values["calibrations"]}
+        values["privacy"] = Spent.of_json(values.get("privacy"))
         return Result(path=path, **values)
     except (TypeError, KeyError) as error:
         raise UserError(f"{path / 'result.json'} is not a result of this version: {error}") from error

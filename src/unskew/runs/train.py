@@ -20,6 +20,7 @@ from unskew.data import partition_files
 from unskew.data.batches import steps_for
 from unskew.data.population import Partition
 from unskew.engines.blueprint import build, dataset
+from unskew.privacy.ledger import Spent, with_release
 from unskew.round import driver
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
@@ -235,6 +236,9 @@ def _finish(
     engine: str, seconds: float,
 ) -> Result:  # fmt: skip
     config, rows = prepared.config, read_metrics(path)
+    spent: Spent | None = None
+    for each in calibrated:
+        spent = with_release(spent, each.classifier.report.release)
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
     result = Result(
@@ -261,6 +265,7 @@ def _finish(
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
         calibrations={each.result.name: each.result for each in calibrated},
+        privacy=spent,
     )
     if prepared.baseline is not None:
         reference = prepared.baseline.accuracy
