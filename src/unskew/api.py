@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
-from unskew.core.arguments import FLAG, FUNCTION, PATH, TEXT, accepts, optional
+from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm

@@ -1,7 +1,7 @@
 """Every calibration is what its formula says, leaves what it was given as it was, and refuses what it cannot do."""
 
-import inspect
 import math
+import re
 import sys
 
 import numpy as np
@@ -14,6 +14,8 @@ from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.logistic import minimum
+from unskew.calibration.oracle import SEVERAL
 from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
@@ -170,7 +172,9 @@ def test_ccvr_has_the_papers_settings_and_uscc_is_ccvr_with_its_own_counts():
     wanted, before, after = retrained(classifier, features, labels, Descent(10, 64, 0.001, 0.9, 1e-5), key)
     assert same(weights(plain.head), weights(wanted))
     assert (plain.report.loss_before, plain.report.loss_after) == (before, after)
-    uscc, ccvr = (calibrate(classifier, statistics, text).head for text in ("uscc", "ccvr(per_class=400, epochs=20)"))
+    uscc, ccvr = (
+        calibrate(classifier, statistics, text).head for text in ("uscc", "ccvr(per_class=400, epochs=20, lr=0.01)")
+    )
     assert same(weights(uscc), weights(ccvr))
 
 
@@ -460,9 +464,43 @@ def test_the_oracle_says_that_it_has_nothing_to_train_on():
 def test_the_oracle_takes_all_or_so_many_features():
     assert parse_calibration("oracle").needs == parse_calibration("oracle(all)").needs == RealFeatures(1, 0)
     assert parse_calibration("oracle(per_class=100, layers=2)").needs == RealFeatures(2, 100)
-    knobs = inspect.signature(CALIBRATIONS["oracle"]).parameters
-    wanted = {"epochs": 50, "batch": 64, "lr": 0.001, "momentum": 0.9, "weight_decay": 1e-5}
-    assert {name: knobs[name].default for name in wanted} == wanted
+
+
+def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():
+    features, labels = examples((30, 0, 1))
+    classifier = linear()
+    wanted, _, _ = retrained(
+        classifier, features, labels, Descent(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,)
+    )
+    for text in ("oracle(paper=true)", "oracle(epochs=50)", "oracle(lr=0.001)", "oracle(batch=64, momentum=0.9)"):
+        found = calibrate_on_features(classifier, features, labels, text, seed=5)
+        assert same(weights(found.head), weights(wanted)), text
+        assert found.report.notes() == []
+
+
+def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
+    features, labels = examples((30, 0, 10))
+    classifier = linear()
+    found = calibrate_on_features(classifier, features, labels, "oracle(weight_decay=0.01)", seed=5)
+    wanted = minimum(classifier, features, labels, 0.01, [1])
+    assert same(weights(found.head), weights(wanted.linear))
+    said = r"^at most \d\S* above the least training loss with penalty 0.01, in \d steps$"
+    assert re.match(said, found.report.notes()[0])
+    assert (
+        found.report.loss_after
+        < calibrate_on_features(classifier, features, labels, "oracle(paper=true)").report.loss_after
+    )
+    assert found.report.kept_rows == (1,)
+
+
+def test_an_oracle_of_several_layers_says_that_it_is_not_convex():
+    features, labels = examples((30, 0, 1))
+    head = nn.Sequential(nn.Linear(D, D), nn.ReLU(), linear())
+    found = calibrate_on_features(head, features, labels, "oracle(layers=2)", seed=5)
+    assert found.report.notes() == [SEVERAL]
+    paper = calibrate_on_features(head, features, labels, "oracle(layers=2, paper=true)", seed=5)
+    assert same(weights(found.head), weights(paper.head))
+    assert paper.report.notes() == []
 
 
 def test_a_bound_for_study_is_known_by_its_name_in_results():
@@ -519,6 +557,8 @@ WRONG_TEXTS = {
     "oracle(true)": "oracle(per_class=True): give all, or how many features of each class",
     "oracle(epochs=0)": "oracle(epochs=0): give a number above 0",
     "oracle(momentum=2)": "oracle(momentum=2.0): give 0 or more and less than 1",
+    "oracle(weight_decay=0)": "without a penalty there may be no minimum; give a number above 0, or paper=true",
+    "oracle(epochs=1.5)": "oracle: epochs must be a whole number, 1.5 given",
     "oracle(weight_decay=-1)": "oracle(weight_decay=-1.0): give 0 or more",
     "ccvr(": "found 'the end'",
 }

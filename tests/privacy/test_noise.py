@@ -1,5 +1,6 @@
 """One example moves the statistics by no more than is said, and the noise is as large as that needs."""
 
+import math
 import sys
 import warnings
 from dataclasses import replace
@@ -91,20 +92,49 @@ def test_the_sensitivity_is_reached():
         assert float(in_units_of_noise(one, 5.0).norm()) == pytest.approx(SENSITIVITY, rel=1e-12)
 
 
-def test_the_sensitivity_holds_after_the_rounding_of_a_secure_sum():
-    """Clipped to 0.999·R and promised for R: rounding to steps of 2^-24 stays inside."""
-    radius, width = 4.0, 64
-    layout = Layout.of(1, width)
-    for seed in range(10):
-        features = clipped(features_of(seed, 5, 100.0, classes=1, width=width)[0], 0.999 * radius)
-        both = [
-            layout.statistics(
-                layout.quantised(ClassStatistics.of_features(z, torch.zeros(len(z), dtype=torch.int64), 1), 2, "a"), "a"
-            )
-            for z in (features, features[1:])
-        ]
-        difference = in_units_of_noise(both[0], radius) - in_units_of_noise(both[1], radius)
-        assert float(difference.norm()) <= SENSITIVITY
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("steps", "width"), [(26, 64), (160, 256), (10**6, 64)]
+)  # of an entry's square; R is 0.01, 0.05
+def test_the_sensitivity_holds_after_the_worst_rounding_of_a_secure_sum(form, steps, width):
+    """The other examples' sums are such that every entry is rounded a whole step away; 0.999·R was not short enough."""
+    layout = Layout.of(1, width, form)
+    step = 2.0**-layout.bits
+
+    def moved(length):
+        entry = math.sqrt(step * math.floor(length**2 / width / step)) * (
+            1 + 1e-9
+        )  # its square: whole steps, and a bit
+        feature = torch.full((1, width), entry, dtype=torch.float64)
+        one = ClassStatistics.of_features(feature, torch.tensor([0]), 1, form)
+
+        def base(value):  # half a step above whole steps, less half of that bit, which makes it cross to the next step
+            return step * (1000.5 - (value / step).frac() / 2)
+
+        others = {name: base(value) for name, value in one.sums.items()}
+        without = replace(one, sums=others)
+        both = replace(one, number=one.number + 1, sums={name: others[name] + one.sums[name] for name in others})
+        left, right = (layout.statistics(layout.quantised(each, 2, "a"), "a") for each in (both, without))
+        return float((in_units_of_noise(left, radius) - in_units_of_noise(right, radius)).norm())
+
+    assert moved(layout.shorter(radius)) <= SENSITIVITY
+    if steps < 1000 and form != "diagonal":
+        assert moved(0.999 * radius) > SENSITIVITY  # what was done before
+
+
+def test_a_radius_too_short_for_the_fixed_point_is_refused_with_one_that_is_not():
+    layout = Layout.of(10, 256)
+    with pytest.raises(
+        UserError, match=r"clip=0.001 is too short for a secure sum of 256 features in steps of 2\^-24: ro"
+    ):
+        layout.shorter(0.001)
+    for form in FORMS:
+        layout = Layout.of(10, 256, form)
+        with pytest.raises(UserError) as said:
+            layout.shorter(1e-6)
+        least = float(str(said.value).split("give clip=")[1].split(" ")[0])
+        assert layout.shorter(1.05 * least) >= 0.49 * least
+    assert 9.999 < Layout.of(10, 256).shorter(10.0) < 10.0
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-6), (1.0, 1e-5)])
@@ -160,6 +190,41 @@ def test_a_key_repeats_the_noise_and_without_one_it_is_never_the_same():
     unseeded = [noisy(plain, 2.0, 1.0, 1e-5) for _ in range(2)]
     for left, right in ((first, other), (first, unseeded[0]), tuple(unseeded)):
         assert not bool((left.sums["sums"] == right.sums["sums"]).any())
+
+
+def hidden(statistics, clear):
+    """The noise of a release on counts and sums, in its own unit, as one who knows the clear sums would find it."""
+    return (statistics.sums["sums"] - clear.sums["sums"]) / statistics.noise.sums
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"epsilon": 1.0}, {"epsilon": 8.0}),
+        ({"delta": 1e-5}, {"delta": 1e-6}),
+        ({"radius": 2.0}, {"radius": 3.0}),
+        ({"threshold": 1.0}, {"threshold": 2.0}),
+    ],
+)
+def test_the_clear_sums_do_not_come_out_by_subtraction(form, one, other):
+    """Two releases with one key: were their draws the same, clear = (σ₂·a − σ₁·b) / (σ₂ − σ₁) to the last bits."""
+    plain, usual = large(form, width=40), {"radius": 2.0, "epsilon": 1.0, "delta": 1e-5}
+    left, right = (noisy(plain, **{**usual, **knobs}, key=Key(7)) for knobs in (one, other))
+    assert abs(float((hidden(left, plain) * hidden(right, plain)).mean())) < 5 / 160**0.5
+    sizes = left.noise.sums, right.noise.sums
+    if sizes[0] != sizes[1]:
+        guess = (sizes[1] * left.sums["sums"] - sizes[0] * right.sums["sums"]) / (sizes[1] - sizes[0])
+        assert float((guess - plain.sums["sums"]).abs().max()) > 0.5 * min(sizes)
+
+
+def test_the_statistics_of_one_example_less_get_another_draw():
+    features, labels = features_of(0, 4000)
+    features = clipped(features, 2.0)
+    whole, less = (ClassStatistics.of_features(features[n:], labels[n:], C) for n in (0, 1))
+    left, right = (noisy(each, 2.0, 8.0, 1e-5, Key(7)) for each in (whole, less))
+    shown, true = left.sums["sums"] - right.sums["sums"], whole.sums["sums"] - less.sums["sums"]
+    assert float((shown - true).abs().min()) > 1e-6
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -14,6 +14,7 @@ from unskew.calibration import parse_calibration
 from unskew.calibration.classifier import CalibratedClassifier, Report
 from unskew.calibration.finisher import Finisher, Made, RealFeatures
 from unskew.calibration.heads import copy_of, device_of, last_linear, outside_inference
+from unskew.calibration.known_noise import notes_on_noise
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
@@ -55,6 +56,7 @@ def calibrate(
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
         warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=4)
+    made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrapped(finisher, made, before, absent, began)
 
@@ -111,7 +113,7 @@ def _wrapped(
     finisher: Finisher, made: Made, before: Transformation | Lift, absent: tuple[int, ...], began: float
 ) -> CalibratedClassifier:
     seconds = time.perf_counter() - began
-    report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds)
+    report = Report(finisher.text, made.classes, absent, made.loss_before, made.loss_after, seconds, made.notes)
     return CalibratedClassifier(before.to(device_of(made.head)), made.head, report, finisher.needs.layers)
 
 

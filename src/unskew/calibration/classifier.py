@@ -17,6 +17,7 @@ from unskew.core import tensors
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.types import Tensors
+from unskew.privacy.ledger import Release
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,12 @@ class Report:
     loss_before: float
     loss_after: float
     seconds: float
+    remarks: tuple[str, ...] = ()  # the calibration's own
+    release: Release | None = None  # the private release that it was made from
 
     def notes(self) -> list[str]:
-        """What had to be done to covariances, in words; empty where they were used as they are."""
-        notes = []
+        """The calibration's own remarks, and what had to be done to covariances; empty where there is nothing."""
+        notes = list(self.remarks)
         kind = "class" if len({row.label for row in self.classes}) == len(self.classes) else "part of a class"
         every = f"{len(self.classes)} {'classes' if kind == 'class' else 'parts of classes'}"
         if shrunk := [row.shrunk for row in self.classes if 0 < row.shrunk < 1]:

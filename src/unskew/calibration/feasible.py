@@ -13,6 +13,7 @@ from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
+from unskew.privacy.fixed_point import Layout
 from unskew.privacy.masking import MIN_CLIENTS
 from unskew.privacy.noise import sensitivity_known
 
@@ -53,6 +54,8 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     if algorithm.private is not None:
         require_extra("dp_accounting")
         _check_private(finisher.text, needs, algorithm.withhold)
+        if algorithm.secure:
+            Layout.of(side.network.classifier.out_features, width, needs.form).shorter(algorithm.private.clip)
 
 
 def named(finisher: Finisher, algorithm: "Algorithm") -> str:

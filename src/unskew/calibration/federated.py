@@ -26,6 +26,7 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Tensors, Visit
 from unskew.models.cut import cut
 from unskew.privacy.fixed_point import Layout
+from unskew.privacy.ledger import Release
 from unskew.privacy.noise import noisy
 from unskew.privacy.secure_sum import secure_statistics
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
@@ -34,8 +35,6 @@ from unskew.round.jobs import job_text
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.round.client import ClientSide
-
-CLOSER = 1 - 1e-3  # under a secure sum features are clipped a little shorter: fixed point may lengthen the sum
 
 
 @dataclass(frozen=True)
@@ -88,13 +87,20 @@ class Federation:
         request = self.request(finisher.needs)
         statistics, sent, seconds = self.statistics(finisher, request)
         classifier = calibrate(head, statistics, finisher, self.key.seed)
+        if (budget := self.algorithm.private) is not None:
+            told = tensors.sha256(statistics.tensors())[:16]
+            name = named(finisher, self.algorithm)
+            release = Release(told, budget.epsilon, budget.delta, budget.clip, (name,))
+            classifier.report = replace(classifier.report, release=release)
         classifier.clip = request.clip  # in use, features are clipped as they were for the statistics
         return classifier, sent, seconds
 
     def request(self, needs: StatisticsRequest) -> StatisticsRequest:
         """What the clients are asked: what the calibration needs, under the algorithm's protections."""
         budget = self.algorithm.private
-        clip = 0.0 if budget is None else budget.clip * (CLOSER if self.algorithm.secure else 1)
+        clip = 0.0 if budget is None else budget.clip
+        if clip and self.algorithm.secure:  # rounding to fixed point may lengthen the sum
+            clip = Layout.of(self._classes, self._width(needs), needs.form).shorter(clip)
         return replace(needs, min_count=self.algorithm.withhold, clip=clip)
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
@@ -115,7 +121,8 @@ class Federation:
             self.observe(Gathering(name, f"{request.form} class statistics", self._clients, sent))
         statistics = self.gather(request, centres)
         if (budget := self.algorithm.private) is not None:
-            statistics = noisy(statistics, budget.clip, budget.epsilon, budget.delta, self.key.fold("private"))
+            key = None if budget.release else self.key.fold("private")
+            statistics = noisy(statistics, budget.clip, budget.epsilon, budget.delta, key)
             if not len(statistics.held):
                 raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began

@@ -50,6 +50,7 @@ class Made:
     loss_after: float = float("nan")
     classes: tuple[ClassReport, ...] = ()
     before: Transformation = field(default_factory=Transformation)  # what features pass first
+    notes: tuple[str, ...] = ()  # what a user must know of it, in words
 
 
 @dataclass(frozen=True)

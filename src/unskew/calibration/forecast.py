@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.gaussians import Gaussians, spread_of
 from unskew.calibration.heads import copy_of
+from unskew.calibration.known_noise import pooled_edge, raised, share_of_noise
+from unskew.calibration.lda import RIDGE
 from unskew.calibration.retraining import discriminant, varied
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
@@ -59,22 +61,48 @@ def apart(statistics: ClassStatistics, key: Key) -> Tensor:
 def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, key: Key) -> Forecast:
     """The separability, and what the head and a linear discriminant make of features drawn from the Gaussians.
 
-    Without a head that takes these features, or where they do not vary, there is the separability alone.
+    Without a head that takes these features, or where they do not vary, there is the separability alone. Of statistics
+    with known noise the forecast is a cautious one: features are drawn around means that may be the true ones instead
+    of the noisy ones, as widely as the noise allows.
     """
     mean, gaussians = separability(statistics, key), Gaussians(statistics)
     if head is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return Forecast(mean)
     if not varied(gaussians.means, gaussians.within):
         return Forecast(mean)
-    rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, classes)
+    within, wide = gaussians.within, None
+    if statistics.noise is not None:
+        within = raised(within, pooled_edge(statistics))
+        wide = spread_of(within)[0]
+    rival = discriminant(None, gaussians.means, within, statistics.held, RIDGE, classes)
+    means = _true_means(statistics, key)
     head, each = copy_of(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)
     with torch.no_grad():
         for place, label in enumerate(statistics.held.tolist()):
-            drawn, _ = gaussians.draw(place, each, key.fold("forecast"))
+            if wide is None:
+                drawn, _ = gaussians.draw(place, each, key.fold("forecast"))
+            else:
+                drawn = means[place] + wide.draw(each, key.fold("forecast", "class", label).torch())
             right += torch.stack([(each_head(drawn).argmax(1) == label).sum() for each_head in (head, rival.double())])
     before, after = (right.double() / (each * len(statistics.held))).tolist()
     return Forecast(mean, before, after)
+
+
+def _true_means(statistics: ClassStatistics, key: Key) -> Tensor:
+    """[P, d], class means that may be the true ones, given the noisy ones: drawn from their posterior.
+
+    Its prior is the means' own spread without the noise's part (empirical Bayes): all means move towards their common
+    one as far as noise has driven them apart.
+    """
+    means = statistics.means()
+    variance, share = share_of_noise(statistics)
+    if not variance:
+        return means
+    drawn = torch.randn(means.shape, generator=key.fold("true means").torch(), dtype=torch.float64)
+    middle = means.mean(0)
+    posterior: Tensor = middle + (1 - share) * (means - middle) + ((1 - share) * variance) ** 0.5 * drawn
+    return posterior
 
 
 def _along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:

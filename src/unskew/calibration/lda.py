@@ -7,14 +7,17 @@ from unskew.calibration.finisher import Finisher, Made, finisher
 from unskew.calibration.gaussians import ClassReport
 from unskew.calibration.heads import last_linear
 from unskew.calibration.knobs import check_positive
+from unskew.calibration.known_noise import pooled_edge, raised
 from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.retraining import discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
+RIDGE = 0.001
+
 
 @finisher
-def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
+def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
     """Replaces the classifier by a linear discriminant, in closed form.
 
     It needs the class means and the pooled covariance alone.
@@ -23,6 +26,9 @@ def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
     equally likely. No training, nothing drawn. With ``layers`` above 1 it replaces that many linear layers of the
     network; with ``expand`` it sees ReLU of that many random sums of their input beside ReLU of the input itself, and
     is no longer linear in it.
+
+    Of statistics with known noise (``private``) the covariance's eigenvalues below the noise's edge are raised to it,
+    unless you give a ``ridge`` other than the default.
 
     Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936; random
     features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.
@@ -37,7 +43,10 @@ def lda(ridge: float = 0.001, layers: int = 1, expand: int = 0) -> Finisher:
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
         classes = last_linear(head).out_features
-        linear = discriminant(head, statistics.means(), statistics.within(), statistics.held, ridge, classes)
+        within = statistics.within()
+        if statistics.noise is not None and ridge == RIDGE:
+            within = raised(within, pooled_edge(statistics))
+        linear = discriminant(head, statistics.means(), within, statistics.held, ridge, classes)
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
         return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
 

@@ -44,7 +44,7 @@ def retrained(
     values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
     device = device_of(head)
     features, labels = features.to(device, values[0].dtype), labels.to(device)
-    before = _loss(head, features, labels)
+    before = mean_loss(head, features, labels)
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
     kept = [value.detach()[list(frozen)].clone() for value in rows]
     velocity = [torch.empty_like(value) for value in values]
@@ -65,7 +65,7 @@ def retrained(
                         for value, old in zip(rows, kept, strict=True):
                             value[list(frozen)] = old
                 first = False
-    after = _loss(head, features, labels)
+    after = mean_loss(head, features, labels)
     if not math.isfinite(after):
         raise UserError(f"re-training with lr={descent.lr:g} ended in NaN or infinity; give a smaller lr")
     return head, before, after
@@ -117,10 +117,12 @@ def varied(means: Tensor, within: Tensor) -> bool:
     return bool(within.diagonal().mean() > 1e-14 * means.square().mean())
 
 
-def _loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
+def mean_loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
+    """The mean cross-entropy of the head on features of its type, where it computes."""
+    weight = last_linear(head).weight
     total = 0.0
     with torch.no_grad():
         for start in range(0, len(labels), 4096):
-            some = slice(start, start + 4096)
-            total += float(F.cross_entropy(head(features[some]), labels[some], reduction="sum"))
+            some = features[start : start + 4096].to(weight.device, weight.dtype)
+            total += float(F.cross_entropy(head(some), labels[start : start + 4096].to(weight.device), reduction="sum"))
     return total / max(len(labels), 1)

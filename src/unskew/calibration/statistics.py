@@ -5,7 +5,7 @@ Shapes: C classes, P of them held, d features.
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from unskew.calibration.batches import Encoding, check_batch, images_and_labels,
 from unskew.calibration.covariances import parse_form
 from unskew.calibration.forms import MAX_FEATURES, Form, check_square, fault, statistics_bytes
 from unskew.calibration.heads import device_of
+from unskew.calibration.known_noise import KnownNoise
 from unskew.calibration.merging import Merging
 from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts, optional
 from unskew.core.context import neutral
@@ -43,6 +44,7 @@ class ClassStatistics:
     held: Tensor  # [P], the classes held, ascending
     number: Tensor  # [P], how many examples of each
     sums: Tensors  # the form's sums, float64
+    noise: KnownNoise | None = None  # what was added for privacy
 
     @staticmethod
     @neutral()
@@ -225,8 +227,11 @@ class ClassStatistics:
 
     def to_bytes(self) -> bytes:
         """As a safetensors file holds them."""
-        about = {"unskew": json.dumps({"statistics": 1, "classes": self.classes, "form": str(self.form)})}
-        return save({name: value.contiguous() for name, value in self.tensors().items()}, metadata=about)
+        about: dict[str, Any] = {"statistics": 1, "classes": self.classes, "form": str(self.form)}
+        if self.noise is not None:
+            about["noise"] = [self.noise.sums, self.noise.second]
+        contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
+        return save(contiguous, metadata={"unskew": json.dumps(about)})
 
     @accepts(path=PATH)
     def save(self, path: str | Path) -> None:
@@ -251,12 +256,15 @@ class ClassStatistics:
             if about["statistics"] != 1:
                 raise ValueError(f"they are of version {about['statistics']!r}")
             classes, form = about["classes"], parse_form(about["form"])
+            noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
+            if noise is not None and not (0 <= noise.sums < float("inf") and 0 <= noise.second < float("inf")):
+                raise ValueError(f"the noise is {about['noise']}")
         except FileNotFoundError:
             raise UserError(f"there is no file {path}") from None
         except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
             line = str(why).partition("\n")[0]
             raise UserError(f"{path} does not hold class statistics of this version: {line}") from why
-        statistics = checked(classes, form, values, str(path))
+        statistics = replace(checked(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
         return statistics

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import NoneType, UnionType
 from typing import Any
 
 from unskew.core.errors import UserError, brief, nearest
@@ -132,6 +133,8 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
 def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:
     """The value in the knob's type: whole numbers pass for floats, nothing else is converted."""
     wanted = {"int": int, "float": float, "bool": bool, "str": str}.get(annotation, annotation)
+    if isinstance(wanted, UnionType) and NoneType in wanted.__args__:  # a knob that need not be given
+        wanted = next(each for each in wanted.__args__ if each is not NoneType)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}

@@ -162,10 +162,12 @@ class PrivacyBudget:
     epsilon: float
     delta: float
     clip: float
+    release: bool = False  # noise from the operating system, not from the run's seed
 
     def __str__(self) -> str:
         """As the text of a method has it."""
-        return f"private(epsilon={self.epsilon:g}, delta={self.delta:g}, clip={self.clip:g})"
+        last = ", release=true" if self.release else ""
+        return f"private(epsilon={self.epsilon:g}, delta={self.delta:g}, clip={self.clip:g}{last})"
 
 
 @dataclass(frozen=True)

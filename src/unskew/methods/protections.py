@@ -29,11 +29,12 @@ def secure() -> Method:
     return lambda algorithm: replace(algorithm, secure=True)
 
 
-def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0) -> Method:
+def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, release: bool = False) -> Method:
     """Adds noise to the statistics' sum, for differential privacy.
 
-    (ε, δ) for every example, features cut to length ``clip``. The noise follows from the run's seed, for studies; it
-    covers the statistics and not the training before them.
+    (ε, δ) for every example, features cut to length ``clip``. It covers the statistics and not the training before
+    them. The noise follows from the run's seed, for studies: anyone who knows the seed can remove it. With ``release``
+    it comes from the operating system and cannot be repeated.
 
     Reference: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
@@ -41,5 +42,5 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0) -> Me
         if not 0 < value < limit:
             below = "" if limit == float("inf") else " and below 1"
             raise ValueError(f"private({knob}={value:g}): give a number above 0{below}")
-    budget = PrivacyBudget(epsilon, delta, clip)
+    budget = PrivacyBudget(epsilon, delta, clip, release)
     return lambda algorithm: replace(algorithm, private=budget)

@@ -3,6 +3,7 @@
 Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,24 @@ class Layout:
     def about(self) -> str:
         """What it is, in a few words."""
         return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
+
+    def shorter(self, radius: float) -> float:
+        """The length to clip features to, where noise is for features of length ``radius`` and the sums are rounded.
+
+        One example changes the sums of one client. Each of its entries was rounded with it and would be without it, so
+        the rounded difference is off by one step h at most: Σz by h·√d in length, Σzzᵀ by h·d (Σz² by h·√d). With
+        r + h·√d ≤ R and r² + h·d ≤ R² one example moves the rounded sums no more than R and R². The last factor is for
+        the float64 sums before they are rounded.
+        """
+        step, width = 2.0**-self.bits, self.width
+        entries = float(width) if "second" in self._shapes else width**0.5
+        least = 1.001 * max(2 * step * width**0.5, (4 / 3 * step * entries) ** 0.5)
+        if radius < least:
+            raise UserError(
+                f"clip={radius:g} is too short for a secure sum of {width} features in steps of 2^-{self.bits}: "
+                f"rounding may move it half as far as an example; give clip={least:.2g} or more, or leave secure out"
+            )
+        return min(radius - step * math.sqrt(width), math.sqrt(radius**2 - step * entries)) * (1 - 1e-6)
 
     def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
         """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""

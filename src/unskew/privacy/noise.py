@@ -24,8 +24,10 @@ from torch import Tensor
 
 from unskew.calibration.covariances import Diagonal, Full, Shared
 from unskew.calibration.forms import Form
+from unskew.calibration.known_noise import KnownNoise, edge, without_noise
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.calibration.transformations import shortened
+from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
@@ -78,28 +80,33 @@ def noisy(
 
     Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
     numbers alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class
-    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and negative variance is set
-    to zero. Where the form is ``shared``, the pooled second moment keeps the part of the dropped classes.
+    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and what cannot be told from
+    noise in a covariance is evened out (``calibration.known_noise``). Where the form is ``shared``, the pooled second
+    moment keeps the part of the dropped classes.
 
     ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
-    system: a known seed lets anyone remove the noise.
+    system: a known seed lets anyone remove the noise. With a key the draw depends on everything that is released,
+    the statistics included: no two releases that differ in anything share their noise.
     """
     guarantee = Guarantee.of(radius, epsilon, delta)
     statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
     _check_clipped(statistics, radius)
     classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
     threshold = max(1.0, 4 * sigma if threshold is None else threshold)
+    if key is not None:
+        promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
+        key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
     counts = statistics.counts + sigma * _normal((classes,), key, "count")  # [C]
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:
         words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
         warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
     number = counts[released].round().long()
-    noise = sigma * radius * _normal((classes, width), key, "sums")
-    sums = _rows(statistics, "sums", released) + noise[released]  # [K, d]
+    sums = _rows(statistics, "sums", released) + (sigma * radius * _normal((classes, width), key, "sums"))[released]
     release = _Release(statistics, released, number, sums, sigma * radius**2, key)
+    noise = KnownNoise(sigma * radius, sigma * radius**2)
     second = NOISY_SECOND[type(statistics.form)](release)
-    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second})
+    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second}, noise)
 
 
 def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
@@ -144,7 +151,8 @@ def _noisy_full(release: _Release) -> Tensors:
     for place, label in enumerate(release.released.tolist()):  # a class that is dropped needs no draw
         around = torch.outer(sums[place], sums[place]) / number[place]
         noise = release.scale * _symmetric(release.statistics.width, release.key, "second", label)
-        second[place] = around + _without_negative(second[place] + noise - around)
+        limit = edge(release.scale, release.statistics.width)
+        second[place] = around + without_noise(second[place] + noise - around, limit)
     return {"second": second}
 
 
@@ -160,10 +168,11 @@ def _noisy_shared(release: _Release) -> Tensors:
     statistics = release.statistics
     around = (release.sums / release.number[:, None]).t() @ release.sums
     noise = release.scale * _symmetric(statistics.width, release.key, "second")
-    return {"second": around + _without_negative(statistics.sums["second"] + noise - around)}
+    limit = edge(release.scale, statistics.width)
+    return {"second": around + without_noise(statistics.sums["second"] + noise - around, limit)}
 
 
-# second moments with noise, without negative variance around the noisy means, for the forms with a known sensitivity
+# second moments with noise, evened out where nothing else can be told, for the forms with a known sensitivity
 NOISY_SECOND: dict[type, Callable[[_Release], Tensors]] = {
     Full: _noisy_full,
     Diagonal: _noisy_diagonal,
@@ -183,14 +192,6 @@ def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
     held = torch.isin(labels, statistics.held)
     rows[held] = value[torch.searchsorted(statistics.held, labels[held])]
     return rows
-
-
-def _without_negative(matrix: Tensor) -> Tensor:
-    """The nearest matrix without negative eigenvalues."""
-    values, vectors = torch.linalg.eigh(matrix)
-    factor = vectors * values.clamp(min=0).sqrt()
-    nearest: Tensor = factor @ factor.t()
-    return nearest
 
 
 def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:

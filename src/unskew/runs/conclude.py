@@ -6,6 +6,7 @@ from pathlib import Path
 
 from unskew.core import tensors
 from unskew.core.types import Tensors
+from unskew.privacy.ledger import Spent, with_release
 from unskew.runs.checkpoint import drop_memories
 from unskew.runs.finish import Calibrated
 from unskew.runs.folder import (
@@ -32,6 +33,9 @@ def conclude(
 ) -> Result:  # fmt: skip
     """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
     config, rows = prepared.config, metrics.rows()
+    spent: Spent | None = None
+    for each in calibrated:
+        spent = with_release(spent, each.classifier.report.release)
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
     result = Result(
@@ -58,6 +62,7 @@ def conclude(
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
         calibrations={each.result.name: each.result for each in calibrated},
+        privacy=spent,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:

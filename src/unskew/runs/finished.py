@@ -26,6 +26,7 @@ from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build, dataset
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
+from unskew.privacy.ledger import with_release
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.runs import config as configs
@@ -248,7 +249,8 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
 def _added(path: Path, event: Calibrated) -> Result:
     """The run's result with one calibration more; one of the same name is replaced."""
     result, name = read_result(path), event.result.name
-    result = replace(result, calibrations={**result.calibrations, name: event.result})
+    spent = with_release(result.privacy, event.classifier.report.release)
+    result = replace(result, calibrations={**result.calibrations, name: event.result}, privacy=spent)
     classifier = calibration_bytes(name, event.classifier)
     write_sealed(path, {calibration_file(path, name).name: classifier, RESULT: json_bytes(to_json(result))})
     return result

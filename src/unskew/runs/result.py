@@ -12,6 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import json_object
 from unskew.core.records import record_from
 from unskew.core.units import format_bytes, format_duration
+from unskew.privacy.ledger import Spent
 from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
@@ -61,6 +62,7 @@ class Result:
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
     weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
+    privacy: Spent | None = None  # what the statistics released with noise promise together
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -103,6 +105,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     for name, each in result.calibrations.items():
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+    rows += privacy_rows(result)
     rows += [
         ("trained", f"{result.rounds} rounds, {result.examples:,} examples, {format_duration(result.seconds)}"),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
@@ -110,6 +113,16 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.failures:
         rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
+
+
+def privacy_rows(result: Result) -> list[tuple[str, str]]:
+    """What the run's private releases add up to, in words; no row where there are none."""
+    if result.privacy is None:
+        return []
+    counted = {name for release in result.privacy.releases for name in release.calibrations}
+    older = [name for name in result.calibrations if " + private(" in name and name not in counted]
+    more = f"; without {', '.join(older)}, from before releases were counted" if older else ""
+    return [("privacy", result.privacy.words() + more)]
 
 
 def accuracy_picture(rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None) -> str:
@@ -150,6 +163,10 @@ def read_result(path: Path) -> Result:
         if not isinstance(rows, list):
             raise ValueError("it has no list of calibrations")
         calibrations = [record_from(Calibration, row) for row in rows]
-        return record_from(Result, values, path=path, calibrations={each.name: each for each in calibrations})
+        ready = {
+            "calibrations": {each.name: each for each in calibrations},
+            "privacy": Spent.of_json(values.pop("privacy", None)),
+        }
+        return record_from(Result, values, path=path, **ready)
     except ValueError as error:
         raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
