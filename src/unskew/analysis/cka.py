@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from unskew.analysis.alignment import AtOnce, Exact, Unbiased, kernel
 from unskew.analysis.elements import Choice, Element
 from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import layer_words
+from unskew.analysis.phrases import in_figures, layer_words
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Tensors
+from unskew.core.units import counted
 from unskew.models.layers import Network, layer_names
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.study import FinishedRun
@@ -69,7 +70,7 @@ def take_cka(run: FinishedRun, *, clients: int = 10, images: int = 10_000, round
             sums[layer].add(seen)
     pairs = {layer: each.value() for layer, each in sums.items()}
     still = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
-    run.notes += [f"{layer} gives the same output for all images in {n} models: their CKA counts as 0"
+    run.notes += [f"{layer} gives the same output for all images in {counted(n, 'model')}: CKA counts as 0 there"
                       for layer, n in still.items() if n]  # fmt: skip
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
         run.notes.append(f"the models of {len(models)} of {everyone} clients are compared")
@@ -203,12 +204,8 @@ def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
 
 
 def compared_findings(runs: Mapping[str, Similarity]) -> list[str]:
-    """The runs whose local classifiers are most and least alike."""
-    if len(runs) < 2:
-        return []
-    ranked = sorted((values.means[-1], name) for name, values in runs.items())
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return [f"Local classifiers are most alike in {most} (CKA {high:.2f}) and least alike in {least} ({low:.2f})."]
+    """How alike the local classifiers of each run are; one run each ranks nothing."""
+    return in_figures("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
 
 
 CKA = Measure(

@@ -17,6 +17,7 @@ from unskew.analysis.row_lengths import calibrated_lengths, correlation, mean_kn
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
 from unskew.core.errors import Missing, UserError
+from unskew.core.units import counted
 from unskew.runs.study import FinishedRun
 
 FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, and hardly follow them
@@ -168,7 +169,7 @@ def _scatter(values: Norms, row: dict[str, Any]) -> Chart:
             x.append(count)
             y.append(norm)
             colour.append(label % 10)
-            tips.append(f"client {client}, {values.classes[label]}: {count:,} examples, norm {norm:.3f}")
+            tips.append(f"client {client}, {values.classes[label]}: {counted(count, 'example')}, norm {norm:.3f}")
     known = row["correlation"]
     words = "" if known is None else f", correlation {known:.2f}"
     return Chart(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from unskew.analysis.measure import Comparison, Measure
+from unskew.analysis.phrases import in_figures
 from unskew.calibration.covariances import Full, Shared
 from unskew.calibration.federated import gathered_statistics
 from unskew.calibration.forecast import apart, forecast
@@ -164,15 +165,8 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
 
 
 def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
-    """The runs whose features separate the classes best and least."""
-    ends = _silhouettes(runs)
-    if len(ends) < 2:
-        return []
-    ranked = sorted((value, name) for name, value in ends.items())
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return [
-        f"The features of {most} separate the classes best (silhouette {high:.4f}), those of {least} least ({low:.4f})."
-    ]
+    """The silhouette of each run's features; one run each ranks nothing."""
+    return in_figures("Silhouette of the features", _silhouettes(runs), ".4f")
 
 
 def _silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.units import counted
 
 MAX_CLASSES_NAMED = 10  # in a warning
 
@@ -119,7 +120,8 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: Statisti
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:
         raise UserError(
-            f"layers={needs.layers}, but this classifier has {len(layers)} linear layers; give layers={len(layers)}"
+            f"layers={needs.layers}, but this classifier has {counted(len(layers), 'linear layer')}; give "
+            f"layers={len(layers)}"
         )
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:

@@ -13,7 +13,7 @@ from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError, nearest
-from unskew.runs.options import OPTIONS, Option
+from unskew.runs.options import OPTIONS, Option, Value
 from unskew.runs.options import Config as Config
 
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
@@ -84,6 +84,12 @@ def fingerprint(config: Config) -> str:
         if not (option.added_later and value == option.default):
             values.append((option.name, value))
     return hashlib.sha256(("\n".join([HEADER, *_lines(values)]) + "\n").encode()).hexdigest()
+
+
+def deciding(config: Config) -> dict[str, Value]:
+    """The options that decide the result, with the values that the run had; an option that is None is left out."""
+    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def from_python(value: Any) -> bool:

@@ -9,7 +9,8 @@ from typing import Any
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.svg import svg
 from unskew.core.errors import UserError
-from unskew.core.units import format_bytes, format_duration
+from unskew.core.units import counted, format_bytes, format_duration
+from unskew.runs import config as configs
 from unskew.runs.folder import read_json
 from unskew.runs.metrics import read_metrics
 
@@ -57,6 +58,7 @@ class Result:
     baseline: str | None = None  # the run that this one's accuracy is compared with
     baseline_accuracy: float | None = None
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
+    settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -90,7 +92,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
     rows = [
         ("method", result.method),
-        ("data", f"{result.data}, {result.partition}, {result.clients:,} clients, EMD {result.emd:.2f}"),
+        ("data", f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {result.emd:.2f}"),
         ("accuracy", f"{result.accuracy:.2%} on the test set, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:
@@ -100,11 +102,14 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
     rows += [
-        ("trained", f"{result.rounds} rounds, {result.examples:,} examples, {format_duration(result.seconds)}"),
+        (
+            "trained",
+            f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {format_duration(result.seconds)}",
+        ),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
     if result.failures:
-        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+        rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
 
 
@@ -146,6 +151,15 @@ def read_result(path: Path) -> Result:
             if values.get(name) is not None:
                 values[name] + 0.0
         values["calibrations"] = {row["name"]: Calibration(**row) for row in values["calibrations"]}
+        values["settings"] = values.get("settings") or _settings(path)
         return Result(path=path, **values)
     except (TypeError, KeyError) as error:
         raise UserError(f"{path / 'result.json'} is not a result of this version: {error}") from error
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a run whose result.json does not have them, from its config.toml; empty where that is missing."""
+    try:
+        return dict(configs.deciding(configs.read(path / "config.toml")))
+    except UserError:
+        return {}

@@ -261,6 +261,7 @@ def _finish(
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
         calibrations={each.result.name: each.result for each in calibrated},
+        settings=configs.deciding(config),
     )
     if prepared.baseline is not None:
         reference = prepared.baseline.accuracy
