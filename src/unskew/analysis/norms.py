@@ -232,13 +232,14 @@ def norms_findings(values: Norms) -> list[str]:
             f"correlation {known:.2f}{then}."
         )
     before = unevenness(values.server)
-    if usable := [name for name in values.calibrated if not bound(name)]:
-        name = min(usable, key=lambda each: unevenness(values.calibrated[each]))
-        after = unevenness(values.calibrated[name])
-        verb = "evens" if after < before else "does not even"
+    if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not bound(name)}:
+        evener = sum(each < before for each in after.values())
+        shown = ", ".join(f"{each:.1%} after {name}" for name, each in list(after.items())[:MAX_CALIBRATIONS])
+        rest = f" and {len(after) - MAX_CALIBRATIONS} more" if len(after) > MAX_CALIBRATIONS else ""
+        verb = "evens" if evener == len(after) else "does not even" if not evener else f"{evener} of {len(after)} even"
+        which = f"Calibration {verb}" if evener in (0, len(after)) else f"Of the calibrations {verb}"
         sentences.append(
-            f"Calibration {verb} the classifier's rows: their deviation is {before:.1%} of their mean before, "
-            f"{after:.1%} after {name}."
+            f"{which} the classifier's rows: their deviation is {before:.1%} of their mean before, {shown}{rest}."
         )
     return sentences
 
