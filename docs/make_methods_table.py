@@ -35,6 +35,7 @@ METHODS = {  # run folder -> method
     "centralised": "centralised",
     "fedavg": "fedavg",
     "fedprox": "fedprox",
+    "fedprox0001": "fedprox(mu=0.001)",  # the CCVR paper's for this alpha
     "moon": "moon(mu=1)",
     "clsprox": "clsprox",
     "clsnorm": "clsnorm",
@@ -50,7 +51,8 @@ METHODS = {  # run folder -> method
     "fedavgm01": "fedavgm(0.1)",
     "fedavgm": "fedavgm(0.9)",
     "fedadam": "fedadam",
-    "fedyogi": "fedyogi",  # fedadagrad's default rate of 0.1 gives NaN in the second round here
+    "fedyogi": "fedyogi",
+    "fedadagrad": "fedadagrad",
 }
 
 CROWD, LARGEST, SIGMA = 150, 4000, 1.5  # clients of the imbalanced population, and how unlike their sizes are

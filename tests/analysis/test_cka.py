@@ -428,13 +428,82 @@ def similarity(*means, layers=("conv1", "fc1", "classifier")):
 
 def test_the_least_similar_layer_is_named():
     assert cka.cka_findings(similarity(0.9, 0.8, 0.4)) == [
-        "The classifier is the least similar layer across clients: CKA 0.40 against conv1's 0.90; going deeper, "
-        "similarity falls at every step."
+        "The classifier is the least similar layer across clients: CKA 0.40; the most similar is conv1 (0.90); going "
+        "deeper, similarity falls at every step."
     ]
     assert cka.cka_findings(similarity(0.9, 0.2, 0.4)) == [
         "The least similar layer across clients is fc1 (CKA 0.20), not the classifier (0.40); the most similar is "
         "conv1 (0.90); going deeper, similarity falls at 1 of 2 steps."
     ]
+
+
+def uneven(offsets, gap):
+    """Two layers of as many clients as offsets: the second is less alike by ``gap``, and by more at some clients."""
+    first = 0.6 + 0.0 * np.add.outer(offsets, offsets)
+    second = first - gap - np.add.outer(offsets, offsets)
+    apart = ~np.eye(len(offsets), dtype=bool)
+    tables = [np.where(apart, each, 1.0) for each in (first, second)]
+    means = [float(each[apart].mean()) for each in tables]
+    return Similarity(
+        3, 10, list(range(len(offsets))), ["fc1", "classifier"], [t.tolist() for t in tables], means, []
+    )  # fmt: skip
+
+
+def test_a_layer_is_called_least_similar_only_where_other_clients_would_not_change_that():
+    even = uneven(np.zeros(6), 0.02)
+    assert cka.apart(even, 1, 0)
+    assert "The classifier is the least similar layer" in cka.cka_findings(even)[0]
+    mixed = uneven(np.array([0.2, -0.2, 0.1, -0.1, 0.05, -0.05]), 0.02)
+    assert not cka.apart(mixed, 1, 0)
+    (said,) = cka.cka_findings(mixed)
+    assert said.startswith(
+        "The least similar layers across clients are the classifier (0.580) and fc1 (0.600), too close"
+    )
+
+
+def test_the_jackknife_is_its_definition():
+    draw = Key(5).numpy()
+    tables = draw.uniform(0.3, 0.9, (2, 7, 7))
+    tables = (tables + tables.transpose(0, 2, 1)) / 2
+    keep = ~np.eye(7, dtype=bool)
+    gap = tables[0] - tables[1]
+    without = [gap[np.ix_(rest, rest)][~np.eye(6, dtype=bool)].mean() for rest in
+               ([c for c in range(7) if c != out] for out in range(7))]  # fmt: skip
+    error = np.sqrt(6 / 7 * np.square(without - np.mean(without)).sum())
+    for shift in (1.9, 2.1):  # standard errors between the two
+        moved = tables[0] - gap[keep].mean() + shift * error
+        means = [float(each[keep].mean()) for each in (tables[1], moved)]
+        both = Similarity(3, 10, list(range(7)), ["a", "b"], [tables[1].tolist(), moved.tolist()], means, [])
+        assert means[1] - means[0] == pytest.approx(shift * error)
+        assert cka.apart(both, 0, 1) == (shift > 2)
+
+
+def test_after_the_activation_a_layer_is_what_enters_the_next(finished):
+    """tiny-cnn: conv, pool, ReLU, conv, pool, ReLU, flatten, fc1, ReLU, classifier; by hand, without hooks."""
+    with finished_run(finished) as opened:
+        found = cka.take_cka(opened, activated=True)
+        plain = cka.take_cka(opened)
+        models, side = opened.local_models(3, 10), opened.side
+        seen = []
+        for model in models.values():
+            side.load(model, training=False)
+            parts = dict(side.network.encoder.named_children())
+            names = list(parts)
+            with torch.no_grad():
+                x, outputs = side.test.batch(torch.arange(120))[0], []
+                for name in names:
+                    if name in ("conv2", "fc1"):
+                        outputs.append(x.flatten(1))
+                    x = parts[name](x)
+                seen.append([*outputs, x, side.network.classifier(x)])
+    assert found.activated
+    assert found.layers == plain.layers == ["conv1", "conv2", "fc1", "classifier"]
+    for layer in range(4):
+        wanted = alignment.cka(seen[0][layer].double(), seen[1][layer].double())
+        assert found.pairs[layer][0][1] == pytest.approx(wanted, abs=1e-4)
+    assert found.means[-1] == pytest.approx(plain.means[-1], abs=1e-12)
+    assert abs(found.means[0] - plain.means[0]) > 1e-4
+    assert "after the activation" in cka.means_chart(found).title
 
 
 def test_a_network_of_one_layer_is_not_said_to_fall():

@@ -1,5 +1,7 @@
 """What is taken for what: tables that add up to what the run's result says."""
 
+from dataclasses import replace
+
 import pytest
 
 from analysis.finished import CALIBRATIONS, NAMES, finished_run, result, undisturbed
@@ -76,6 +78,12 @@ def test_the_words_name_the_worst_class_and_what_calibration_made_of_it():
     assert "100% (c)" in second
     only = Confusion(["a", "b", "c"], [4, 0, 2], {"before": made().tables["before"]})
     assert confusion.confusion_findings(only) == [second]
+
+
+def test_the_best_of_as_many_as_were_tried_also_where_fewer_are_shown():
+    first = confusion.confusion_findings(replace(made(), tried=8))[0]
+    assert "Calibration by lda, the best of 8 on the test images, raises" in first
+    assert "the best of" not in confusion.confusion_findings(made())[0]
 
 
 def test_a_loss_is_called_one():

@@ -223,6 +223,30 @@ def test_the_words_hold_both_against_another_image():
     assert "0.25" in said
 
 
+def with_grey(*similarities):
+    rows = [row | {"grey_ssim": each} for row, each in zip(made().rows, similarities, strict=True)]
+    return Inversion(3, rows)
+
+
+def test_what_is_no_more_alike_than_a_grey_picture_shows_nothing():
+    (said,) = inversion.inversion_findings(with_grey(0.1, 0.2))
+    assert "a grey picture 0.150 ± 0.071 (2 images)" in said
+    assert "do not show" not in said
+    (said,) = inversion.inversion_findings(with_grey(0.8, 0.7))
+    assert said.endswith("no more alike than these: they do not show what features give away.")
+    assert "grey" not in inversion.inversion_findings(made())[0]  # stored before there was one
+
+
+def test_the_grey_picture_is_measured_and_drawn(finished):
+    with finished_run(finished) as opened:
+        found = inversion.take_inversion(opened, examples=1, steps=1)
+        side = opened.side
+        image = side.train.batch(torch.tensor([inversion._chosen(side, 1, 3)[0][2][0]]))[0][0]
+    assert found.rows[0]["grey_ssim"] == pytest.approx(ssim(side, torch.zeros_like(image), image))
+    assert found.rows[0]["grey_psnr"] == pytest.approx(psnr(side, torch.zeros_like(image), image))
+    assert "a grey picture" in svg(inversion.draw_inversion(found)[1])
+
+
 def test_pictures_of_the_images():
     charts = inversion.draw_inversion(made())
     assert [chart.name for chart in charts] == ["inversion-pictures", "inversion-likeness"]

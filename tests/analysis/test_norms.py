@@ -177,6 +177,13 @@ def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
     assert "does not even" in norms.norms_findings(made(calibrated={"lda": [0.1, 5.0]}))[-1]
 
 
+def test_every_calibration_is_named_with_what_it_did_to_the_rows():
+    both = made(calibrated={"ccvr": [0.1, 5.0], "ccvr(relu=true, tukey=0.5)": [2.0, 2.5], "oracle": [1.0, 1.0]})
+    said = norms.norms_findings(both)[-1]
+    assert said.startswith("Of the calibrations 1 of 2 even the classifier's rows")
+    assert "50.0% of their mean before, 96.1% after ccvr, 11.1% after ccvr(relu=true, tukey=0.5)." in said
+
+
 @pytest.mark.parametrize(
     ("correlation", "words"), [(0.51, " follow "), (0.5, "hardly"), (0.2, "do not"), (-1, "do not")]
 )

@@ -9,7 +9,9 @@ import torch
 from analysis.finished import finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import separability
 from unskew.analysis.separability import Separability
+from unskew.calibration.covariances import Full
 from unskew.calibration.forecast import apart
+from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts.svg import svg
 from unskew.core.errors import Missing
@@ -123,6 +125,18 @@ def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
     assert "0.1250" in said[2]
     assert "0.0 points" in separability.separability_findings(made(before=0.9))[0]  # nothing is lost by it either
     assert separability.separability_findings(made(before=None, silhouette=None, classes=["a", "b"])) == []
+
+
+def test_the_deviation_is_that_over_draws_of_directions(finished):
+    with finished_run(finished) as opened:
+        found = separability.take_separability(opened)
+        statistics = separability._gathered_statistics(opened, StatisticsRequest(Full()))
+        draws = [apart(statistics, opened.key), *(apart(statistics, opened.key.fold("draw", n)) for n in range(1, 5))]
+    assert found.deviation == pytest.approx(float(np.std([float(each.mean()) for each in draws], ddof=1)))
+    table = np.array(found.deviations)
+    assert table[0, 1] == table[1, 0] == pytest.approx(float(np.std([float(each[0]) for each in draws], ddof=1)))
+    assert 0 < found.deviation < found.mean
+    assert f"± {found.deviation:.2g} (± over 5 draws of 256 directions)" in separability.separability_findings(found)[1]
 
 
 def test_pictures_of_the_distances():

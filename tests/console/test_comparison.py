@@ -32,8 +32,8 @@ CALIBRATED = replace(
 OTHER = replace(PLAIN, path=Path("runs/c"), seed=2, calibrations={"uscc": Calibration("uscc", 0.0, 9.0, 1, 1.0)})
 
 COLUMNS = [
-    *("run", "method", "data", "partition", "clients", "per_round", "rounds", "seed", "emd", "accuracy"),
-    *("loss", "MB up", "MB down", "seconds"),
+    *("run", "method", "data", "partition", "clients", "per_round", "rounds", "seed", "model", "emd"),
+    *("accuracy", "loss", "MB up", "MB down", "seconds"),
 ]
 REACHED = ["relative", "to 10 %", "to 50 %", "to 90 %"]
 
@@ -78,8 +78,8 @@ def test_a_row_holds_what_the_run_was_and_what_came_out():
     (row,) = rows(compared(PLAIN))
     assert list(row) == COLUMNS
     assert list(row.values()) == [
-        *("runs/a", "fedavg", "digits", "dirichlet(alpha=0.1)", "10", "5", "20", "0", "1.23", "91.23"),
-        *("0.3041", "1.5", "3.0", "12.3"),
+        *("runs/a", "fedavg", "digits", "dirichlet(alpha=0.1)", "10", "5", "20", "0", "tiny-cnn", "1.23"),
+        *("91.23", "0.3041", "1.5", "3.0", "12.3"),
     ]
 
 
@@ -87,8 +87,12 @@ def test_every_calibration_that_any_run_has_is_a_column_and_those_without_are_bl
     found = rows(compared(PLAIN, CALIBRATED, OTHER))
     after = ["after ccvr", "after oracle", "after uscc"]
     sent = ["MB up, ccvr", "MB up, oracle", "MB up, uscc"]
-    place, later = COLUMNS.index("accuracy") + 1, COLUMNS.index("MB up") + 1
-    assert all(list(row) == [*COLUMNS[:place], *after, *COLUMNS[place:later], *sent, *COLUMNS[later:]] for row in found)
+    differ, came = ["run", "method", "seed"], [*COLUMNS[COLUMNS.index("accuracy") :]]
+    later = came.index("MB up") + 1
+    same = [key for key in COLUMNS if key not in (*differ, *came)]
+    assert all(
+        list(row) == [*differ, came[0], *after, *came[1:later], *sent, *came[later:], *same] for row in found
+    )  # fmt: skip
     assert all(bool(row[f"after {name}"]) == bool(row[f"MB up, {name}"]) for row in found for name in ("ccvr", "uscc"))
     assert [[row[key] for key in after] for row in found] == [["", "", ""], ["95.50", "100.00", ""], ["", "", "0.00"]]
 
@@ -104,10 +108,74 @@ def test_markdown_has_a_head_a_rule_and_as_many_cells_in_every_line(results):
     found = compared(*results, metrics=[rounds(None, 0.4)] * len(results), baseline=CENTRAL)
     lines = [line.strip("|").split("|") for line in as_text(found, "markdown").split("\n")]
     head, rule, *body = [[cell.strip() for cell in line] for line in lines]
-    assert head == list(rows(found)[0])
-    assert set(rule) == {"---"}
-    assert len(rule) == len(head)
-    assert body == [list(row.values()) for row in rows(found)]
+    same = [] if len(results) == 1 else ["data", "partition", "clients", "per_round", "rounds", "model", "emd"]
+    assert head == [key for key in rows(found)[0] if key not in same]
+    assert rule == ["---" if key in ("run", "method", "data", "partition", "model") else "---:" for key in head]
+    assert body[: len(results)] == [[row[key] for key in head] for row in rows(found)]
+    below = " ".join(" ".join(line) for line in body[len(results) :])
+    assert all(f"{key} {rows(found)[0][key]}" in below for key in same)
+    assert bool(below.strip()) == bool(same)
+
+
+SET = {"epochs": 5, "lr": 0.01, "augment": False}
+OPTIONED = [
+    replace(PLAIN, settings=SET),
+    replace(PLAIN, path=Path("runs/d"), settings=SET | {"lr": 0.1, "augment": True}),
+]
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "latex"])
+def test_every_option_that_differs_is_a_column_and_what_is_the_same_is_not_among_them(form):
+    text = as_text(compared(*OPTIONED), form)
+    marks = {"csv": ",", "markdown": "|", "latex": "&"}
+    head = next(line for line in text.split("\n") if "accuracy" in line)
+    names = [word.strip(" \\") for word in head.strip("|").split(marks[form])]
+    assert names[:4] == ["run", "lr", "augment", "accuracy"]
+    assert "epochs" in (names[-8:] if form == "csv" else text.split("\n")[-1])
+    assert "0.1" in text
+    assert "True" in text
+    assert text.count("epochs") == 1
+
+
+def test_the_table_has_the_options_that_differ_and_says_below_which_do_not():
+    text = shown(*OPTIONED)
+    head = next(line for line in text.split("\n") if "accuracy" in line)
+    assert "lr" in head
+    assert "augment" in head
+    assert "epochs" not in head
+    assert "epochs 5" in text
+
+
+def test_a_run_that_lacks_an_option_leaves_its_cell_empty():
+    found = rows(compared(OPTIONED[0], replace(PLAIN, path=Path("runs/old"))))
+    assert [row["lr"] for row in found] == ["0.01", ""]
+
+
+def test_latex_is_a_table_of_booktabs_with_its_signs_escaped():
+    one = replace(PLAIN, path=Path("runs/a_b"), method="50 % & more")
+    text = as_text(compared(one, OTHER, baseline=CENTRAL), "latex")
+    assert text.startswith("\\begin{tabular}{ll")
+    assert r"runs/a\_b & 50 \% \& more & 0" in text
+    lines = [line for line in text.split("\n") if line.endswith("\\\\")]
+    assert {line.replace("\\&", "").count("&") for line in lines} == {lines[0].count("&")}
+    assert len(lines) == 3
+
+
+def seeded(accuracies, method, start=0):
+    return [
+        replace(PLAIN, path=Path(f"{method}-{seed}"), method=method, seed=seed, accuracy=accuracy)
+        for seed, accuracy in enumerate(accuracies, start)
+    ]
+
+
+def test_the_table_ends_with_a_winner_only_where_the_seeds_support_one():
+    clear = shown(*seeded([0.5, 0.51, 0.52], "one"), *seeded([0.4, 0.42, 0.41], "two"))
+    assert "one is ahead: 51.00 ± 1.00% over 3 seeds" in clear
+    unclear = shown(*seeded([0.5, 0.41, 0.52], "one"), *seeded([0.4, 0.52, 0.41], "two"))
+    assert "No clear winner" in unclear
+    single = shown(*seeded([0.5], "one"), *seeded([0.4], "two"))
+    assert "No winner is named, with one seed each: one 50.00%; two 40.00%." in single
+    assert "ahead" not in unclear + single
 
 
 def test_a_bar_in_a_name_does_not_break_markdown():

@@ -80,6 +80,7 @@ yogi = adaptive(lambda v, g2: v - 0.01 * g2 * np.sign(v - g2), 0.01, 0.9, 0.001)
 slow_adam = adaptive(lambda v, g2: 0.9 * v + 0.1 * g2, 0.2, 0.5, 0.3)
 slow_yogi = adaptive(lambda v, g2: v - 0.1 * g2 * np.sign(v - g2), 0.2, 0.5, 0.3)
 adagrad = adaptive(lambda v, g2: v + g2, 0.1, 0.0, 0.001)
+slow_adagrad = adaptive(lambda v, g2: v + g2, 0.01, 0.0, 0.001)
 
 
 # The numbers: W and b of each class after two rounds
@@ -113,9 +114,13 @@ GOLDEN = {
         [0.2769925084858256, -0.1768140129136779, 0.07258828551236977],
         [0.12294706573727107, 0.37680543625114266, -0.12256154379900848],
     ],
-    "fedadagrad": [
+    "fedadagrad(lr=0.1)": [
         [0.1339004624926298, -0.03533294173779858, 0.20901193942132468],
         [0.26538371956370876, 0.23510254013802337, -0.25856554240055396],
+    ],
+    "fedadagrad": [
+        [0.28300073637063716, -0.1829992265082493, 0.06691576877738241],
+        [0.11698899670303903, 0.3829967862301362, -0.11691075274519787],
     ],
     "fedprox(mu=0.3) + fedavgm(beta=0.9)": [
         [-0.6454313348958274, 1.3780836245033035, 0.4779894430716507],
@@ -130,7 +135,8 @@ DERIVED = {
     "fedyogi(lr=0.2, beta1=0.5, beta2=0.9, tau=0.3)": lambda: two_rounds(slow_yogi),
     "fedadam": lambda: two_rounds(adam),
     "fedyogi": lambda: two_rounds(yogi),
-    "fedadagrad": lambda: two_rounds(adagrad),
+    "fedadagrad(lr=0.1)": lambda: two_rounds(adagrad),
+    "fedadagrad": lambda: two_rounds(slow_adagrad),
     "fedprox(mu=0.3) + fedavgm(beta=0.9)": lambda: two_rounds(momentum, mu=0.3),
 }
 

@@ -540,6 +540,39 @@ def test_fedirs_weights_and_their_gradient_by_hand():
     np.testing.assert_allclose(gradient, weights[:, None] * gradients / weights.sum(), rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize(
+    ("knobs", "weights"),
+    [
+        ("cap=2", [2, 0.75, 0.4]),
+        ("cap=0.5", [0.5, 0.5, 0.4]),
+        ("smooth=0.25", [0.5 / (0.075 + 0.125), 0.3 / (0.3 + 0.075), 0.2 / (0.375 + 0.05)]),
+        ("smooth=0.25, cap=1", [1, 0.3 / 0.375, 0.2 / 0.425]),
+        ("smooth=1", [1, 1, 1]),
+    ],
+)
+def test_fedirs_weights_limited_by_hand(knobs, weights):
+    """The same client: shares 0.1, 0.4, 0.5; cap is min(w, cap), smooth mixes the target into the shares."""
+    each = np.array(weights)[Y]
+    values, gradients = entropies(FEATURES)
+    step = step_of(shared={"sent/fedir/target": np.array([0.5, 0.3, 0.2])}, counts=(1, 4, 5))
+    value, gradient = loss_of(f'fedir("0.5 0.3 0.2", {knobs})', step)
+    assert value == pytest.approx((each * values).sum() / each.sum(), abs=1e-13)
+    np.testing.assert_allclose(gradient, each[:, None] * gradients / each.sum(), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fedir(cap=-1)", "cap is the largest weight"),
+        ("fedir(smooth=1.5)", "smooth is a share of the target, give 0 to 1"),
+        ("fedir(smooth=-0.1)", "smooth is a share of the target, give 0 to 1"),
+    ],
+)
+def test_fedir_refuses_limits_that_are_none(text, said):
+    with pytest.raises(UserError, match=said):
+        small(text).state()
+
+
 def test_fedirs_weights_multiply_those_that_are_there_already():
     (importance,) = methods.parse_method("fedir(uniform)").terms
     step = step_of(shared={"sent/fedir/target": np.array([1.0, 1.0, 1.0]) / 3}, counts=(1, 4, 5))

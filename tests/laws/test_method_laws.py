@@ -93,6 +93,17 @@ def test_targets_of_fedir_that_differ_by_a_factor_are_one():
     assert apart("fedir(uniform)", 'fedir("3 3 3 3")') < 1e-12
 
 
+@pytest.mark.parametrize("knobs", ["smooth=1", "cap=1e-6", "uniform, smooth=1"])
+def test_fedir_with_its_weights_limited_all_the_way_is_fedavg(knobs):
+    assert apart(f"fedir({knobs})", "fedavg") < 1e-12
+    assert apart("fedir", "fedavg") > 1e-4
+
+
+@pytest.mark.parametrize("limit", ["cap=1e9", "smooth=1e-15"])
+def test_fedir_with_limits_that_nothing_reaches_is_fedir(limit):
+    assert apart(f"fedir({limit})", "fedir") < 1e-12
+
+
 def test_clsprox_is_fedprox_where_the_network_is_its_classifier():
     sizes, rounds = (8, 5, 3), 2
     left, right = (

@@ -75,7 +75,25 @@ def test_the_best_calibration_over_seeds_has_a_mean_and_a_deviation_of_its_own(r
     after = [result(path)["calibrations"][0]["accuracy"] for path in paths]
     assert stdev(before) != pytest.approx(stdev(after))
     (row,) = tables(compared(*paths))["Over seeds"].rows
-    assert row[1:] == [2, *(pytest.approx(each(part)) for part in (before, after) for each in (mean, stdev))]
+    own, calibrated = ([pytest.approx(each(part)) for each in (mean, stdev)] for part in (before, after))
+    assert row[1:] == [2, *own, "lda", *calibrated]
+
+
+def test_the_table_has_the_settings_that_differ_and_a_note_with_the_others(runs_of, tmp_path):
+    paths = [copied(runs_of(lr=lr), tmp_path, f"lr{lr}") for lr in (0.05, 0.01)]
+    table = tables(compared(*paths))["Results"]
+    names = [column.name for column in table.columns]
+    assert names[:4] == ["run", "lr", "EMD", "accuracy"]
+    assert [row[1] for row in table.rows] == [0.05, 0.01]
+    assert "method fedavg" in table.note
+    assert "batch 64" in table.note or "batch" in table.note
+
+
+def test_what_calibration_changes_is_said_in_points(runs_of, tmp_path):
+    path = copied(runs_of(calibrations=("lda",)), tmp_path, "calibrated")
+    other = copied(runs_of(lr=0.01), tmp_path, "other")
+    gain = 100 * (result(path)["calibrations"][0]["accuracy"] - result(path)["accuracy"])
+    assert f"Calibration changes accuracy by {gain:+.2f} points (1 run)." in compared(path, other).findings
 
 
 def test_runs_that_differ_in_more_than_the_seed_are_not_seeds_of_one_another(runs_of, tmp_path):
@@ -173,9 +191,10 @@ def test_classes_of_runs_that_are_left_out_are_said_to_be(runs_of, tmp_path):
     assert all(name in shown or name in said for name in ("arrays", "digits"))
 
 
-def test_the_best_and_the_worst_are_named(pair):
+def test_with_one_seed_the_figures_are_named_and_no_winner(pair):
     made = compared(*pair)
     accuracies = sorted(result(path)["accuracy"] for path in pair)
+    assert made.findings[0].startswith("No winner is named, with one seed each")
     assert f"{accuracies[-1]:.2%}" in made.findings[0]
     assert f"{accuracies[0]:.2%}" in made.findings[0]
     assert made.facts[0] == ("runs", "2")

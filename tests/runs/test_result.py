@@ -32,6 +32,25 @@ def test_the_history_is_the_rows_of_the_rounds(finished):
     assert read_result(finished.path).history == finished.history
 
 
+def test_a_result_has_every_option_that_decides_it_also_one_that_was_written_without(finished, tmp_path):
+    assert finished.settings["lr"] == 0.01
+    assert finished.settings["method"] == "fedavg + lda"
+    assert finished.settings["seed"] == 0
+    assert not {"engine", "workers", "data_dir", "during"} & set(finished.settings)
+    assert read_result(finished.path).settings == finished.settings
+    values = to_json(finished)
+    del values["settings"]
+    (tmp_path / "result.json").write_text(json.dumps(values))
+    assert read_result(tmp_path).settings == {}
+    (tmp_path / "config.toml").write_text((finished.path / "config.toml").read_text())
+    assert read_result(tmp_path).settings == finished.settings
+
+
+@pytest.mark.parametrize(("rounds", "said"), [(1, "1 round, "), (2, "2 rounds, ")])
+def test_one_round_is_one_round(rounds, said):
+    assert f"trained    {said}" in str(replace(RESULT, rounds=rounds))
+
+
 def test_a_result_in_one_line_and_in_a_summary():
     assert repr(RESULT) == "<Result of fedavg + lda on digits: accuracy 50.00%, lda 75.00%; runs/a<b>>"
     lines = str(RESULT).splitlines()

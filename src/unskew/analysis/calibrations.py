@@ -24,7 +24,7 @@ def calibrations_table(run: FinishedRun) -> list[Table]:
     rows: list[list[Cell]] = [["before", result.accuracy, None, result.loss, None, None]]
     for each in result.calibrations.values():
         rows.append([each.name, each.accuracy, each.accuracy - result.accuracy, each.loss, each.bytes_up, each.seconds])
-    kinds = ("text", "percent", "percent", "number", "bytes", "seconds")
-    names = ("classifier", "accuracy", "gain", "loss", "sent for it", "time")
+    kinds = ("text", "percent", "points", "number", "bytes", "seconds")
+    names = ("classifier", "accuracy", "gain, points", "loss", "sent for it", "time")
     columns = [Column(name, kind) for name, kind in zip(names, kinds, strict=True)]
     return [Table("Classifiers of this run", columns, rows)]

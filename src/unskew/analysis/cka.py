@@ -15,17 +15,19 @@ from torch import Tensor, nn
 from unskew.analysis.alignment import AtOnce, Exact, Unbiased, kernel
 from unskew.analysis.elements import Choice, Element
 from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import layer_words
+from unskew.analysis.phrases import in_figures, layer_words
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Tensors
+from unskew.core.units import counted
 from unskew.models.layers import Network, layer_names
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.study import FinishedRun
 
 WIDE = 512  # features beyond which the d × d products of all pairs would take minutes: b × b kernels are used instead
 ALIKE = 0.005  # of CKA: layers that differ by less are not ranked
+MIN_JACKKNIFE = 4  # clients, below which leaving one out says little
 AT_ONCE = 1000  # images that pass as one batch: their kernels are exact
 
 
@@ -40,10 +42,16 @@ class Similarity:
     pairs: list[list[list[float]]]  # [layer][client][client]
     means: list[float]  # over the pairs of two clients
     estimated: list[str]  # layers too wide for the exact form
+    activated: bool = False  # outputs are taken after activation and pooling
 
 
-def take_cka(run: FinishedRun, *, clients: int = 10, images: int = 10_000, round: int = -1) -> Similarity:
+def take_cka(
+    run: FinishedRun, *, clients: int = 10, images: int = 10_000, round: int = -1, activated: bool = False
+) -> Similarity:
     """CKA of local models on the test images, made from the model after ``round`` (−1: the last).
+
+    A layer's output is what the convolution or linear layer gives. With ``activated`` it is what enters the layer that
+    runs next, after activation and pooling: CCVR's layers are these (its Table 6). The classifier's is the logits.
 
     Reference: Luo et al. 2021, Figures 1, 2 and appendix B; Kornblith et al., ICML 2019.
     """
@@ -63,49 +71,64 @@ def take_cka(run: FinishedRun, *, clients: int = 10, images: int = 10_000, round
     sums: dict[str, Exact | AtOnce | Unbiased] = {}
     for place, some in enumerate(batches):
         run.say("cka", place, len(batches))
-        for layer, wide, seen in _by_layer(side.network, list(models.values()), side.test.batch(some)[0]):
+        for layer, wide, seen in _by_layer(side.network, list(models.values()), side.test.batch(some)[0], activated):
             if layer not in sums:
                 sums[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
             sums[layer].add(seen)
     pairs = {layer: each.value() for layer, each in sums.items()}
     still = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
-    run.notes += [f"{layer} gives the same output for all images in {n} models: their CKA counts as 0"
+    run.notes += [f"{layer} gives the same output for all images in {counted(n, 'model')}: CKA counts as 0 there"
                       for layer, n in still.items() if n]  # fmt: skip
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
         run.notes.append(f"the models of {len(models)} of {everyone} clients are compared")
-    apart = ~torch.eye(len(models), dtype=torch.bool)
+    different = ~torch.eye(len(models), dtype=torch.bool)
     return Similarity(
         round=number,
         images=len(index),
         clients=list(models),
         layers=list(pairs),
         pairs=[value.tolist() for value in pairs.values()],
-        means=[float(value[apart].mean()) for value in pairs.values()],
+        means=[float(value[different].mean()) for value in pairs.values()],
         estimated=[layer for layer, each in sums.items() if isinstance(each, Unbiased)],
+        activated=activated,
     )
 
 
-def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> Iterator[tuple[str, bool, list[Tensor]]]:
+def _by_layer(
+    network: Network, models: Sequence[Tensors], images: Tensor, activated: bool = False
+) -> Iterator[tuple[str, bool, list[Tensor]]]:
     """Layer after layer, of every model: outputs [b, d], or kernels [b, b] of a wide layer, which are far smaller."""
     outputs: dict[str, list[Tensor]] = {}
     wide: set[str] = set()
     handles, current = [], 0
+    last: list[tuple[str, Tensor]] = []  # the layer that has run and its output, until the next one runs
 
-    def keep(name: str) -> Any:
-        def seen(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            features = output.detach().flatten(1)
-            if features.shape[1] > WIDE:
-                wide.add(name)
-            seen_so_far = outputs.setdefault(name, [])
-            if len(seen_so_far) < current:  # of a layer that runs twice the first output counts
-                seen_so_far.append(kernel(features) if name in wide else features)
+    def keep(name: str, output: Tensor) -> None:
+        features = output.detach().flatten(1)
+        if features.shape[1] > WIDE:
+            wide.add(name)
+        seen_so_far = outputs.setdefault(name, [])
+        if len(seen_so_far) < current:  # of a layer that runs twice the first output counts
+            seen_so_far.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
 
-        return seen
+    def hooks(name: str) -> tuple[Any, Any]:
+        def before(module: nn.Module, inputs: Any) -> None:
+            if last:
+                keep(last.pop()[0], inputs[0])
+
+        def after(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if activated:
+                last[:] = [(name, output)]
+            else:
+                keep(name, output)
+
+        return before, after
 
     layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
     short = layer_names(layers)
     for name, module in layers.items():
-        handles.append(module.register_forward_hook(keep(short[name])))
+        before, after = hooks(short[name])
+        handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
     own = tensors.of_module(network)
     try:
         network.eval()
@@ -114,6 +137,8 @@ def _by_layer(network: Network, models: Sequence[Tensors], images: Tensor) -> It
                 current += 1
                 torch._foreach_copy_(list(own.values()), [model[name] for name in own])
                 network(images)
+                while last:
+                    keep(*last.pop())
     finally:
         for handle in handles:
             handle.remove()
@@ -132,8 +157,10 @@ def means_chart(values: Similarity) -> Chart:
     pairs = list(zip(values.layers, values.means, strict=True))
     bars = Bars(list(range(len(pairs))), values.means, tips=[f"{layer}: {mean:.3f}" for layer, mean in pairs])
     means = ", ".join(f"{layer} {mean:.2f}" for layer, mean in pairs)
+    where = ", after the activation" if values.activated else ""
     return Chart(
-        "cka-means", "Similarity of local models, by layer", f"Mean CKA between two clients' models: {means}.", [bars],
+        "cka-means", f"Similarity of local models, by layer{where}",
+        f"Mean CKA between two clients' models: {means}.", [bars],
         x=Axis("layer", ticks=tuple(enumerate(values.layers))), y=Axis("mean CKA", low=0, high=1),
     )  # fmt: skip
 
@@ -149,7 +176,7 @@ def layer_charts(values: Similarity) -> dict[str, Chart]:
         ]
         numbers = ".2f" if len(values.clients) <= 10 else ""
         charts[layer] = Chart(
-            f"cka-{layer}", f"CKA of {layer}, client by client",
+            f"cka-{layer}", f"CKA of {layer}{' after its activation' if values.activated else ''}, client by client",
             f"Pairwise CKA of {layer} between the models of {len(values.clients)} clients; mean {mean:.2f}.",
             [Cells(table, 0, 1, numbers=numbers, tips=tips)],
             x=Axis("client", ticks=ticks), y=Axis("client", ticks=ticks), height=380, square=True,
@@ -163,28 +190,47 @@ def show_cka(run: FinishedRun, values: Similarity) -> list[Element]:
 
 
 def cka_findings(values: Similarity) -> list[str]:
-    """Which layer differs most, and whether likeness falls with depth."""
+    """Which layer differs most, if one clearly does, and whether likeness falls with depth."""
     if len(values.layers) == 1:
         return [f"The network is one layer, whose CKA between two clients is {values.means[0]:.2f} on average."]
     if max(values.means) - min(values.means) < ALIKE:
         low, high = min(values.means), max(values.means)
         return [f"Local models are about equally alike in all layers: CKA {low:.3f} to {high:.3f}."]
-    least = min(range(len(values.means)), key=lambda place: values.means[place])
+    least, *others = sorted(range(len(values.means)), key=lambda place: values.means[place])
+    near = [place for place in others if not apart(values, least, place)]
     most = max(range(len(values.means)), key=lambda place: values.means[place])
-    last, others = values.layers[-1], values.means[:-1]
-    if least == len(values.means) - 1 and others:
-        words = f"The classifier is the least similar layer across clients: CKA {values.means[-1]:.2f} against "
-        words += f"{values.layers[most]}'s {values.means[most]:.2f}"
+    if near:
+        names = [f"{layer_words(values.layers[place])} ({values.means[place]:.3f})" for place in (least, *near)]
+        words = f"The least similar layers across clients are {', '.join(names[:-1])} and {names[-1]}, too close to "
+        words += "tell apart with these clients"
+    elif least == len(values.means) - 1:
+        words = f"The classifier is the least similar layer across clients: CKA {values.means[-1]:.2f}"
     else:
         words = (
             f"The least similar layer across clients is {values.layers[least]} (CKA {values.means[least]:.2f}), not "
         )
-        words += f"{layer_words(last)} ({values.means[-1]:.2f}); the most similar is {values.layers[most]} "
-        words += f"({values.means[most]:.2f})"
+        words += f"{layer_words(values.layers[-1])} ({values.means[-1]:.2f})"
+    if most not in (least, *near):
+        words += f"; the most similar is {layer_words(values.layers[most])} ({values.means[most]:.2f})"
     falls = sum(after < before for before, after in zip(values.means, values.means[1:], strict=False))
     steps = len(values.means) - 1
     how = "at every step" if falls == steps else f"at {falls} of {steps} steps"
     return [f"{words}; going deeper, similarity falls {how}."]
+
+
+def apart(values: Similarity, low: int, high: int) -> bool:
+    """Whether two layers' means differ by more than other clients would change: two standard errors, by jackknife.
+
+    Each client is left out in turn; the pairs of the others give the difference again.
+    """
+    gaps = torch.tensor(values.pairs[high], dtype=torch.float64) - torch.tensor(values.pairs[low], dtype=torch.float64)
+    count, mean = len(gaps), values.means[high] - values.means[low]
+    if mean < ALIKE or count < MIN_JACKKNIFE:
+        return mean >= ALIKE
+    gaps.fill_diagonal_(0)
+    without = (gaps.sum() - 2 * gaps.sum(1)) / ((count - 1) * (count - 2))  # [k]
+    error = ((count - 1) / count * (without - without.mean()).square().sum()).sqrt()
+    return mean > 2 * float(error)
 
 
 def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
@@ -203,12 +249,8 @@ def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
 
 
 def compared_findings(runs: Mapping[str, Similarity]) -> list[str]:
-    """The runs whose local classifiers are most and least alike."""
-    if len(runs) < 2:
-        return []
-    ranked = sorted((values.means[-1], name) for name, values in runs.items())
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return [f"Local classifiers are most alike in {most} (CKA {high:.2f}) and least alike in {least} ({low:.2f})."]
+    """How alike the local classifiers of each run are; one run each ranks nothing."""
+    return in_figures("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
 
 
 CKA = Measure(

@@ -26,6 +26,7 @@ class Confusion:
     classes: list[str]
     total: list[int]  # [C], test images of each class
     tables: dict[str, list[list[int]]]  # [C][C]
+    tried: int = 0  # calibrations that the run has, shown or not, without bounds; 0: those that are shown
 
 
 def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
@@ -36,7 +37,7 @@ def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
         name or "before": _table(outputs.labels, outputs.predicted[name], len(classes)).tolist() for name in chosen
     }
     total = torch.bincount(outputs.labels, minlength=len(classes))
-    return Confusion(classes, total.tolist(), tables)
+    return Confusion(classes, total.tolist(), tables, sum(not bound(name) for name in run.result.calibrations))
 
 
 def _table(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
@@ -142,7 +143,8 @@ def confusion_findings(values: Confusion) -> list[str]:
         low = min(known, key=lambda c: after[c] or 0.0)
         limits = [overall(values, each) for each in values.tables if bound(each)]
         limit = f"; re-training on real features, which must not be pooled, gives {max(limits):.2%}" if limits else ""
-        among = f", the best of {len(names)} on the test images," if len(names) > 1 else ""
+        tried = max(values.tried, len(names))
+        among = f", the best of {tried} on the test images," if tried > 1 else ""
         sentences.append(
             f"Calibration by {name}{among} {moved} accuracy, {overall(values, 'before'):.2%} to "
             f"{overall(values, name):.2%}: {len(risen)} of {len(known)} classes gain; the worst class has "

@@ -11,7 +11,7 @@ from unskew.analysis.measure import Comparison, Measure
 from unskew.analysis.seeds import setting_names, settings_of
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import UserError
-from unskew.core.units import format_bytes, format_duration
+from unskew.core.units import counted, format_bytes, format_duration
 from unskew.runs.study import FinishedRun
 
 AGAINST = {
@@ -135,7 +135,9 @@ def curves_findings(values: Curves) -> list[str]:
     last, best = values.accuracy[-1], max(values.accuracy)
     when = values.round[values.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    words = f"After {values.round[-1]} rounds the model gets {last:.2%} of the test images right ({peak}), for "
+    words = (
+        f"After {counted(values.round[-1], 'round')} the model gets {last:.2%} of the test images right ({peak}), for "
+    )
     return [
         f"{words}{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of clients' training."
     ]

@@ -10,7 +10,8 @@ Cell = str | int | float | None  # a number is sorted as a number; None is an em
 
 @dataclass(frozen=True)
 class Column:
-    """A table's column. ``kind``: "text", "number", "count", "percent" (0.5 is 50.00 %), "bytes", "seconds"."""
+    """A table's column. ``kind``: "text", "number", "count", "percent" (0.5 is 50.00 %), "points" (0.5 is +50.00),
+    "bytes", "seconds"."""
 
     name: str
     kind: str = "text"

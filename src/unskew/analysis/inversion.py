@@ -6,7 +6,9 @@ features rely on that to fail.
 Shapes: m targets, [ch, H, W] an image, d features.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.core.machine import deterministic
+from unskew.core.units import counted
 from unskew.round.client import ClientSide
 from unskew.runs.study import FinishedRun
 
@@ -32,7 +35,7 @@ class Inversion:
     of: int  # the number of features in a mean
     rows: list[
         dict[str, Any]
-    ]  # "client", "class", "original", "one", "mean": pixels; figures "one_*", "mean_*", "other_*"
+    ]  # "client", "class", "original", "one", "mean": pixels; figures "one_*", "mean_*", "other_*", "grey_*"
 
 
 def take_inversion(
@@ -42,7 +45,8 @@ def take_inversion(
 
     The image minimises ‖f(x) − z‖²/‖z‖² + smooth·(mean squared difference of neighbouring pixels), by Adam from grey.
     Every similarity is to the same original, which is one of those in the mean; "other" is the similarity of another
-    image of the same class, the yardstick. Features are what enters the classifier.
+    image of the same class, "grey" that of a picture in the data set's mean colour, from which the search starts. A
+    reconstruction that is no more alike than these shows nothing. Features are what enters the classifier.
 
     Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
     """
@@ -65,7 +69,9 @@ def take_inversion(
     rows = []
     for place, (client, label, _) in enumerate(chosen):
         figures: dict[str, Any] = {"client": client, "class": run.classes[label]}
-        for name, picture in (("one", one[place]), ("mean", mean[place]), ("other", original[place, of])):
+        grey = torch.zeros_like(one[place])
+        pictures = {"one": one[place], "mean": mean[place], "other": original[place, of], "grey": grey}
+        for name, picture in pictures.items():
             figures[f"{name}_psnr"] = psnr(side, picture, original[place, 0])
             figures[f"{name}_ssim"] = ssim(side, picture, original[place, 0])
             with torch.no_grad():
@@ -182,6 +188,7 @@ def draw_inversion(values: Inversion) -> list[Chart]:
         width=440, height=int(40 + 122 * (tall + 1.55)),
     )  # fmt: skip
     groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
+    groups |= {"grey": "a grey picture"} if _has_grey(values) else {}
     similarity = {words: [float(row[f"{name}_ssim"]) for row in values.rows] for name, words in groups.items()}
     bars = grouped(
         similarity, lambda words, at: f"{values.rows[at]['class']}, {words}: SSIM {similarity[words][at]:.3f}"
@@ -195,14 +202,31 @@ def draw_inversion(values: Inversion) -> list[Chart]:
 
 
 def inversion_findings(values: Inversion) -> list[str]:
-    """Whether a feature gives its image away, and whether a mean does."""
-    one, mean, other = (
-        float(np.mean([row[f"{name}_ssim"] for row in values.rows])) for name in ("one", "mean", "other")
+    """How alike the reconstructions are, beside what tells nothing, and whether they show anything at all."""
+    names = ["one", "mean", "other", *(["grey"] if _has_grey(values) else [])]
+    each = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
+    said = {name: _spread(similarities) for name, similarities in each.items()}
+    grey = f", a grey picture {said['grey']}" if "grey" in said else ""
+    images = counted(len(values.rows), "image")
+    sentence = (
+        f"An image reconstructed from its feature has a structural similarity of {said['one']} to the original, one "
+        f"from the mean of {values.of} features {said['mean']}; another image of the same class has "
+        f"{said['other']}{grey} ({images})."
     )
-    return [
-        f"An image reconstructed from its feature has a structural similarity of {one:.2f} to the original, one from "
-        f"the mean of {values.of} features {mean:.2f}; another image of the same class has {other:.2f}."
-    ]
+    best, nothing = max(fmean(each["one"]), fmean(each["mean"])), max(fmean(each[name]) for name in names[2:])
+    if best > nothing:
+        return [sentence]
+    return [f"{sentence} The reconstructions are no more alike than these: they do not show what features give away."]
+
+
+def _has_grey(values: Inversion) -> bool:
+    """Whether the grey picture was measured: values that were stored before have none."""
+    return all("grey_ssim" in row for row in values.rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """Mean and, of several, deviation."""
+    return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
 INVERSION = Measure(
@@ -214,7 +238,8 @@ INVERSION = Measure(
     title="What features give away",
     text=(
         "What an attacker who knows the model could make of a feature that a client sends, and of a mean of several: "
-        "the image whose feature is nearest to it."
+        "the image whose feature is nearest to it. Another image of the class and a plain grey picture are the "
+        "yardstick: what is no more alike than they are gives nothing away that this search can find."
     ),
     headline=8,
 )

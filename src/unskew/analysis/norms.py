@@ -17,6 +17,7 @@ from unskew.analysis.row_lengths import calibrated_lengths, correlation, mean_kn
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
 from unskew.core.errors import Missing, UserError
+from unskew.core.units import counted
 from unskew.runs.study import FinishedRun
 
 FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, and hardly follow them
@@ -168,7 +169,7 @@ def _scatter(values: Norms, row: dict[str, Any]) -> Chart:
             x.append(count)
             y.append(norm)
             colour.append(label % 10)
-            tips.append(f"client {client}, {values.classes[label]}: {count:,} examples, norm {norm:.3f}")
+            tips.append(f"client {client}, {values.classes[label]}: {counted(count, 'example')}, norm {norm:.3f}")
     known = row["correlation"]
     words = "" if known is None else f", correlation {known:.2f}"
     return Chart(
@@ -231,13 +232,14 @@ def norms_findings(values: Norms) -> list[str]:
             f"correlation {known:.2f}{then}."
         )
     before = unevenness(values.server)
-    if usable := [name for name in values.calibrated if not bound(name)]:
-        name = min(usable, key=lambda each: unevenness(values.calibrated[each]))
-        after = unevenness(values.calibrated[name])
-        verb = "evens" if after < before else "does not even"
+    if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not bound(name)}:
+        evener = sum(each < before for each in after.values())
+        shown = ", ".join(f"{each:.1%} after {name}" for name, each in list(after.items())[:MAX_CALIBRATIONS])
+        rest = f" and {len(after) - MAX_CALIBRATIONS} more" if len(after) > MAX_CALIBRATIONS else ""
+        verb = "evens" if evener == len(after) else "does not even" if not evener else f"{evener} of {len(after)} even"
+        which = f"Calibration {verb}" if evener in (0, len(after)) else f"Of the calibrations {verb}"
         sentences.append(
-            f"Calibration {verb} the classifier's rows: their deviation is {before:.1%} of their mean before, "
-            f"{after:.1%} after {name}."
+            f"{which} the classifier's rows: their deviation is {before:.1%} of their mean before, {shown}{rest}."
         )
     return sentences
 

@@ -1,8 +1,11 @@
 """Words that several measures use in their sentences."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from unskew.calibration import is_bound
+
+MAX_RUNS_NAMED = 8  # in a sentence
 
 
 def after(number: int, rounds: int) -> str:
@@ -23,3 +26,11 @@ def bound(calibration: str) -> bool:
 def requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The round that the measure was asked for; the last one where all were recorded while training."""
     return next((row for row in rows if row.get("asked")), rows[-1])
+
+
+def in_figures(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
+    """A figure of each run, the highest first; none where there is only one run, or too many for a sentence."""
+    if not 2 <= len(runs) <= MAX_RUNS_NAMED:
+        return []
+    ranked = sorted(runs.items(), key=lambda pair: -pair[1])
+    return [f"{what}, each of one run: {', '.join(f'{name} {value:{digits}}' for name, value in ranked)}."]

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from unskew.runs.options import OPTIONS
+from unskew.runs.result import Result
 from unskew.runs.study import FinishedRun
 
 # the seed, and what does not change the result
 LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}
+
+_OF_RESULT = ("method", "data", "partition", "clients", "per_round", "rounds", "model")  # where nothing else is known
 
 
 def settings_of(run: FinishedRun) -> dict[str, str]:
@@ -15,11 +18,18 @@ def settings_of(run: FinishedRun) -> dict[str, str]:
     return {key: str(value) for key, value in asdict(run.config).items() if key not in LEFT_OUT}
 
 
+def settings_of_result(result: Result) -> dict[str, str]:
+    """The same of a result: its settings, or what else it knows where they are missing."""
+    known = {key: getattr(result, key) for key in _OF_RESULT} | result.settings
+    return {key: str(value) for key, value in known.items() if key not in LEFT_OUT}
+
+
 def setting_names(settings: Sequence[dict[str, str]]) -> list[str]:
     """A name for each of these settings: the method, and every other option in which they differ."""
     if not settings:
         return []
-    differing = [key for key in settings[0] if len({each.get(key, "") for each in settings}) > 1 and key != "method"]
+    every = dict.fromkeys(key for each in settings for key in each)
+    differing = [key for key in every if len({each.get(key, "") for each in settings}) > 1 and key != "method"]
     words = [[each["method"], *(_option(key, each.get(key, "")) for key in differing)] for each in settings]
     return [" · ".join(each) for each in words]
 

@@ -4,14 +4,16 @@ Shapes: C classes, d features.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import stdev
 
 import torch
 
 from unskew.analysis.measure import Comparison, Measure
+from unskew.analysis.phrases import in_figures
 from unskew.calibration.covariances import Full, Shared
 from unskew.calibration.federated import gathered_statistics
-from unskew.calibration.forecast import apart, forecast
+from unskew.calibration.forecast import DIRECTIONS, apart, forecast
 from unskew.calibration.forms import Form, statistics_bytes
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
@@ -20,6 +22,7 @@ from unskew.core.errors import Missing, UserError
 from unskew.runs.recording import silhouette_of, some_features
 from unskew.runs.study import FinishedRun
 
+DRAWS = 5  # of the directions, for the distances' deviation
 MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 
 
@@ -35,6 +38,8 @@ class Separability:
     after: float | None  # the same, by their linear discriminant
     silhouette: float | None  # of the final model's features of test images
     rounds: list[tuple[int, float]]  # silhouettes recorded while training
+    deviations: list[list[float]] = field(default_factory=list)  # [C][C], of the distances over draws of directions
+    deviation: float | None = None  # of the mean, likewise
 
 
 def take_separability(run: FinishedRun) -> Separability:
@@ -61,9 +66,14 @@ def take_separability(run: FinishedRun) -> Separability:
     statistics = _gathered_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
+    spread = torch.zeros_like(table)
+    means: list[float] = []
     if len(held) > 1:
         upper = torch.triu_indices(len(held), len(held), 1)
-        table[upper[0], upper[1]] = table[upper[1], upper[0]] = apart(statistics, run.key)
+        draws = [apart(statistics, run.key), *(apart(statistics, run.key.fold("draw", n)) for n in range(1, DRAWS))]
+        table[upper[0], upper[1]] = table[upper[1], upper[0]] = draws[0]
+        spread[upper[0], upper[1]] = spread[upper[1], upper[0]] = torch.stack(draws).std(0)
+        means = [float(each.mean()) for each in draws]
     foretold = forecast(side.network.classifier, statistics, len(run.classes), run.key)
     return Separability(
         classes=[run.classes[label] for label in held],
@@ -74,6 +84,8 @@ def take_separability(run: FinishedRun) -> Separability:
         after=foretold.after,
         silhouette=silhouette_of(*some_features(side, run.key)),
         rounds=recorded,
+        deviations=spread.tolist(),
+        deviation=stdev(means) if means else None,
     )
 
 
@@ -93,8 +105,8 @@ def draw_separability(values: Separability) -> list[Chart]:
     if len(values.classes) > 1:
         high = max(map(max, values.distances)) or 1.0
         tips = [
-            [f"{a} and {b}: {value:.2f}" for b, value in zip(values.classes, row, strict=True)]
-            for a, row in zip(values.classes, values.distances, strict=True)
+            [f"{a} and {b}: {_with_deviation(values, i, j)}" for j, b in enumerate(values.classes)]
+            for i, a in enumerate(values.classes)
         ]
         ticks = tuple(enumerate(values.classes)) if len(values.classes) <= 30 else None
         charts.append(
@@ -130,14 +142,24 @@ def separability_findings(values: Separability) -> list[str]:
         )
     if len(values.classes) > 2:
         pairs = [(values.distances[a][b], a, b) for a in range(len(values.classes)) for b in range(a)]
-        near, a, b = min(pairs)
+        _, a, b = min(pairs)
         sentences.append(
-            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {near:.3g} apart; the mean is "
-            f"{values.mean:.3g}."
+            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {_with_deviation(values, a, b)} "
+            f"apart; the mean is {values.mean:.3g}{_deviation(values.deviation)}"
+            + (f" (± over {DRAWS} draws of {DIRECTIONS} directions)." if values.deviation is not None else ".")
         )
     if values.silhouette is not None:
         sentences.append(f"The silhouette of the test features is {values.silhouette:.4f}.")
     return sentences
+
+
+def _with_deviation(values: Separability, a: int, b: int) -> str:
+    spread = values.deviations[a][b] if values.deviations and a != b else None
+    return f"{values.distances[a][b]:.3g}{_deviation(spread)}"
+
+
+def _deviation(spread: float | None) -> str:
+    return "" if spread is None else f" ± {spread:.2g}"
 
 
 def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
@@ -164,15 +186,8 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
 
 
 def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
-    """The runs whose features separate the classes best and least."""
-    ends = _silhouettes(runs)
-    if len(ends) < 2:
-        return []
-    ranked = sorted((value, name) for name, value in ends.items())
-    (low, least), (high, most) = ranked[0], ranked[-1]
-    return [
-        f"The features of {most} separate the classes best (silhouette {high:.4f}), those of {least} least ({low:.4f})."
-    ]
+    """The silhouette of each run's features; one run each ranks nothing."""
+    return in_figures("Silhouette of the features", _silhouettes(runs), ".4f")
 
 
 def _silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:

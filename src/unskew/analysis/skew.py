@@ -12,7 +12,9 @@ from unskew.analysis.elements import Choice, Element
 from unskew.analysis.measure import Comparison, Measure
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Mark
 from unskew.core.errors import UserError
+from unskew.core.units import counted
 from unskew.data.partition_files import Holdings
+from unskew.data.population import sizes_in_words
 from unskew.runs.study import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
@@ -108,7 +110,7 @@ def each_client(values: Skew) -> dict[str, Chart]:
         own = [count / max(size, 1) for count in counts]
         tips = [f"{c}: {n:,} of {size:,} ({s:.1%})" for c, n, s in zip(values.classes, counts, own, strict=True)]
         charts[name] = Chart(
-            f"skew-client-{client}", f"Client {name}: {size:,} examples, distance {apart:.2f} from the whole",
+            f"skew-client-{client}", f"Client {name}: {counted(size, 'example')}, distance {apart:.2f} from the whole",
             f"Label distribution of client {name}: " + _largest(values.classes, counts),
             [
                 Bars(at, own, tips=tips, name="this client"),
@@ -132,7 +134,8 @@ def _table(values: Skew) -> Chart:
         for name, row in zip(values.names, values.counts, strict=True)
     ]
     width = int(np.clip(90 + 34 * len(values.shown), 440, 900))
-    alt = f"Examples of each class, {len(values.shown)} clients by {len(values.classes)} classes; EMD {values.emd:.2f}."
+    who = counted(len(values.shown), "client")
+    alt = f"Examples of each class, {who} by {len(values.classes)} classes; EMD {values.emd:.2f}."
     x, title = Axis("client", ticks=clients), "Examples of each class, by client"
     if len(values.classes) <= NAMED:
         largest = max((count for row in values.counts for count in row), default=0) or 1
@@ -167,7 +170,7 @@ def _stacked(values: Skew) -> Chart:
         marks.append(Bars(at, share, list(base), 0.9, label, name, tips=tips))
         base = [low + more for low, more in zip(base, share, strict=True)]
     return Chart(
-        "skew-bars", "Share of each class, by client", f"Stacked label shares of {len(at)} clients.", marks,
+        "skew-bars", "Share of each class, by client", f"Stacked label shares of {counted(len(at), 'client')}.", marks,
         x=Axis("client", ticks=tuple(enumerate(values.names))), y=Axis("", low=0, high=1, kind="percent"),
         width=int(np.clip(90 + 26 * len(at), 440, 900)), height=340,
     )  # fmt: skip
@@ -176,7 +179,7 @@ def _stacked(values: Skew) -> Chart:
 def _sizes(values: Skew) -> Chart:
     sizes, alt = (
         values.sizes,
-        f"Sizes of {len(values.sizes):,} clients, {min(values.sizes):,} to {max(values.sizes):,}.",
+        f"Sizes of {counted(len(values.sizes), 'client')}, {min(values.sizes):,} to {max(values.sizes):,}.",
     )
     if len(values.shown) == len(sizes):
         tips = [f"client {name}: {size:,}" for name, size in zip(values.names, sizes, strict=True)]
@@ -192,10 +195,9 @@ def _sizes(values: Skew) -> Chart:
 
 def skew_findings(values: Skew) -> list[str]:
     """How unequal the clients are, in sizes and in labels."""
-    low, high = min(values.sizes), max(values.sizes)
     if len(values.sizes) == 1:
-        return [f"One client holds all {high:,} examples: nothing is skewed."]
-    each = f"{low:,} examples each" if low == high else f"{low:,} to {high:,} examples"
+        return [f"One client holds all {values.sizes[0]:,} examples: nothing is skewed."]
+    each = sizes_in_words(np.asarray(values.sizes))
     classes = f"{values.few:.0f}" if values.few == round(values.few) else f"{values.few:.1f}"
     words = f"{len(values.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
     words += f"the {len(values.classes)} classes make up 90% of their examples."

@@ -22,6 +22,7 @@ from unskew.core.arguments import COUNT, accepts
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.units import counted
 
 MAX_CLASSES_NAMED = 10  # in a warning
 
@@ -127,7 +128,8 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: Statisti
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:
         raise UserError(
-            f"layers={needs.layers}, but this classifier has {len(layers)} linear layers; give layers={len(layers)}"
+            f"layers={needs.layers}, but this classifier has {counted(len(layers), 'linear layer')}; give "
+            f"layers={len(layers)}"
         )
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:

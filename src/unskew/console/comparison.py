@@ -14,17 +14,18 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from unskew.analysis.ranking import headline
 from unskew.core.errors import UserError
 from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
 from unskew.runs.result import Result, to_json
 
-FORMATS = ("table", "markdown", "csv", "json")
+FORMATS = ("table", "markdown", "csv", "latex", "json")
 
 MINIMUM_WIDTH = 70  # columns of a terminal below which one row for each run cannot be read
 
 SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
 
-_WORDS = ("run", "method", "data", "partition")
+_WORDS = ("run", "method", "data", "partition", "model")
 _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
 
 
@@ -55,15 +56,43 @@ def side_by_side(
 
 
 def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]:
-    """One row a run: what it was, what came out; a column for whatever any run has. Accuracies are in per cent."""
+    """One row a run: the settings that differ, what came out, then the settings that all runs share.
+
+    There is a column for whatever any run has. Accuracies are in per cent. One run alone shows its settings first.
+    """
+    settings = [_settings(one.result) for one in compared]
+    keys = list(dict.fromkeys(key for each in settings for key in each))
+    same = [key for key in keys if len(settings) > 1 and len({each.get(key, "") for each in settings}) == 1]
+    return [
+        {"run": str(one.result.path)}
+        | {key: each.get(key, "") for key in keys if key not in same}
+        | outcome
+        | {key: each.get(key, "") for key in same}
+        for one, each, outcome in zip(compared, settings, _outcomes(compared, never), strict=True)
+    ]
+
+
+def shared_settings(compared: Sequence[Compared]) -> list[str]:
+    """The columns that say the same in every run; none where there is one run."""
+    lines = rows(compared) if len(compared) > 1 else []
+    known = dict.fromkeys(key for one in compared for key in _settings(one.result))
+    return [key for key in known if lines and len({row[key] for row in lines}) == 1]
+
+
+def _settings(result: Result) -> dict[str, str]:
+    """What the run was: the fields of its result, then the options that these do not have."""
+    plain = {key: getattr(result, key) for key in _PLAIN}
+    others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
+    return {key: str(value) for key, value in (plain | others).items()} | {"emd": f"{result.emd:.2f}"}
+
+
+def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
     table = []
     for one in compared:
         result = one.result
-        row = {"run": str(result.path)} | {key: str(getattr(result, key)) for key in _PLAIN}
-        row["emd"] = f"{result.emd:.2f}"
-        row["accuracy"] = _percent(result.accuracy)
+        row = {"accuracy": _percent(result.accuracy)}
         for name in names:
             calibration = result.calibrations.get(name)
             row[f"after {name}"] = _percent(calibration.accuracy if calibration else None)
@@ -90,20 +119,22 @@ def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]
 def as_table(compared: Sequence[Compared], width: int = 80) -> Group:
     """For the terminal; what is the same in every run, or repeats the accuracy, is written once, below.
 
+    The last line says which setting is best, if the seeds support it.
     Columns that do not fit side by side go into a further table; on narrow terminals each figure has its own row.
     """
     lines = rows(compared)
     upright = len(lines) == 1 or width < MINIMUM_WIDTH
-    same = [] if upright else [key for key in (*_PLAIN, "emd") if len({row[key] for row in lines}) == 1]
+    same = shared_settings(compared)
     again = [key for key in lines[0] if key.startswith("acc@") and all(row[key] == row["accuracy"] for row in lines)]
     shown = [key for key in lines[0] if key not in same and key not in again]
     tables = [_upright(lines, shown)] if upright else _flat(lines, shown, width)
     notes = [f"{key} {lines[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
-    return Group(*tables, *([Text("; ".join(notes))] if notes else []))
+    best = headline([one.result for one in compared])
+    return Group(*tables, *([Text("; ".join(notes))] if notes else []), *map(Text, best))
 
 
 def as_text(compared: Sequence[Compared], form: str) -> str:
-    """The same as Markdown, CSV or JSON; JSON has the whole results."""
+    """The same as Markdown, CSV, LaTeX or JSON; JSON has the whole results."""
     if form == "json":
         return json.dumps([_values(one) for one in compared], indent=2)
     lines = rows(compared, never="" if form == "csv" else "-")
@@ -114,8 +145,30 @@ def as_text(compared: Sequence[Compared], form: str) -> str:
         writer.writeheader()
         writer.writerows(lines)
         return out.getvalue().rstrip("\n")
-    markdown = [keys, ["---"] * len(keys), *([row[key].replace("|", "\\|") for key in keys] for row in lines)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in markdown)
+    same = shared_settings(compared)
+    keys = [key for key in keys if key not in same]
+    notes = [f"{key} {lines[0][key]}" for key in same]
+    if form == "latex":
+        return _latex(lines, keys, notes)
+    rules = ["---" if key in _WORDS else "---:" for key in keys]
+    table = [keys, rules, *([row[key].replace("|", "\\|") for key in keys] for row in lines)]
+    text = "\n".join("| " + " | ".join(line) + " |" for line in table)
+    return text + (f"\n\nThe same in all runs: {'; '.join(notes)}." if notes else "")
+
+
+def _latex(lines: Sequence[Mapping[str, str]], keys: Sequence[str], notes: Sequence[str]) -> str:
+    """A table of the package booktabs; what all runs share is a comment below it."""
+    body = [" & ".join(map(_escaped, line)) + r" \\" for line in (keys, *([row[key] for key in keys] for row in lines))]
+    columns = "".join("l" if key in _WORDS else "r" for key in keys)
+    head = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
+    below = [f"% the same in all runs: {'; '.join(notes)}"] if notes else []
+    return "\n".join([*head, r"\end{tabular}", *below])
+
+
+def _escaped(text: str) -> str:
+    """A text as LaTeX writes it."""
+    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    return "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
 
 
 def _with_baseline(baseline: Result | None, result: Result) -> Result:

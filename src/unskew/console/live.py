@@ -16,7 +16,7 @@ from unskew.console.curve import Series, curve
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE
-from unskew.core.units import format_bytes
+from unskew.core.units import counted, format_bytes
 from unskew.round.driver import Metrics
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
@@ -148,7 +148,7 @@ class View:
         """The clients of a round, by number where they are few: the sampler depends on the round's number alone."""
         visits, config = self._seen.visits, self._seen.config
         if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
-            return "all examples in one place" if visits[0].client == EVERYONE else f"{len(visits):,} visits"
+            return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
         key = Key(config.seed).fold("round", number, "sample")
         coming = self._sampler(key, self._seen.population.roster, config.per_round or len(visits))
         return ", ".join(str(visit.client) for visit in coming)

@@ -25,6 +25,7 @@ from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.core.machine import too_many_files
+from unskew.core.units import counted
 from unskew.data import partition_files, sources
 from unskew.data.population import Population, emd, sizes_in_words
 from unskew.loggers import LOGGERS
@@ -125,7 +126,7 @@ def compare(
     at_batch: Annotated[
         int | None, typer.Option(help="Accuracy at this batch count (default: the largest that all runs reached).")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="table | markdown | csv | json")] = "table",
+    form: Annotated[str, typer.Option("--format", help="table | markdown | csv | latex | json")] = "table",
 ) -> None:
     """Show finished runs side by side."""
     if form not in comparing.FORMATS:
@@ -171,8 +172,8 @@ def partition(
         write_whole(file, text.getvalue().encode())
     sizes = Population.from_partition(drawn).sizes
     out.print(
-        f"{drawn.scheme}, seed {drawn.seed}: {drawn.clients:,} clients of {sizes_in_words(sizes)}, "
-        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {drawn.redraws + 1} times"
+        f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {sizes_in_words(sizes)}, "
+        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
     )
     for note in drawn.notes:
         out.print(f"note: {note}")

@@ -2,15 +2,19 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
+from unskew.core import text
 from unskew.core.types import EVERYONE, Visit
+from unskew.core.units import counted
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
 from unskew.data.population import sizes_in_words
@@ -89,7 +93,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     config, images, sizes = seen.config, seen.images, seen.population.sizes
     channels, height, width = images.shape
     kind = "grey" if channels == 1 else "colour"
-    where = f"{seen.workers} workers" if seen.workers else "this process"
+    where = counted(seen.workers, "worker") if seen.workers else "this process"
     return [
         (
             "data",
@@ -100,8 +104,8 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
         (
             "partition",
-            f"{seen.partition.scheme}: {seen.partition.clients:,} clients of {sizes_in_words(sizes)} "
-            f"(median {int(np.median(sizes)):,}), EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+            f"{seen.partition.scheme}: {counted(seen.partition.clients, 'client')} of {_sizes(sizes)}, "
+            f"EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
@@ -110,6 +114,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
             f"lr {seen.local.lr:g}, momentum {seen.local.momentum:g}, weight decay {seen.local.weight_decay:g}",
         ),
+        *(("", f"note: {note}") for note in _overruled(seen)),
         *_baseline(seen),
         ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
         (
@@ -124,7 +129,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
 def calibration_lines(event: Event) -> list[str]:
     """A calibration in words: before it is made, and after."""
     if isinstance(event, Gathering):
-        who = "1 client sends" if event.clients == 1 else f"{event.clients:,} clients send"
+        who = f"{counted(event.clients, 'client')} {'sends' if event.clients == 1 else 'send'}"
         return [f"{event.method}: {who} {format_bytes(event.bytes_up)}, {event.what}"]
     if isinstance(event, Forecasted):
         seen = event.forecast
@@ -157,13 +162,14 @@ def summary(result: Result) -> Table:
     rows += [
         (
             "trained",
-            f"{result.rounds} rounds, {result.examples:,} examples, {result.examples_per_second:,.0f} a second",
+            f"{counted(result.rounds, 'round')}, {result.examples:,} examples, "
+            f"{result.examples_per_second:,.0f} a second",
         ),
         ("time", format_duration(result.seconds)),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
     if result.failures:
-        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+        rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
     return _facts(rows)
 
@@ -181,10 +187,26 @@ def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
 def _who_comes(visits: Sequence[Visit]) -> str:
     take = visits[0].take
     if visits[0].client == EVERYONE:
-        return "all examples in one place" if take is None else f"{take:,} examples a round, all in one place"
+        return "all examples in one place" if take is None else f"{counted(take, 'example')} a round, all in one place"
     if take is not None:
-        return f"{len(visits):,} visits a round of {take:,} examples each"
-    return f"{len(visits):,} client{'s' if len(visits) > 1 else ''} a round"
+        return f"{counted(len(visits), 'visit')} a round of {counted(take, 'example')} each"
+    return f"{counted(len(visits), 'client')} a round"
+
+
+def _overruled(seen: Overview) -> list[str]:
+    """The local settings that the method replaces."""
+    asked, used = asdict(seen.config.local()), asdict(seen.local)
+    return [
+        f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; --{key.replace('_', '-')} "
+        f"{text.spell(asked[key])} has no effect"
+        for key in asked
+        if asked[key] != used[key]
+    ]
+
+
+def _sizes(sizes: npt.NDArray[np.int64]) -> str:
+    same = sizes.min() == sizes.max()
+    return sizes_in_words(sizes) + ("" if same else f" (median {int(np.median(sizes)):,})")
 
 
 def _baseline(seen: Overview) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Bytes and seconds as people say them."""
+"""Bytes, seconds and counts as people say them."""
 
 
 def format_bytes(count: float) -> str:
@@ -17,3 +17,13 @@ def format_duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
+
+
+def counted(count: int, word: str) -> str:
+    """A number and the word for it: 1 round, 2 rounds."""
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def span(low: int, high: int, word: str) -> str:
+    """From the least to the most, said once where they are the same: 2 to 9 examples, 242 examples."""
+    return counted(high, word) if low == high else f"{low:,} to {counted(high, word)}"

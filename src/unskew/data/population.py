@@ -13,6 +13,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError
 from unskew.core.roster import Roster
 from unskew.core.types import EVERYONE
+from unskew.core.units import span
 
 Ints = npt.NDArray[np.int64]
 Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: no client has it
@@ -109,8 +110,7 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
 def sizes_in_words(sizes: Ints) -> str:
     """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
     low, high = int(sizes.min()), int(sizes.max())
-    plural = "" if high == 1 else "s"
-    return f"{low:,} example{plural} each" if low == high else f"{low:,} to {high:,} examples"
+    return span(low, high, "example") + (" each" if low == high else "")
 
 
 def check_clients(clients: int, examples: int, name: str) -> None:

@@ -11,7 +11,7 @@ from unskew.core.types import Loss, Statistic, Step, Sums, Tensors, Visited
 from unskew.round.algorithm import Method
 
 
-def fedir(target: str = "population") -> Method:
+def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> Method:
     """Weighs each example by how rare its class is on the client.
 
     Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), q_k the client's own shares. p(y) is sent to the clients:
@@ -20,9 +20,18 @@ def fedir(target: str = "population") -> Method:
     only their sum, but as long as sums are not masked it sees each. A class that a client does not hold never comes up
     there; one that no client holds needs no weight.
 
+    Beyond the paper, both off by default, for clients that hold few examples of a class among many others: ``cap``
+    limits the weights, min(w, cap) (0: no limit); ``smooth`` mixes the target into the client's shares,
+    w = p/((1 − λ)·q_k + λ·p), so that no weight is above 1/λ. λ = 1 is FedAvg.
+
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
-    eqs. (3) and (4).
+    eqs. (3) and (4). cap: Ionides, "Truncated Importance Sampling", 2008. smooth: Yamada et al., "Relative
+    Density-Ratio Estimation for Robust Distribution Comparison", 2013.
     """
+    if not 0 <= cap < math.inf:
+        raise ValueError(f"fedir(cap={cap:g}): cap is the largest weight, give a number above 0, or 0 for no limit")
+    if not 0 <= smooth <= 1:
+        raise ValueError(f"fedir(smooth={smooth:g}): smooth is a share of the target, give 0 to 1")
     given = None if target in ("population", "uniform") else _shares(target)
 
     def init(model: Tensors) -> Tensors:
@@ -33,7 +42,11 @@ def fedir(target: str = "population") -> Method:
         return {} if target == "population" else {"target": shares}
 
     def importance(loss: Loss, step: Step) -> Loss:
-        ratio = step.shared["sent/fedir/target"] / step.counts  # p/q_k up to a factor, which cancels
+        shares = step.shared["sent/fedir/target"]
+        if cap or smooth:
+            ratio = _limited(shares, step.counts.to(shares.dtype) / step.counts.sum(), cap, smooth)
+        else:
+            ratio = shares / step.counts  # p/q_k up to a factor, which cancels
         weight = ratio[step.labels]
         return replace(loss, weight=weight if loss.weight is None else loss.weight * weight)
 
@@ -44,6 +57,12 @@ def fedir(target: str = "population") -> Method:
     return lambda algorithm: replace(
         algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
     )
+
+
+def _limited(target: Tensor, own: Tensor, cap: float, smooth: float) -> Tensor:
+    """[C], p/q_k with the target mixed into q_k, at most ``cap``."""
+    ratio = target / ((1 - smooth) * own + smooth * target)
+    return ratio.clamp(max=cap) if cap else ratio
 
 
 def _label_counts(known: Visited) -> Sums:

@@ -6,6 +6,7 @@ from collections import OrderedDict
 from torch import nn
 
 from unskew.core.errors import UserError
+from unskew.core.units import counted
 from unskew.models.any_module import AnyNetwork, Features, same_output
 from unskew.models.layers import Network
 
@@ -25,9 +26,9 @@ def cut(network: Network, layers: int = 1) -> tuple[nn.Module, nn.Module]:
     starts = _starts([part for _, part in before])
     if not 1 < layers <= len(starts) + 1:
         where = "" if before else ", as far as can be seen (only an nn.Sequential can be cut)"
-        raise UserError(
-            f"layers={layers}: this network ends in {len(starts) + 1} linear layers{where}; give 1 to that many"
-        )
+        ends = counted(len(starts) + 1, "linear layer")
+        most = "1 to that many" if starts else "1"
+        raise UserError(f"layers={layers}: this network ends in {ends}{where}; give {most}")
     start = starts[layers - 2]
     rest = nn.Sequential(OrderedDict((name, _not_in_place(part)) for name, part in before[start:]))
     if isinstance(network, AnyNetwork):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
@@ -9,13 +10,14 @@ from unskew.analysis import MEASURES, parse_measure
 from unskew.analysis.elements import Cell, Column, Table
 from unskew.analysis.measure import Comparison, Measured, Request, Source
 from unskew.analysis.phrases import bound
-from unskew.analysis.seeds import setting_names, settings_of
+from unskew.analysis.ranking import best_of, by_settings, candidates, headline
+from unskew.analysis.seeds import settings_of_result
 from unskew.analysis.store import stored_measure, stored_or_taken
 from unskew.core.errors import Missing, UserError
-from unskew.core.units import format_bytes
+from unskew.core.units import counted, format_bytes
 from unskew.report.page import Page, Section
 from unskew.report.run_page import requests
-from unskew.runs.result import Calibration
+from unskew.runs.result import Calibration, Result
 from unskew.runs.study import FinishedRun
 
 MAX_RUNS = 40  # on one page
@@ -47,14 +49,14 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), ag
     methods = list(dict.fromkeys(run.result.method for run in runs))
     sentences = [sentence for each in compared for sentence in _call(each, "findings", each.comparison.findings)]
     return Page(
-        title=f"{len(runs)} runs compared",
+        title=f"{counted(len(runs), 'run')} compared",
         heading="What these runs show",
         subtitle=", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else ""),
-        findings=[*_findings(runs), *sentences],
+        findings=[*_findings([run.result for run in runs]), *sentences],
         facts=[("runs", str(len(runs))), ("methods", str(len(methods))),
                ("data", ", ".join(dict.fromkeys(run.result.data for run in runs)))],
         sections=[
-            Section("runs", "The runs", "", [_results(named), *_over_seeds(runs)]),
+            Section("runs", "The runs", _RANKED, [_results(named), *_over_seeds([run.result for run in runs])]),
             *map(_section, compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
@@ -124,67 +126,96 @@ def _names(runs: Sequence[FinishedRun]) -> list[str]:
 
 
 def _results(runs: Mapping[str, FinishedRun]) -> Table:
+    """A row for each run: the settings in which they differ, then what came out; what they share is the note."""
     every = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
+    settings = {name: settings_of_result(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
+    keys = list(dict.fromkeys(key for each in settings.values() for key in each))
+    values = {key: [each.get(key, "") for each in settings.values()] for key in keys}
+    differing = [key for key in keys if len(set(values[key])) > 1]
     columns = [
-        Column("run"), Column("method"), Column("data"), Column("partition"), Column("clients", "count"),
-        Column("rounds", "count"), Column("seed", "count"), Column("EMD", "number"), Column("accuracy", "percent"),
-        *(Column(f"after {name}", "percent") for name in every), Column("loss", "number"), Column("sent", "bytes"),
-        Column("time", "seconds"),
+        Column("run"), *(Column(key.replace("_", " "), _kind(values[key])) for key in differing),
+        Column("EMD", "number"), Column("accuracy", "percent"), *(Column(f"after {name}", "percent") for name in every),
+        Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds"),
     ]  # fmt: skip
-    rows = []
+    rows: list[list[Cell]] = []
     for name, run in runs.items():
-        result = run.result
+        result, texts = run.result, [settings[name].get(key, "") for key in differing]
+        told: list[Cell] = [_cell(text) for text in texts]
         after = [result.calibrations[each].accuracy if each in result.calibrations else None for each in every]
-        rows.append(
-            [name, result.method, result.data, result.partition, result.clients, result.rounds, result.seed, result.emd,
-             result.accuracy, *after, result.loss, result.bytes_up + result.bytes_down, result.seconds]
-        )  # fmt: skip
-    return Table("Results", columns, rows)
+        rows.append([name, *told, result.emd, result.accuracy, *after, result.loss,
+                     result.bytes_up + result.bytes_down, result.seconds])  # fmt: skip
+    shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
+    return Table("Results", columns, rows, f"The same in all runs: {'; '.join(shared)}." if shared else "")
 
 
-def _over_seeds(runs: Sequence[FinishedRun]) -> list[Table]:
+def _kind(texts: Sequence[str]) -> str:
+    """Of a column of settings: "number" where all that are known are whole numbers."""
+    return "number" if all(text.isdigit() for text in texts if text) else "text"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _cell(text: str) -> Cell:
+    """A setting as a number where it is one: it is then sorted as one."""
+    if not text:
+        return None
+    return int(text) if text.isdigit() else float(text) if _is_number(text) else text
+
+
+def _over_seeds(results: Sequence[Result]) -> list[Table]:
     """Mean and deviation over seeds, where any settings were run with several."""
-    groups = _by_settings(runs)
+    groups = by_settings(results)
     if all(len(group) == 1 for group in groups.values()):
         return []
     rows: list[list[Cell]] = []
     for label, group in groups.items():
-        accuracies = [run.result.accuracy for run in group]
-        best = [max([each.accuracy for each in _usable(run)] or [run.result.accuracy]) for run in group]
-        spread = [stdev(values) if len(values) > 1 else None for values in (accuracies, best)]
-        rows.append([label, len(group), fmean(accuracies), spread[0], fmean(best), spread[1]])
+        accuracies = [result.accuracy for result in group]
+        made = [each for each in candidates({label: group}) if each.classifier]
+        best = best_of(made) if made else None
+        after = list(best.scores.values()) if best else []
+        rows.append([
+            label, len(group), fmean(accuracies), _deviation(accuracies), best.classifier if best else None,
+            fmean(after) if after else None, _deviation(after),
+        ])  # fmt: skip
     columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, mean", "percent"),
-               Column("± deviation", "percent"), Column("best calibration, mean", "percent"),
+               Column("± deviation", "percent"), Column("best calibration"), Column("its mean", "percent"),
                Column("± deviation ", "percent")]  # fmt: skip
     return [Table("Over seeds", columns, rows)]
 
 
-def _usable(run: FinishedRun) -> list[Calibration]:
+def _deviation(values: Sequence[float]) -> float | None:
+    return stdev(values) if len(values) > 1 else None
+
+
+def _usable(result: Result) -> list[Calibration]:
     """Its calibrations without those that are bounds for study."""
-    return [each for each in run.result.calibrations.values() if not bound(each.name)]
+    return [each for each in result.calibrations.values() if not bound(each.name)]
 
 
-def _by_settings(runs: Sequence[FinishedRun]) -> dict[str, list[FinishedRun]]:
-    groups: dict[str, list[FinishedRun]] = {}
-    for name, run in zip(setting_names([settings_of(run) for run in runs]), runs, strict=True):
-        groups.setdefault(name, []).append(run)
-    return groups
-
-
-def _findings(runs: Sequence[FinishedRun]) -> list[str]:
-    """The best and the worst settings, what calibration adds, what was sent."""
-    groups = _by_settings(runs)
-    means = {label: fmean(run.result.accuracy for run in group) for label, group in groups.items()}
-    sentences = []
-    if len(means) > 1:
-        best, worst = max(means, key=lambda each: means[each]), min(means, key=lambda each: means[each])
-        sentences.append(f"Highest accuracy: {best}, {means[best]:.2%}; lowest: {worst}, {means[worst]:.2%}.")
-    gains = [
-        max(each.accuracy for each in _usable(run)) - run.result.accuracy for run in runs if _usable(run)
-    ]  # fmt: skip
+def _findings(results: Sequence[Result]) -> list[str]:
+    """Which settings are best, if the seeds say so, what calibration adds, what was sent."""
+    sentences = headline(results)
+    gains = [100 * (max(each.accuracy for each in _usable(one)) - one.accuracy) for one in results if _usable(one)]
     if gains:
-        low, high = min(gains), max(gains)
-        sentences.append(f"The best calibration of each run changes accuracy by {low:+.2%} to {high:+.2%}.")
-    sent = [run.result.bytes_up + run.result.bytes_down for run in runs]
+        tried = max(len(_usable(one)) for one in results)
+        how = f", by the best of up to {tried} on the test images" if tried > 1 else ""
+        change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
+        sentences = [
+            *sentences,
+            f"Calibration changes accuracy by {change} points ({counted(len(gains), 'run')}{how}).",
+        ]
+    sent = [result.bytes_up + result.bytes_down for result in results]
     least, most = format_bytes(min(sent)), format_bytes(max(sent))
     return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} a run."]
+
+
+_RANKED = (
+    "Runs that differ in the seed alone are one setting. The best setting is named where the difference to each other "
+    "one, paired over common seeds, has a t-interval above 0; the intervals hold together with 95%. Calibrated "
+    "classifiers count as well."
+)

@@ -217,6 +217,7 @@ def formatted(value: float, kind: str = "number") -> str:
         "number": _number,
         "count": lambda count: f"{count:,.0f}",
         "percent": lambda share: f"{100 * share:.2f} %",
+        "points": lambda gain: f"{100 * gain:+.2f}",
         "bytes": format_bytes,
         "seconds": lambda span: f"{1000 * span:.0f} ms" if 0.0005 <= span < 0.0995 else format_duration(span),
     }

@@ -9,7 +9,7 @@ from unskew.analysis.measure import Measured, Request, Source
 from unskew.analysis.phrases import bound
 from unskew.analysis.store import stored_measure, stored_or_taken
 from unskew.core.errors import Missing, UserError
-from unskew.core.units import format_bytes, format_duration
+from unskew.core.units import counted, format_bytes, format_duration
 from unskew.report.page import Page, Section
 from unskew.runs.study import FinishedRun
 
@@ -65,7 +65,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
     result = run.result
     return Page(
         title=f"{result.method} on {result.data}",
-        subtitle=f"{result.partition}, {_who(run)}, {result.rounds} rounds, seed {result.seed}",
+        subtitle=f"{result.partition}, {_who(run)}, {counted(result.rounds, 'round')}, seed {result.seed}",
         findings=_headlines(taken),
         facts=_facts(run),
         sections=[
@@ -139,7 +139,7 @@ def _who(run: FinishedRun) -> str:
     result = run.result
     if "centralised" in result.method:
         return "all examples in one place"
-    return f"{result.per_round} of {result.clients} clients a round"
+    return f"{result.per_round:,} of {counted(result.clients, 'client')} a round"
 
 
 def _made(run: FinishedRun) -> str:

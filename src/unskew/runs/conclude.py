@@ -7,6 +7,7 @@ from pathlib import Path
 from unskew.core import tensors
 from unskew.core.types import Tensors
 from unskew.privacy.ledger import Spent, with_release
+from unskew.runs import config as configs
 from unskew.runs.checkpoint import drop_memories
 from unskew.runs.finish import Calibrated
 from unskew.runs.folder import (
@@ -62,6 +63,7 @@ def conclude(
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
         calibrations={each.result.name: each.result for each in calibrated},
+        settings=configs.deciding(config),
         privacy=spent,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )

@@ -17,7 +17,7 @@ from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.data.partition_csv import IDS
 from unskew.runs.manifest import read_sealed
-from unskew.runs.options import OPTIONS, Option
+from unskew.runs.options import OPTIONS, Option, Value
 from unskew.runs.options import Config as Config
 
 CONFIG = "config.toml"
@@ -108,6 +108,12 @@ def fingerprint(config: Config) -> str:
         if not (option.added_later and value == option.default):
             values.append((option.name, value))
     return hashlib.sha256(("\n".join([HEADER, *_lines(values)]) + "\n").encode()).hexdigest()
+
+
+def deciding(config: Config) -> dict[str, Value]:
+    """The options that decide the result, with the values that the run had; an option that is None is left out."""
+    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def from_python(value: Any) -> bool:

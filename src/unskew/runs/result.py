@@ -11,8 +11,9 @@ from unskew.charts.svg import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object
 from unskew.core.records import record_from
-from unskew.core.units import format_bytes, format_duration
+from unskew.core.units import counted, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
+from unskew.runs import config as configs
 from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
@@ -63,6 +64,7 @@ class Result:
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
     weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
     privacy: Spent | None = None  # what the statistics released with noise promise together
+    settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -96,7 +98,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
     rows = [
         ("method", result.method),
-        ("data", f"{result.data}, {result.partition}, {result.clients:,} clients, EMD {result.emd:.2f}"),
+        ("data", f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {result.emd:.2f}"),
         ("accuracy", f"{result.accuracy:.2%} on the test set, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:
@@ -107,11 +109,14 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
     rows += privacy_rows(result)
     rows += [
-        ("trained", f"{result.rounds} rounds, {result.examples:,} examples, {format_duration(result.seconds)}"),
+        (
+            "trained",
+            f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {format_duration(result.seconds)}",
+        ),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
     if result.failures:
-        rows.append(("failed", f"{result.failures} visits; metrics.jsonl says which"))
+        rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
 
 
@@ -159,14 +164,24 @@ def read_result(path: Path) -> Result:
         raise UserError(f"{path} has no result.json; {hint}")
     values = json_object(content, file)
     try:
-        rows = values.pop("calibrations", None)
+        rows, settings = values.pop("calibrations", None), values.pop("settings", None)
         if not isinstance(rows, list):
             raise ValueError("it has no list of calibrations")
+        if not isinstance(settings, dict | None):
+            raise ValueError("its settings are not an object")
         calibrations = [record_from(Calibration, row) for row in rows]
         ready = {
             "calibrations": {each.name: each for each in calibrations},
             "privacy": Spent.of_json(values.pop("privacy", None)),
+            "settings": settings or _settings(path),
         }
         return record_from(Result, values, path=path, **ready)
     except ValueError as error:
         raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a run whose result.json does not have them, from its config.toml; empty where that is missing."""
+    if not (path / configs.CONFIG).is_file():
+        return {}
+    return dict(configs.deciding(configs.read_run(path)))

@@ -1,0 +1,180 @@
+"""Which of several settings is best, and whether the seeds support it.
+
+Runs that differ in the seed alone are one setting. A setting has a score for each of its classifiers: its own and every
+calibration that is not a bound. The one with the highest mean leads. It is called a winner only where, for every
+classifier of every other setting, the t-interval of the difference over the seeds that both have is above 0; those that
+share fewer than three seeds with it are named as not ranked. The intervals hold together with 95 %: each has the level
+1 − 0.05/(N − 1), N the number of all classifiers (Bonferroni). A wrong winner would have to beat the truly best one,
+which is in N − 1 of the pairs at most.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import atan, cos, isfinite, pi, sin, sqrt
+from statistics import fmean, stdev
+
+from unskew.analysis.phrases import bound
+from unskew.analysis.seeds import setting_names, settings_of_result
+from unskew.core.units import counted
+from unskew.runs.result import Result
+
+LEVEL = 0.95
+MIN_SEEDS = 3  # that two settings must share before one can be called better
+MAX_NAMED = 6  # settings in a sentence
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A classifier of a setting: its accuracy by seed."""
+
+    setting: str
+    classifier: str  # "" is the run's own, the others are calibrations
+    scores: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        """Over its seeds."""
+        return fmean(self.scores.values())
+
+    def __str__(self) -> str:
+        return f"{self.setting}, after {self.classifier}" if self.classifier else self.setting
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one candidate is above another, over the seeds that both have; ``low`` and ``high`` are its interval."""
+
+    seeds: int
+    mean: float
+    low: float
+    high: float
+
+
+def by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of each setting, by its name; those of one setting differ in the seed alone."""
+    groups: dict[str, list[Result]] = {}
+    for name, result in zip(setting_names([settings_of_result(each) for each in results]), results, strict=True):
+        groups.setdefault(name, []).append(result)
+    return groups
+
+
+def candidates(groups: Mapping[str, Sequence[Result]]) -> list[Candidate]:
+    """Every classifier of every setting, without those that are bounds for study."""
+    found = []
+    for name, group in groups.items():
+        found.append(Candidate(name, "", {each.seed: each.accuracy for each in group}))
+        made = dict.fromkeys(one for each in group for one in each.calibrations if not bound(one))
+        for one in made:
+            scores = {each.seed: each.calibrations[one].accuracy for each in group if one in each.calibrations}
+            found.append(Candidate(name, one, scores))
+    return [each for each in found if all(map(isfinite, each.scores.values()))]
+
+
+def best_of(several: Sequence[Candidate]) -> Candidate:
+    """The one with the highest mean; of classifiers of one setting those with most seeds are asked first."""
+    most = max(len(each.scores) for each in several)
+    return max((each for each in several if len(each.scores) == most), key=lambda each: each.mean)
+
+
+def difference(one: Candidate, other: Candidate, level: float = LEVEL) -> Difference | None:
+    """The mean difference, paired over common seeds, with its t-interval; None with fewer than ``MIN_SEEDS``."""
+    common = sorted(set(one.scores) & set(other.scores))
+    if len(common) < MIN_SEEDS:
+        return None
+    gaps = [one.scores[seed] - other.scores[seed] for seed in common]
+    mean, half = fmean(gaps), t_quantile(level, len(gaps) - 1) * stdev(gaps) / sqrt(len(gaps))
+    return Difference(len(gaps), mean, mean - half, mean + half)
+
+
+def headline(results: Sequence[Result]) -> list[str]:
+    """The sentence on which setting is best: a winner, no clear winner, or with too few seeds the figures alone."""
+    groups = by_settings(results)
+    if len(groups) < 2:
+        return []
+    if len({each.data_sha256 for each in results}) > 1:
+        return ["The runs are on different data: they are not ranked."]
+    every = candidates(groups)
+    tops = [best_of([each for each in every if each.setting == name]) for name in groups
+            if any(each.setting == name for each in every)]  # fmt: skip
+    tops.sort(key=lambda each: -each.mean)
+    if len(tops) < 2:
+        return []
+    if all(len(set(top.scores) & set(tops[0].scores)) < MIN_SEEDS for top in tops[1:]):
+        return [_figures(tops), *_uncalibrated(tops[0], every)]
+    leader = tops[0]
+    level = 1 - (1 - LEVEL) / (len(every) - 1)
+    found = [(each, difference(leader, each, level)) for each in every if each.setting != leader.setting]
+    ranked = [(each, gap) for each, gap in found if gap is not None]
+    rest = [*_unranked([each for each, gap in found if gap is None]), *_uncalibrated(leader, every)]
+    unsure = [(each, gap) for each, gap in ranked if gap.low <= 0]
+    if unsure:
+        rival, gap = max(unsure, key=lambda pair: pair[0].mean)
+        highest = f"{leader} has the highest mean of {counted(len(every), 'classifier')}, {_spread(leader)}"
+        return [f"No clear winner: {highest}, but {rival} has {_spread(rival)}: {_points(gap)}.", *rest]
+    closest, gap = min(ranked, key=lambda pair: pair[1].mean)
+    tried, settings = len(every) - len(found) + len(ranked), {each.setting for each, _ in ranked}
+    among = f"the best of {tried} classifiers in {len(settings) + 1} settings"
+    next_one = f"The next is {closest}, {_spread(closest)}: {_points(gap)}."
+    return [f"{leader} is ahead: {_spread(leader)}, {among}. {next_one}", *rest]
+
+
+def _unranked(several: Sequence[Candidate]) -> list[str]:
+    """Those that cannot be held against the leader."""
+    if not several:
+        return []
+    return [f"Not ranked, with fewer than {MIN_SEEDS} seeds in common with it: {_named(list(map(str, several)))}."]
+
+
+def _named(names: Sequence[str]) -> str:
+    return "; ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+
+
+def _uncalibrated(leader: Candidate, every: Sequence[Candidate]) -> list[str]:
+    """A calibrated setting beside others that were not calibrated: what is ahead may be the calibration."""
+    made = {each.setting for each in every if each.classifier}
+    bare = list(dict.fromkeys(each.setting for each in every if each.setting not in made))
+    if not leader.classifier or not bare:
+        return []
+    return [f"Not calibrated, unlike {leader.setting}: {_named(bare)}."]
+
+
+def _figures(tops: Sequence[Candidate]) -> str:
+    """With too few seeds: what came out, highest first, and that it ranks nothing."""
+    shown = _named([f"{each} {_spread(each, seeds=False)}" for each in tops])
+    most = max(len(each.scores) for each in tops)
+    have = "one seed each" if most == 1 else f"fewer than {MIN_SEEDS} seeds in common"
+    return f"No winner is named, with {have}: {shown}."
+
+
+def _spread(one: Candidate, seeds: bool = True) -> str:
+    values = list(one.scores.values())
+    if len(values) == 1:
+        return f"{values[0]:.2%}"
+    return f"{100 * one.mean:.2f} ± {100 * stdev(values):.2f}%" + (f" over {len(values)} seeds" if seeds else "")
+
+
+def _points(gap: Difference) -> str:
+    return (f"{100 * gap.mean:+.2f} points, 95% interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f}, paired over "
+            f"{counted(gap.seeds, 'seed')}")  # fmt: skip
+
+
+def t_quantile(level: float, freedom: int) -> float:
+    """The t that |T| stays below with this probability, for Student's T with that many degrees of freedom."""
+    low, high = 0.0, 1.0
+    while _within(high, freedom) < level:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, freedom) < level else (low, middle)
+    return high
+
+
+def _within(t: float, freedom: int) -> float:
+    """P(|T| < t). Reference: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4."""
+    angle = atan(t / sqrt(freedom))
+    odd = freedom % 2
+    term, total = (cos(angle), 0.0) if odd else (1.0, 0.0)
+    for step in range(freedom // 2):
+        total += term
+        term *= cos(angle) ** 2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    return 2 / pi * (angle + sin(angle) * total) if odd else sin(angle) * total

@@ -1,0 +1,140 @@
+"""A winner is named only where the seeds support it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import t as student
+from scipy.stats import ttest_rel
+
+from unskew.analysis.ranking import Candidate, best_of, by_settings, candidates, difference, headline, t_quantile
+from unskew.core.key import Key
+from unskew.runs.result import Calibration, Result
+
+PLAIN = Result(
+    path=Path("runs/a"), method="fedavg", data="digits", partition="dirichlet(alpha=0.1)", clients=10, per_round=10,
+    rounds=20, seed=0, engine="loop", accuracy=0.5, loss=0.3, emd=1.2, examples=1000, seconds=12.0,
+    examples_per_second=81.0, bytes_up=1, bytes_down=3, weights_sha256="a" * 64, model="tiny-cnn",
+    partition_hash="b" * 64, data_sha256="c" * 64,
+)  # fmt: skip
+
+
+def runs(method, accuracies, first=0, **calibrated):
+    """A run for each seed; ``calibrated`` has the accuracies after each calibration."""
+    return [
+        replace(
+            PLAIN,
+            method=method,
+            seed=first + place,
+            accuracy=accuracy,
+            calibrations={name: Calibration(name, each[place], 0.1, 1, 0.1) for name, each in calibrated.items()},
+        )
+        for place, accuracy in enumerate(accuracies)
+    ]
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 28, 101])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_are_students(level, freedom):
+    assert t_quantile(level, freedom) == pytest.approx(student.ppf((1 + level) / 2, freedom), rel=1e-9)
+
+
+def test_the_interval_is_that_of_a_paired_t_test_over_the_seeds_that_both_have():
+    one = Candidate("a", "", {0: 0.5, 1: 0.6, 2: 0.58, 3: 0.61, 9: 0.99})
+    other = Candidate("b", "", {0: 0.45, 1: 0.58, 2: 0.59, 3: 0.55, 7: 0.01})
+    found = difference(one, other)
+    wanted = ttest_rel([0.5, 0.6, 0.58, 0.61], [0.45, 0.58, 0.59, 0.55]).confidence_interval(0.95)
+    assert found.seeds == 4
+    assert (found.low, found.high) == (pytest.approx(wanted.low), pytest.approx(wanted.high))
+    assert difference(one, Candidate("c", "", {0: 0.1, 1: 0.1, 7: 0.1})) is None
+
+
+def test_pairing_finds_what_the_deviation_over_seeds_hides():
+    low, high = [0.30, 0.50, 0.70, 0.90], [0.31, 0.512, 0.709, 0.911]
+    (said,) = headline([*runs("a", low), *runs("b", high)])
+    assert said.startswith("b is ahead: 61.05 ± ")
+    assert "+1.05 points" in said
+    (said,) = headline([*runs("a", low), *runs("b", high[::-1])])
+    assert said.startswith("No clear winner: b has the highest mean of 2 classifiers")
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_with_fewer_than_three_seeds_there_are_figures_and_no_winner(seeds):
+    (said,) = headline([*runs("a", [0.9] * seeds), *runs("b", [0.1] * seeds)])
+    assert said.startswith("No winner is named")
+    assert "ahead" not in said
+    assert said.index("a 90.00") < said.index("b 10.00")
+
+
+def test_settings_that_share_no_seeds_are_not_ranked():
+    (said,) = headline([*runs("a", [0.9, 0.91, 0.92]), *runs("b", [0.1, 0.11, 0.12], first=5)])
+    assert said.startswith("No winner is named, with fewer than 3 seeds in common")
+    three = [*runs("a", [0.9, 0.91, 0.92]), *runs("b", [0.1, 0.11, 0.12]), *runs("c", [0.3, 0.3, 0.31], first=5)]
+    first, second = headline(three)
+    assert first.startswith(
+        "a is ahead: 91.00 ± 1.00% over 3 seeds, the best of 2 classifiers in 2 settings. The next is b"
+    )
+    assert second == "Not ranked, with fewer than 3 seeds in common with it: c."
+
+
+def test_calibrated_accuracy_counts_and_a_bound_does_not():
+    a = runs("a", [0.6, 0.61, 0.62])
+    b = runs("b", [0.5, 0.51, 0.52], ccvr=[0.7, 0.712, 0.719], oracle=[0.99, 0.99, 0.99])
+    said = headline([*a, *b])
+    assert said[0].startswith("b, after ccvr is ahead")
+    assert "the best of 3 classifiers in 2 settings" in said[0]
+    assert said[1] == "Not calibrated, unlike b: a."
+    assert [each.classifier for each in candidates(by_settings(b))] == ["", "ccvr"]
+
+
+def test_a_calibration_of_one_seed_does_not_speak_for_the_others():
+    group = runs("a", [0.5, 0.51, 0.52])
+    group[0] = replace(group[0], calibrations={"lda": Calibration("lda", 0.99, 0.1, 1, 0.1)})
+    assert best_of(candidates(by_settings(group))).classifier == ""
+
+
+def test_the_more_there_are_the_wider_the_intervals():
+    """Two settings differ clearly alone; among twenty tried, the same difference may be chance."""
+    pair = [*runs("a", [0.50, 0.51, 0.52]), *runs("b", [0.51, 0.525, 0.535])]
+    assert "ahead" in headline(pair)[0]
+    crowd = [run for place in range(20) for run in runs(f"c{place}", [0.40, 0.41, 0.42])]
+    assert "No clear winner: b has the highest mean of 22" in headline([*pair, *crowd])[0]
+
+
+def test_of_settings_that_are_the_same_a_winner_is_named_at_most_one_time_in_twenty():
+    """1,000 studies of four settings that differ by chance alone, five seeds each."""
+    draw = Key(0).fold("studies").numpy()
+    named = 0
+    for scores in draw.normal(0.5, 0.02, (1000, 4, 5)):
+        named += "ahead" in headline([run for place in range(4) for run in runs(f"m{place}", scores[place])])[0]
+    assert named <= 50
+
+
+def test_a_difference_that_is_there_is_found():
+    draw = Key(1).fold("studies").numpy()
+    base = draw.normal(0.5, 0.05, (100, 5, 1))
+    scores = base + np.array([0.0, 0.02]) + draw.normal(0, 0.002, (100, 5, 2))
+    named = sum(
+        headline([*runs("a", each[:, 0]), *runs("b", each[:, 1])])[0].startswith("b is ahead") for each in scores
+    )
+    assert named > 95
+
+
+def test_runs_on_other_data_are_not_ranked():
+    other = [replace(run, data_sha256="d" * 64, method="b") for run in runs("b", [0.1, 0.2, 0.3])]
+    assert headline([*runs("a", [0.9, 0.9, 0.9]), *other]) == ["The runs are on different data: they are not ranked."]
+
+
+def test_one_setting_alone_has_no_rival():
+    assert headline(runs("a", [0.5, 0.6])) == []
+
+
+def test_an_accuracy_that_is_not_a_number_is_left_out():
+    assert headline([*runs("a", [0.5, 0.6, float("nan")]), *runs("b", [0.5, 0.6, 0.7])]) == []
+
+
+def test_runs_that_differ_in_an_option_of_settings_are_two_settings():
+    one, other = (replace(PLAIN, settings={"lr": lr, "seed": 0, "evaluate_every": 5}) for lr in (0.1, 0.01))
+    assert list(by_settings([one, other])) == ["fedavg · lr 0.1", "fedavg · lr 0.01"]
+    assert len(by_settings([one, replace(one, settings={"lr": 0.1, "seed": 3, "evaluate_every": 1}, seed=3)])) == 1
