@@ -13,15 +13,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from unskew.core import tensors
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
+from unskew.core.text import apply, parse_calls
 from unskew.models.any_module import AnyNetwork, check_forward, find_classifier
+from unskew.models.efficientnet import efficientnet_lite0
 from unskew.models.factory import as_pytorch_drew_them, make, maker
 from unskew.models.layers import Network
+from unskew.models.mobilenet import mobilenet_v2
 from unskew.models.networks import Shape, lenet_64, simple_cnn, tiny_cnn
+from unskew.models.resnet import resnet_18, resnet_50
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,
     "lenet-64": lenet_64,
     "tiny-cnn": tiny_cnn,
+}
+PUBLIC: dict[str, Callable[..., nn.Module]] = {  # with knobs, and the parameter names of their public checkpoints
+    "mobilenet-v2": mobilenet_v2,
+    "resnet-18": resnet_18,
+    "resnet-50": resnet_50,
+    "efficientnet-lite0": efficientnet_lite0,
 }
 
 
@@ -38,14 +48,12 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 
     ``initialise`` gives it the weights that belong to a key.
     """
-    if isinstance(model, str) and ":" not in model:
-        if model not in NETWORKS:
-            known = f"{nearest(model, NETWORKS)}; your own network is package.module:function"
-            raise UserError(f"no model is called {model!r}; {known}")
+    if isinstance(model, str) and model in NETWORKS:
         with torch.random.fork_rng(devices=[]):  # what the layers draw for themselves is drawn over
             return NETWORKS[model](shape, classes)
     name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
-    call = maker(model, shape, classes)
+    named = isinstance(model, str) and ":" not in model
+    call = _public(name, shape, classes) if named else maker(model, shape, classes)
     remake = partial(make, call, name, shape)
     module = remake(Key(0))
     if isinstance(module, Network):
@@ -55,6 +63,20 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
     network = AnyNetwork(module, find_classifier(module, name, shape, classes), shape)
     network.__dict__["origin"] = Origin(remake)
     return network
+
+
+def _public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
+    """A call that makes the network of this text, such as ``resnet-18(norm=group)``."""
+    calls = parse_calls(text, "model")
+    call, known = calls[0], {**NETWORKS, **PUBLIC}
+    if call.name not in known:
+        raise UserError(
+            f"no model is called {text!r}; {nearest(call.name, known)}; your own is package.module:function"
+        )
+    if len(calls) > 1:
+        raise UserError(f"model {text!r}: give one network; networks cannot be added")
+    function = maker(known[call.name], shape, classes)
+    return lambda: apply(call, function, "model")
 
 
 def suited(shape: Shape) -> str:

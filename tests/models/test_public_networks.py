@@ -1,0 +1,121 @@
+"""MobileNetV2, ResNets, EfficientNet-Lite0: sizes and names of the public checkpoints, forms by image size, knobs."""
+
+import pytest
+import torch
+from torch import nn
+
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.models import PUBLIC, build, initialise
+from unskew.models.efficientnet import SamePadding
+
+IMAGENET = (3, 224, 224)
+
+
+def weights(text, shape, classes):
+    return build(text, shape, classes).state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "features"),
+    [
+        ("resnet-18", 11_689_512, 512),
+        ("resnet-50", 25_557_032, 2048),
+        ("mobilenet-v2", 3_504_872, 1280),
+        ("efficientnet-lite0", 4_652_008, 1280),
+    ],
+)
+def test_the_imagenet_form_has_the_published_number_of_parameters(name, parameters, features):
+    network = PUBLIC[name](IMAGENET, 1000)
+    assert sum(value.numel() for value in network.parameters()) == parameters
+    classifier = [layer for layer in network.modules() if isinstance(layer, nn.Linear)][-1]
+    assert (classifier.in_features, classifier.out_features) == (features, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("resnet-18", {"layer2.0.downsample.0.weight": (128, 64, 1, 1), "layer4.1.bn2.running_var": (512,)}),
+        ("resnet-50", {"layer1.0.conv3.weight": (256, 64, 1, 1), "layer4.2.bn3.bias": (2048,), "fc.bias": (1000,)}),
+        ("mobilenet-v2", {"features.2.conv.1.0.weight": (96, 1, 3, 3), "features.18.0.weight": (1280, 320, 1, 1)}),
+        (
+            "efficientnet-lite0",
+            {"_blocks.15._project_conv.weight": (320, 1152, 1, 1), "_conv_head.weight": (1280, 320, 1, 1)},
+        ),
+    ],
+)
+def test_parameters_have_the_names_of_the_public_checkpoints(name, shapes):
+    state = PUBLIC[name](IMAGENET, 1000).state_dict()
+    assert {key: tuple(state[key].shape) for key in shapes} == shapes
+
+
+def test_small_images_keep_their_size_in_the_first_layers():
+    small, large = (PUBLIC["resnet-18"]((3, side, side), 10) for side in (32, 64))
+    assert small.conv1.kernel_size == (3, 3)
+    assert large.conv1.kernel_size == (7, 7)
+    network = PUBLIC["mobilenet-v2"]((3, 32, 32), 10)
+    assert network.features(torch.zeros(1, 3, 32, 32)).shape == (1, 1280, 4, 4)  # CCVR's Table 7 pools 4×4
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+@pytest.mark.parametrize("side", [(1, 8, 8), (3, 33, 40)])
+def test_any_channels_and_sizes_work(name, side):
+    network = build(name, side, 5)
+    assert network.eval()(torch.zeros(2, *side)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_group_norm_leaves_no_buffers(name):
+    network = build(f"{name}(norm=group)", (3, 32, 32), 10)
+    assert not list(network.buffers())
+    assert any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
+
+
+def test_the_bottleneck_is_what_the_classifier_sees():
+    network = build("mobilenet-v2(bottleneck=64)", (3, 32, 32), 10)
+    assert network.classifier.in_features == 64
+    assert network.eval().encoder(torch.zeros(2, 3, 32, 32)).shape == (2, 64)
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "mobilenet-v2(norm=group)"])
+def test_a_key_gives_the_same_weights_again(name):
+    hashes = []
+    for seed in (0, 0, 1):
+        network = build(name, (3, 32, 32), 10)
+        initialise(network, Key(seed))
+        hashes.append(tensors.sha256(tensors.of_module(network)))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride"), [(7, 3, 2), (8, 3, 2), (8, 5, 2), (9, 5, 1), (1, 5, 2), (2, 3, 2)]
+)
+def test_same_padding_is_tensorflows(size, kernel, stride):
+    """Output i sees the input from i·stride − ⌊missing/2⌋ on."""
+    layer = SamePadding(1, 1, kernel, stride, bias=False)
+    nn.init.ones_(layer.weight)
+    image = torch.arange(1.0, size + 1).view(1, 1, 1, size).expand(1, 1, size, size).contiguous()
+    out = -(-size // stride)
+    before = max((out - 1) * stride + kernel - size, 0) // 2
+    columns = [range(max(i * stride - before, 0), min(i * stride - before + kernel, size)) for i in range(out)]
+    expected = torch.tensor(
+        [[float(sum(len(rows) * (column + 1) for column in across)) for across in columns] for rows in columns]
+    )
+    torch.testing.assert_close(layer(image)[0, 0], expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("resnet-19", "did you mean 'resnet-18'"),
+        ("resnet-18(norm=layer)", "there are: batch, group"),
+        ("resnet-18(depth=3)", "has no knob 'depth'"),
+        ("resnet-18 + resnet-50", "give one network"),
+        ("mobilenet-v2(bottleneck=-1)", "give the number of features"),
+        ("simple-cnn(3)", "takes no values"),
+    ],
+)
+def test_mistakes_are_named(text, message):
+    with pytest.raises(UserError, match=message):
+        build(text, (3, 32, 32), 10)
