@@ -137,7 +137,7 @@ def test_calibrating_adds_to_a_run_and_changes_nothing_else_in_it(capsys, plain,
     done(capsys, "calibrate", run, QUICK)
     after = content(run)
     assert set(after) - set(before) == {"calibration-ccvr-per_class-40-epochs-2.safetensors"}
-    assert {name for name in before if before[name] != after[name]} == {"result.json"}
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json", "result.json"}
     assert result(run) | {"calibrations": []} == result(plain)
 
 
@@ -152,7 +152,7 @@ def test_several_stand_side_by_side_in_the_order_they_were_made_and_one_made_aga
     before = content(run)
     done(capsys, "calibrate", run, "uscc(per_class=40, epochs=2)", QUICK)
     assert list(rows(run)) == [*names, "uscc(per_class=40, epochs=2)"]
-    assert {name for name in before if before[name] != content(run)[name]} == {"result.json"}
+    assert {name for name in before if before[name] != content(run)[name]} == {"manifest.json", "result.json"}
     one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2)"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 

@@ -59,7 +59,7 @@ class KilledAt:
 
 
 def test_what_is_written_is_read_and_what_is_changed_is_not(tmp_path):
-    start_manifest(tmp_path)
+    start_manifest(tmp_path, {})
     write_sealed(tmp_path, {"a": b"one", "figures/b.json": b"two"})
     assert read_sealed(tmp_path, "a") == b"one"
     require_sealed(tmp_path, "figures/b.json")
@@ -90,7 +90,7 @@ def test_without_a_manifest_nothing_is_sealed_and_nothing_refused(tmp_path):
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
-    start_manifest(tmp_path)
+    start_manifest(tmp_path, {})
     write_sealed(tmp_path, {"a": b"one"})
     whole = (tmp_path / MANIFEST).read_bytes()
     for place in range(len(whole)):
@@ -113,8 +113,7 @@ def test_a_crash_at_every_write_leaves_the_old_file_or_the_new_one_and_both_are_
     for at in range(1, 10):
         folder = tmp_path / str(at)
         folder.mkdir()
-        start_manifest(folder)
-        write_sealed(folder, old)
+        start_manifest(folder, old)
         with monkeypatch.context() as patch:
             killed = KilledAt(patch, at, after)
             try:
@@ -134,7 +133,7 @@ def test_a_crash_at_every_write_leaves_the_old_file_or_the_new_one_and_both_are_
 
 
 def test_two_writers_lose_nothing_of_each_other_and_readers_never_see_a_difference(tmp_path):
-    start_manifest(tmp_path)
+    start_manifest(tmp_path, {})
     write_sealed(tmp_path, {"shared": b"0"})
     failures = []
 

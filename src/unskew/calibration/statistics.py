@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts,
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, a_kind, brief, whole_number
 from unskew.core.files import write_whole
-from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
+from unskew.core.limits import MAX_CLASSES, usable_path
 from unskew.core.types import Sums, Tensors
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
@@ -245,25 +244,7 @@ class ClassStatistics:
     @accepts(path=PATH)
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
-        check_plain(file := usable_path(path))
-        if file.exists():
-            check_unpacked(file.stat().st_size, size_on_disk([file]), str(path))  # it may be sparse
-        try:
-            with safe_open(path, framework="pt") as content:
-                about = json.loads((content.metadata() or {})["unskew"])
-                # copies: what safe_open gives is the file itself, and changes with it
-                values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
-            if about["statistics"] != 1:
-                raise ValueError(f"they are of version {about['statistics']!r}")
-            classes, form = about["classes"], parse_form(about["form"])
-            noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
-            if noise is not None and not (0 <= noise.sums < float("inf") and 0 <= noise.second < float("inf")):
-                raise ValueError(f"the noise is {about['noise']}")
-        except FileNotFoundError:
-            raise UserError(f"there is no file {path}") from None
-        except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
-            line = str(why).partition("\n")[0]
-            raise UserError(f"{path} does not hold class statistics of this version: {line}") from why
+        classes, form, values, noise = read_statistics(usable_path(path))
         statistics = replace(checked(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")

@@ -48,9 +48,10 @@ class Manifest:
         return sorted({*self.files, *self.coming})
 
 
-def start_manifest(path: Path) -> None:
-    """An empty manifest: what is written with ``write_sealed`` from now on is sealed."""
-    _write(path, Manifest({}, {}))
+def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
+    """Begin a run folder with these files: what is written with ``write_sealed`` from now on is sealed too."""
+    with _locked(path):
+        _replace_files(path, Manifest({}, {}), contents, {})
 
 
 def read_manifest(path: Path) -> Manifest | None:
@@ -68,13 +69,7 @@ def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[st
             write_whole(path / name, content)
         return
     with _locked(path):
-        before = _settled(path)
-        coming = {**(grown or {}), **{name: _sha256(content) for name, content in contents.items()}}
-        _write(path, replace(before, coming={**before.coming, **coming}))
-        for name, content in contents.items():
-            write_whole(path / name, content)
-        rest = {name: value for name, value in before.coming.items() if name not in coming}
-        _write(path, Manifest({**before.files, **coming}, rest))
+        _replace_files(path, _settled(path), contents, grown or {})
 
 
 def read_sealed(path: Path, name: str) -> bytes | None:
@@ -123,6 +118,16 @@ def file_sha256(file: Path) -> str | None:
             return hashlib.file_digest(content, "sha256").hexdigest()
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _replace_files(path: Path, before: Manifest, contents: Mapping[str, bytes], grown: Mapping[str, str]) -> None:
+    """Name the hashes to come, replace the files, drop the old hashes."""
+    coming = {**grown, **{name: _sha256(content) for name, content in contents.items()}}
+    _write(path, replace(before, coming={**before.coming, **coming}))
+    for name, content in contents.items():
+        write_whole(path / name, content)
+    rest = {name: value for name, value in before.coming.items() if name not in coming}
+    _write(path, Manifest({**before.files, **coming}, rest))
 
 
 def _fits(path: Path, name: str, manifest: Manifest, sha256: str | None) -> bool:

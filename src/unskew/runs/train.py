@@ -79,9 +79,8 @@ def run(
     with locked_folder(path):
         if (path / CONFIG).exists():
             raise UserError(f"{path} has a run that another process has begun meanwhile; choose another --out")
-        start_manifest(path)
         config_text = configs.to_toml(prepared.config).encode()
-        write_sealed(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
+        start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return _execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
