@@ -15,7 +15,7 @@ from unskew.core.types import Tensors
 
 
 def read_statistics(file: Path) -> tuple[Any, Form, Tensors, KnownNoise | None]:
-    """Classes as the file says, form, tensors, and the noise that was added for privacy; the numbers are not checked."""
+    """Classes as the file says, form, tensors, and the noise added for privacy; the numbers are not checked yet."""
     check_plain(file)
     if file.exists():
         check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
