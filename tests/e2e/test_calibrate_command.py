@@ -35,6 +35,7 @@ from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs import config as configs
 from unskew.runs.folder import calibration_file
 from unskew.runs.prepare import prepare
+from unskew.runs.result import read_result
 
 UNSKEW = [sys.executable, "-m", "unskew"]
 FAST = ["--rounds", "2", "--epochs", "1", "--lr", "0.05", "--engine", "loop"]
@@ -150,10 +151,10 @@ def test_several_stand_side_by_side_in_the_order_they_were_made_and_one_made_aga
     )
     assert rows(run)["oracle(per_class=9, epochs=2)"]["bytes_up"] == 0
     before = content(run)
-    done(capsys, "calibrate", run, "uscc(per_class=40, epochs=2)", QUICK)
-    assert list(rows(run)) == [*names, "uscc(per_class=40, epochs=2)"]
+    done(capsys, "calibrate", run, "uscc(per_class=40, epochs=2, lr=0.001)", QUICK)
+    assert list(rows(run)) == [*names, "uscc(per_class=40, epochs=2, lr=0.001)"]
     assert {name for name in before if before[name] != content(run)[name]} == {"manifest.json", "result.json"}
-    one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2)"))
+    one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2, lr=0.001)"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -195,7 +196,7 @@ def test_fedeccr_is_its_two_stages(capsys, tmp_path):
     assert [without_seconds(row) for row in rows(whole).values()] == [
         without_seconds(row) for row in rows(stages).values()
     ]
-    name = "uscc(per_class=40, epochs=2)"
+    name = "uscc(per_class=40, epochs=2, lr=0.001)"
     assert file_of(whole, name).read_bytes() == file_of(stages, name).read_bytes()
 
 
@@ -349,6 +350,19 @@ def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
     assert_made_of(total, run, clients, "lda", name, clip=3.0)
     assert rows(run)[name]["accuracy"] != rows(run)["lda"]["accuracy"]
     assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
+
+
+def test_private_releases_of_a_run_add_up_and_the_same_one_counts_once(capsys, run):
+    one, other = "lda + private(epsilon=50, clip=3)", "lda + private(epsilon=20, clip=3)"
+    done(capsys, "calibrate", run, one, one.replace("lda", "lda(ridge=1.0)"))
+    spent = unskew.calibrate_run(run, one).privacy
+    assert (spent.epsilon, spent.delta, len(spent.releases)) == (50.0, 1e-5, 1)
+    said = " ".join(done(capsys, "calibrate", run, other).split())
+    spent = read_result(run).privacy
+    assert 50 < spent.epsilon < 70
+    assert f"ε {spent.epsilon:.4g} at δ 1e-05 for every example, over 2 releases" in said
+    fresh = [unskew.calibrate_run(run, one.replace("3)", "3, release=true)")).privacy for _ in range(2)]
+    assert [len(each.releases) for each in fresh] == [3, 4]  # another draw each time
 
 
 def test_private_and_secure_go_together(capsys, run):

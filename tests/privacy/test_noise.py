@@ -93,18 +93,16 @@ def test_the_sensitivity_is_reached():
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
-    ("steps", "width"), [(26, 64), (160, 256), (10**6, 64)]
-)  # of an entry's square; R is 0.01, 0.05
+@pytest.mark.parametrize(("steps", "width"), [(26, 64), (160, 256), (10**6, 64)])  # of z²; R is 0.01, 0.05, 2
 def test_the_sensitivity_holds_after_the_worst_rounding_of_a_secure_sum(form, steps, width):
     """The other examples' sums are such that every entry is rounded a whole step away; 0.999·R was not short enough."""
     layout = Layout.of(1, width, form)
     step = 2.0**-layout.bits
+    radius = math.sqrt(step * steps * width) * (1 + 1e-9) / 0.999
 
     def moved(length):
-        entry = math.sqrt(step * math.floor(length**2 / width / step)) * (
-            1 + 1e-9
-        )  # its square: whole steps, and a bit
+        whole = step * math.floor(length**2 / width / step)
+        entry = math.sqrt(whole) * (1 + 1e-10)  # its square is whole steps and a bit
         feature = torch.full((1, width), entry, dtype=torch.float64)
         one = ClassStatistics.of_features(feature, torch.tensor([0]), 1, form)
 
