@@ -103,13 +103,11 @@ def main() -> None:
         "Real runs, looked at by `unskew analyse` and `unskew report`; `make gallery` makes this page.",
         "",
     ]
-    lines += [
-        *claims(paths),
-        "",
-        "One run each, seed 0: a yes or no of this table is that of one seed, and small differences may go the other way with",
-        "another.",
-        "",
-    ]
+    seed = (
+        "One run each, seed 0: a yes or no of this table is that of one seed; small differences may go the other way."
+    )
+    more = "What was repeated with more seeds is in [looking at a run](analysis.md#over-more-seeds)."
+    lines += [*claims(paths), "", seed, "", more, ""]
     lines += ["## What the report says of the skewed run", ""]
     lines += [f"- {sentence}" for each in measures for sentence in each.findings]
     lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]
@@ -147,7 +145,8 @@ def claims(paths: dict[str, Path]) -> list[str]:
     rows = [
         ("the deeper the layer, the less alike local models are (CCVR)", falls == len(skewed) - 1,
          f"CKA falls at {falls} of {len(skewed) - 1} steps"),
-        ("the classifier is least alike (CCVR)", clear, f"{skewed[-1]:.3f}; the least of the others is {skewed[least]:.3f}"),
+        ("the classifier is least alike (CCVR)", clear,
+         f"{skewed[-1]:.3f}; the least of the others is {skewed[least]:.3f}"),
         ("skewed clients are less alike than even ones in every layer (CCVR)", below == len(skewed),
          f"{below} of {len(skewed)} layers; classifier {skewed[-1]:.2f} against {even[-1]:.2f}"),
         ("classifier rows follow label counts early in training (CCVR)", first["correlation"] > 0.5,

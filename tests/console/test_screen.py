@@ -80,6 +80,26 @@ def test_the_overview_says_who_comes(visits, words):
     assert f"fedavg; {words}, epochs 5" in " ".join(shown(overview(visits=visits), width=300).split())
 
 
+def test_a_local_setting_that_the_method_replaces_is_said_and_others_are_not():
+    config = replace(overview().config, epochs=4)
+    text = " ".join(shown(overview(config=config, local=replace(config.local(), epochs=1)), width=300).split())
+    assert "note: the method sets epochs to 1; --epochs 4 has no effect" in text
+    assert text.count("has no effect") == 1
+    assert "has no effect" not in shown(overview(config=config, local=config.local()), width=300)
+
+
+def test_one_of_anything_is_not_many():
+    one = Population.from_partition(Partition(np.zeros(3, np.int32), 1, "iid", 0))
+    changes = {"population": one, "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0), "workers": 1}
+    text = " ".join(shown(overview(engine="pool", **changes), width=300).split())
+    assert "iid: 1 client of 3 examples, EMD" in text
+    assert "pool (1 worker)" in text
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary(replace(RESULT, rounds=1, failures=1)))
+    assert "1 round, " in console.file.getvalue()
+    assert "1 visit; metrics.jsonl" in console.file.getvalue()
+
+
 def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
     text = " ".join(shown(overview(baseline=RESULT, unlike_baseline=("lr 0.1 there",)), width=300).split())
     assert "baseline runs/a: 50.00%; other settings: lr 0.1 there" in text

@@ -2,9 +2,10 @@
 
 Runs that differ in the seed alone are one setting. A setting has a score for each of its classifiers: its own and every
 calibration that is not a bound. The one with the highest mean leads. It is called a winner only where, for every
-classifier of every other setting, the t-interval of the difference over the seeds that both have is above 0. The
-intervals hold together with 95 %: each has the level 1 − 0.05/(N − 1), N the number of all classifiers (Bonferroni). A
-wrong winner would have to beat the truly best one, which is in N − 1 of the pairs at most.
+classifier of every other setting, the t-interval of the difference over the seeds that both have is above 0; those that
+share fewer than three seeds with it are named as not ranked. The intervals hold together with 95 %: each has the level
+1 − 0.05/(N − 1), N the number of all classifiers (Bonferroni). A wrong winner would have to beat the truly best one,
+which is in N − 1 of the pairs at most.
 """
 
 from collections.abc import Mapping, Sequence
@@ -102,15 +103,30 @@ def headline(results: Sequence[Result]) -> list[str]:
         return [_figures(tops), *_uncalibrated(tops[0], every)]
     leader = tops[0]
     level = 1 - (1 - LEVEL) / (len(every) - 1)
-    rivals = [each for each in every if each.setting != leader.setting]
-    gaps = [(each, difference(leader, each, level)) for each in rivals]
-    unsure = [(each, gap) for each, gap in gaps if gap is None or gap.low <= 0]
-    if not unsure:
-        closest, gap = min(((each, gap) for each, gap in gaps if gap), key=lambda pair: pair[1].mean)
-        among = f"the best of {len(every)} classifiers in {len(groups)} settings"
-        return [f"{leader} is ahead: {_spread(leader)}, {among}. The next is {closest}, {_spread(closest)}: "
-                f"{_points(gap)}.", *_uncalibrated(leader, every)]  # fmt: skip
-    return [_unclear(leader, unsure, len(every)), *_uncalibrated(leader, every)]
+    found = [(each, difference(leader, each, level)) for each in every if each.setting != leader.setting]
+    ranked = [(each, gap) for each, gap in found if gap is not None]
+    rest = [*_unranked([each for each, gap in found if gap is None]), *_uncalibrated(leader, every)]
+    unsure = [(each, gap) for each, gap in ranked if gap.low <= 0]
+    if unsure:
+        rival, gap = max(unsure, key=lambda pair: pair[0].mean)
+        highest = f"{leader} has the highest mean of {counted(len(every), 'classifier')}, {_spread(leader)}"
+        return [f"No clear winner: {highest}, but {rival} has {_spread(rival)}: {_points(gap)}.", *rest]
+    closest, gap = min(ranked, key=lambda pair: pair[1].mean)
+    tried, settings = len(every) - len(found) + len(ranked), {each.setting for each, _ in ranked}
+    among = f"the best of {tried} classifiers in {len(settings) + 1} settings"
+    next_one = f"The next is {closest}, {_spread(closest)}: {_points(gap)}."
+    return [f"{leader} is ahead: {_spread(leader)}, {among}. {next_one}", *rest]
+
+
+def _unranked(several: Sequence[Candidate]) -> list[str]:
+    """Those that cannot be held against the leader."""
+    if not several:
+        return []
+    return [f"Not ranked, with fewer than {MIN_SEEDS} seeds in common with it: {_named(list(map(str, several)))}."]
+
+
+def _named(names: Sequence[str]) -> str:
+    return "; ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
 def _uncalibrated(leader: Candidate, every: Sequence[Candidate]) -> list[str]:
@@ -119,27 +135,15 @@ def _uncalibrated(leader: Candidate, every: Sequence[Candidate]) -> list[str]:
     bare = list(dict.fromkeys(each.setting for each in every if each.setting not in made))
     if not leader.classifier or not bare:
         return []
-    shown = ", ".join(bare[:MAX_NAMED]) + (f" and {len(bare) - MAX_NAMED} more" if len(bare) > MAX_NAMED else "")
-    return [f"Not calibrated, unlike {leader.setting}: {shown}."]
-
-
-def _unclear(leader: Candidate, unsure: Sequence[tuple[Candidate, Difference | None]], count: int) -> str:
-    rival, gap = max(unsure, key=lambda pair: pair[0].mean)
-    words = f"No clear winner: {leader} has the highest mean of {counted(count, 'classifier')}, {_spread(leader)}"
-    if gap is None:
-        common = len(set(leader.scores) & set(rival.scores))
-        return (f"{words}, but {rival}, {_spread(rival)}, has only {counted(common, 'seed')} in common with it; "
-                f"give both the same {MIN_SEEDS} seeds or more.")  # fmt: skip
-    return f"{words}, but {rival} has {_spread(rival)}: {_points(gap)}."
+    return [f"Not calibrated, unlike {leader.setting}: {_named(bare)}."]
 
 
 def _figures(tops: Sequence[Candidate]) -> str:
     """With too few seeds: what came out, highest first, and that it ranks nothing."""
-    shown = "; ".join(f"{each} {_spread(each, seeds=False)}" for each in tops[:MAX_NAMED])
-    rest = f"; and {len(tops) - MAX_NAMED} more" if len(tops) > MAX_NAMED else ""
+    shown = _named([f"{each} {_spread(each, seeds=False)}" for each in tops])
     most = max(len(each.scores) for each in tops)
     have = "one seed each" if most == 1 else f"fewer than {MIN_SEEDS} seeds in common"
-    return f"No winner is named, with {have}: {shown}{rest}."
+    return f"No winner is named, with {have}: {shown}."
 
 
 def _spread(one: Candidate, seeds: bool = True) -> str:

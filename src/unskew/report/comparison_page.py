@@ -140,7 +140,7 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
     rows: list[list[Cell]] = []
     for name, run in runs.items():
         result, texts = run.result, [settings[name].get(key, "") for key in differing]
-        told: list[Cell] = [_cell(text, _kind(values[key])) for key, text in zip(differing, texts, strict=True)]
+        told: list[Cell] = [_cell(text) for text in texts]
         after = [result.calibrations[each].accuracy if each in result.calibrations else None for each in every]
         rows.append([name, *told, result.emd, result.accuracy, *after, result.loss,
                      result.bytes_up + result.bytes_down, result.seconds])  # fmt: skip
@@ -149,8 +149,8 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
 
 
 def _kind(texts: Sequence[str]) -> str:
-    """Of a column of settings: "number" where all that are known are numbers."""
-    return "number" if all(_is_number(text) for text in texts if text) else "text"
+    """Of a column of settings: "number" where all that are known are whole numbers."""
+    return "number" if all(text.isdigit() for text in texts if text) else "text"
 
 
 def _is_number(text: str) -> bool:
@@ -160,10 +160,11 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _cell(text: str, kind: str) -> Cell:
+def _cell(text: str) -> Cell:
+    """A setting as a number where it is one: it is then sorted as one."""
     if not text:
         return None
-    return text if kind == "text" else int(text) if text.isdigit() else float(text)
+    return int(text) if text.isdigit() else float(text) if _is_number(text) else text
 
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:
