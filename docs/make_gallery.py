@@ -106,7 +106,8 @@ def main() -> None:
     seed = (
         "One run each, seed 0: a yes or no of this table is that of one seed; small differences may go the other way."
     )
-    lines += [*claims(paths), "", seed, ""]
+    more = "What was repeated with more seeds is in [looking at a run](analysis.md#over-more-seeds)."
+    lines += [*claims(paths), "", seed, "", more, ""]
     lines += ["## What the report says of the skewed run", ""]
     lines += [f"- {sentence}" for each in measures for sentence in each.findings]
     lines += ["", "## Three runs side by side", "", *(f"- {sentence}" for sentence in comparison.findings), ""]

@@ -19,6 +19,7 @@ from unskew.calibration.forms import MAX_FEATURES, Form, check_square, fault, st
 from unskew.calibration.heads import device_of
 from unskew.calibration.known_noise import KnownNoise
 from unskew.calibration.merging import Merging
+from unskew.calibration.statistics_files import read_statistics
 from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts, optional
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, a_kind, brief, whole_number
