@@ -108,7 +108,7 @@ def test_a_stopped_run_with_values_is_resumed_with_the_same_values_only():
     with pytest.raises(unskew.UserError, match=r"mu=0.2.*but the run was started with .*mu=0.1"):
         unskew.resume("part", data=images, method=fedprox(0.2))
     other = replace(images, train=replace(images.train, images=images.train.images[::-1].copy()))
-    with pytest.raises(unskew.UserError, match="is not the one that .*part was started with"):
+    with pytest.raises(unskew.UserError, match=r"is not the one that .*part was started with"):
         unskew.resume("part", data=other, method=fedprox(0.1))
     assert unskew.resume("part", data=images, method=fedprox(0.1)).weights_sha256 == whole.weights_sha256
 
