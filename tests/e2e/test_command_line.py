@@ -190,7 +190,9 @@ def test_comparison_in_every_format(capsys):
     whole = json.loads(text)
     assert [float(row["accuracy"]) for row in rows] == [round(100 * one["accuracy"], 2) for one in whole]
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "markdown")
-    assert len({line.count("|") for line in text.splitlines()}) == 1
+    assert len({line.count("|") for line in text.splitlines() if line.startswith("|")}) == 1
+    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "latex")
+    assert text.splitlines()[0].startswith("\\begin{tabular}")
 
 
 def test_a_partition_written_and_read_again_gives_the_same_run(capsys, tmp_path):

@@ -169,7 +169,7 @@ def test_values_taken_by_analyse_are_used_by_the_report_and_again_takes_them_ane
     file = run / "figures" / "cka.json"
     changed(file, lambda values: values["values"].update(means=[0.123, 0.456, 0.789, 0.012]))
     said = done(capsys, "report", run, "--only", "cka")
-    assert "CKA 0.01 against fc1's 0.79" in said
+    assert "the most similar is fc1 (0.79)" in said
     said = done(capsys, "report", run, "--only", "cka", "--again")
     assert "0.79" not in said
     assert "0.789" not in file.read_text()
@@ -211,7 +211,7 @@ def test_two_runs_make_a_comparison(run, runs_of, capsys, tmp_path):
     assert said.splitlines()[-1] == f"written to {target}"
     page = target.read_text()
     assert "moon" in page
-    assert "Highest accuracy" in said
+    assert "No winner is named, with one seed each" in said
     assert not (run / "report.html").exists()
     assert "a run is named twice" in refused(capsys, "report", run, run, "--out", target)
 
