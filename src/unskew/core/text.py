@@ -23,6 +23,8 @@ MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1
 MAX_NAME = 200  # of a name
 MAX_DIGITS = 1000  # of a number
+LEAST, MOST = 1e-38, 1e38  # sizes of a number that a model is trained with: the range of float32
+TRAINING = ("method", "calibration")
 SHOWN = 120  # characters of a text that an error shows
 
 _TOKEN = re.compile(
@@ -136,7 +138,7 @@ def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Val
     if isinstance(wanted, UnionType) and NoneType in wanted.__args__:  # a knob that need not be given
         wanted = next(each for each in wanted.__args__ if each is not NoneType)
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
     if wanted in words and type(value) is not wanted:
         message = f"{what} {call.name}: {knob} must be {words[wanted]}, {cut(spell(value))} given"
@@ -144,6 +146,11 @@ def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Val
     most = 2**63 - 1 if ":" in call.name else MAX_COUNT
     if type(value) is int and abs(value) > most:
         message = f"{what} {call.name}: {knob}={cut(str(value))} is too large; {most:,} is the most"
+        raise complain(call.source, call.start, message)
+    if type(value) is float and what in TRAINING and ":" not in call.name and value and not LEAST <= abs(value) <= MOST:
+        message = (
+            f"{what} {call.name}: {knob}={value:g} is beyond what can be computed with; give 0, or {LEAST} to {MOST}"
+        )
         raise complain(call.source, call.start, message)
     return value
 
