@@ -56,8 +56,9 @@ def measured(run: Path, draws: int, epsilons: Sequence[float], sources: Sequence
     short, seen = clipped(train, CLIP), clipped(test, CLIP)
 
     def accuracy(source: str, released: unskew.ClassStatistics, features: Tensor) -> float:
+        made = calibrate(head, released, source)
         with torch.no_grad():
-            answers = calibrate(head, released, source)(features).argmax(1)
+            answers = made(features).argmax(1)
         return 100 * float((answers == truth).double().mean())
 
     rows = {}
