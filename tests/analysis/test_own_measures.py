@@ -171,9 +171,9 @@ WRONG = {
         {"take": "lambda run: Fact(torch.zeros(2) @ torch.zeros(3))"},
         r"take failed: .*mine_in_a_test.py, line \d+",
     ),
-    "take gives something else": ({"take": "lambda run: 3"}, "take gives a int; its values are declared as Fact"),
+    "take gives something else": ({"take": "lambda run: 3"}, "take gives an int; its values are declared as Fact"),
     "draw raises": ({"draw": "lambda values: values.more"}, "draw failed: AttributeError"),
-    "draw gives no list": ({"draw": "lambda values: 3"}, "draw gives a int; give a list of Chart"),
+    "draw gives no list": ({"draw": "lambda values: 3"}, "draw gives an int; give a list of Chart"),
     "draw gives words": ({"draw": "lambda values: ['a']"}, "draw gives a list with a str; wanted: Chart"),
     "a chart cannot be drawn": (
         {"draw": "lambda values: [Chart('a', 'A', '', [Line([0], ['high'])])]"},
@@ -215,7 +215,7 @@ def test_what_is_wrong_with_it_is_one_message_of_the_report_too(run, capsys, min
     [
         ("mine_in_a_test:facts", "cannot be imported"),
         ("no_such_module:fact", "cannot be imported"),
-        ("mine_in_a_test:number", "it gives a int; return a Measure"),
+        ("mine_in_a_test:number", "it gives an int; return a Measure"),
         ("mine_in_a_test:fact(knobs=3)", "has no knob 'knobs'; did you mean 'knob'?"),
         ("mine_in_a_test:fact(knob=high)", "knob must be a whole number, high given"),
     ],
@@ -228,7 +228,7 @@ def test_a_name_that_leads_nowhere_is_refused(run, capsys, mine, text, message):
 def test_a_value_may_not_take_the_name_of_a_measure_of_ours(run):
     with pytest.raises(UserError, match="measure skew: there is a measure of this name already"):
         unskew.analyse(run, a_measure(name="skew"))
-    with pytest.raises(UserError, match="gives a int; return a Measure"):
+    with pytest.raises(UserError, match="gives an int; return a Measure"):
         unskew.analyse(run, 3)
 
 

@@ -120,7 +120,7 @@ def test_a_layer_without_a_bias_gets_one_and_everything_else_is_refused_in_words
     [
         ("outside_calibrations:wrong(narrow)", "gives a layer from 3 features to 4 classes; give one from 6 to 4"),
         ("outside_calibrations:wrong(deep)", "gives a Sequential; give an nn.Linear, or a copy of the head"),
-        ("outside_calibrations:wrong(number)", "gives a int; give an nn.Linear"),
+        ("outside_calibrations:wrong(number)", "gives an int; give an nn.Linear"),
         ("outside_calibrations:wrong(nan)", "gives weights that are NaN or infinite"),
         ("outside_calibrations:wrong", "wrong failed: AttributeError: 'Linear' object has no attribute"),
         ("outside_calibrations:number", "gives an int; a calibration must give a Finisher"),

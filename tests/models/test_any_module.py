@@ -209,7 +209,7 @@ def with_dtype(dtype):
         (lambda s, c: with_dtype(torch.int64), "odd is torch.int64"),
         (lambda s, c: linear(c).to("meta"), "has no values (device meta)"),
         (lambda s, c: linear(c).requires_grad_(False), "nothing could be trained"),
-        (lambda s, c: 3, "gives a int; give a torch.nn.Module"),
+        (lambda s, c: 3, "gives an int; give a torch.nn.Module"),
         (lambda s, c: 1 / 0, "cannot be made: ZeroDivisionError"),
         (lambda a, b, c: linear(10), "a factory takes (shape, classes)"),
         (lambda s, c: nn.Bilinear(2, 2, c), "fails on images"),

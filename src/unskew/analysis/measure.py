@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from unskew.analysis.elements import Choice, Element
 from unskew.charts import Chart
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.runs.study import FinishedRun
 
 Values = TypeVar("Values")
@@ -144,8 +144,7 @@ class Measured:
 def check_measure(measure: Any, given: str) -> None:
     """Refuse what is not a measure, or is one that cannot work; ``given`` is what the user typed."""
     if not isinstance(measure, Measure):
-        kind = type(measure).__name__
-        raise UserError(f"measure {given}: it gives a {kind}; return a Measure (unskew.extend.Measure)")
+        raise UserError(f"measure {given}: it gives {a_kind(measure)}; return a Measure (unskew.extend.Measure)")
     if not isinstance(measure.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", measure.name):
         raise UserError(f"measure {given}: the name {measure.name!r} is not a word in lower case")
     if not isinstance(measure.values, type) or not is_dataclass(measure.values):
@@ -167,10 +166,10 @@ def _each(request: Request, part: str, given: Any, kind: Any) -> list[Any]:
     """The list that a function of the measure gave, if everything in it is of the right kind."""
     name = getattr(kind, "__name__", "Chart, Choice or Table")
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"measure {request.text}: {part} gives a {type(given).__name__}; give a list of {name}")
+        raise UserError(f"measure {request.text}: {part} gives {a_kind(given)}; give a list of {name}")
     for each in given:
         if not isinstance(each, kind):
-            raise UserError(f"measure {request.text}: {part} gives a list with a {type(each).__name__}; wanted: {name}")
+            raise UserError(f"measure {request.text}: {part} gives a list with {a_kind(each)}; wanted: {name}")
     return list(given)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from unskew.analysis.measure import Measured, Request, slug
 from unskew.charts.svg import svg
-from unskew.core.errors import Missing, UserError
+from unskew.core.errors import Missing, UserError, a_kind
 from unskew.core.files import json_object
 from unskew.runs.folder import json_bytes
 from unskew.runs.manifest import read_sealed, write_sealed
@@ -24,8 +24,8 @@ def take_measure(run: FinishedRun, request: Request) -> Measured:
     before = len(run.notes)
     values = request.call("take", request.take, run)
     if not isinstance(values, request.measure.values):
-        wanted, given = request.measure.values.__name__, type(values).__name__
-        raise UserError(f"measure {request.text}: take gives a {given}; its values are declared as {wanted}")
+        wanted = request.measure.values.__name__
+        raise UserError(f"measure {request.text}: take gives {a_kind(values)}; its values are declared as {wanted}")
     fields = asdict(values)
     _check_values(fields, "", request.text)
     notes = tuple(dict.fromkeys(run.notes[before:]))
@@ -109,5 +109,6 @@ def _check_values(value: Any, place: str, text: str) -> None:
         if not isfinite(value):
             raise Missing(f"{place} is NaN or infinite; the model has probably diverged")
     elif value is not None and not isinstance(value, str | int):
-        kind = type(value).__name__
-        raise UserError(f"measure {text}: {place} is a {kind}; values are numbers, texts, lists and dicts of them")
+        raise UserError(
+            f"measure {text}: {place} is {a_kind(value)}; values are numbers, texts, lists and dicts of them"
+        )

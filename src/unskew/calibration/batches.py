@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "x", "img")
 LABEL_KEYS = ("label", "labels", "y", "target")
@@ -68,7 +68,7 @@ class Encoding:
 def check_batch(features: Any, labels: Tensor, classes: int) -> None:
     """Refuse a batch that statistics cannot be taken of."""
     if not isinstance(features, Tensor):
-        raise UserError(f"features must be a tensor [n, d], this is a {type(features).__name__}")
+        raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
     if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
         raise UserError(
             f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
@@ -107,5 +107,5 @@ def _tensor(values: Any, what: str) -> Tensor:
             return torch.stack(list(values))
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
-        words = f"{what} must be a tensor, a numpy array or a list of numbers, this is a {type(values).__name__}"
+        words = f"{what} must be a tensor, a numpy array or a list of numbers, this is {a_kind(values)}"
         raise UserError(f"{words} ({error})") from error

@@ -20,7 +20,7 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.calibration.transformations import Lift, Transformation
 from unskew.core.arguments import COUNT, accepts
 from unskew.core.context import neutral
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key
 from unskew.core.units import counted
 
@@ -45,7 +45,7 @@ def calibrate(
             f"{finisher.text} needs the clients' real features, which only a simulation has; unskew calibrate RUN"
         )
     if not isinstance(classifier, nn.Module):
-        raise UserError(f"the classifier must be a torch module, this is a {type(classifier).__name__}")
+        raise UserError(f"the classifier must be a torch module, this is {a_kind(classifier)}")
     classifier = outside_inference(classifier)
     classes = _fitting(classifier, statistics, needs)
     held = {label // needs.components for label in statistics.held.tolist()}
@@ -99,7 +99,7 @@ def _made(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
             made = replace(made, head=copy_of(new))
     elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
         raise UserError(
-            f"{finisher.text} gives a {type(new).__name__}; give an nn.Linear, or a copy of the head with other values"
+            f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head with other values"
         )
     if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
         raise UserError(f"{finisher.text} gives weights that are NaN or infinite")
@@ -121,9 +121,9 @@ def _wrapped(
 def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
     """How many classes there are, if classifier, statistics and calibration belong together."""
     if not isinstance(statistics, ClassStatistics):
-        raise UserError(f"the statistics must be ClassStatistics, this is a {type(statistics).__name__}")
+        raise UserError(f"the statistics must be ClassStatistics, this is {a_kind(statistics)}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):
-        raise UserError(f"the classifier must be an nn.Linear, this is a {type(classifier).__name__}; or give layers")
+        raise UserError(f"the classifier must be an nn.Linear, this is {a_kind(classifier)}; or give layers")
     classes = last_linear(classifier).out_features
     layers = [part for part in classifier.modules() if isinstance(part, nn.Linear)]
     if len(layers) != needs.layers:

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import nn
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 
 NEVER = -1e9  # the logit of a class without a row in a new classifier: below all others
 
@@ -37,7 +37,7 @@ def last_linear(head: nn.Module) -> nn.Linear:
     """The layer whose rows belong to the classes."""
     layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
     if not layers:
-        raise UserError(f"a classifier must end in an nn.Linear; this is a {type(head).__name__} without one")
+        raise UserError(f"a classifier must end in an nn.Linear; this is {a_kind(head)} without one")
     return layers[-1]
 
 

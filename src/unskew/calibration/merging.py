@@ -7,7 +7,7 @@ from torch import Tensor
 
 from unskew.calibration.covariances import Diagonal, LowRank, Shared
 from unskew.calibration.forms import Form, check_memory
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.types import Tensors
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Merging:
     def add(self, part: "ClassStatistics") -> None:
         """Add a client's statistics; refused where they do not belong with those before."""
         if not hasattr(part, "held"):
-            raise UserError(f"only ClassStatistics can be added up, this is a {type(part).__name__}")
+            raise UserError(f"only ClassStatistics can be added up, this is {a_kind(part)}")
         kind = part.classes, part.form, part.width
         if self._kind is None:
             self._kind, self._about = kind, part.about()

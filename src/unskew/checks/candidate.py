@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from unskew import methods
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.types import Local
 from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, compose
 
@@ -57,8 +57,7 @@ def candidate(source: Source) -> Candidate:
         return Candidate((Named("the algorithm", _as_method(source)),), None)
     if not callable(source):
         raise UserError(
-            f"a {type(source).__name__} is not a method; give its text, a function from Algorithm to Algorithm, "
-            "or an Algorithm"
+            f"{a_kind(source)} is not a method; give its text, a function from Algorithm to Algorithm, or an Algorithm"
         )
     name = getattr(source, "__name__", type(source).__name__)
     if _needs_an_argument(source):

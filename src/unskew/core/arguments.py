@@ -12,7 +12,7 @@ from numbers import Integral
 from os import PathLike
 from typing import Any, ParamSpec, TypeVar
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
@@ -69,5 +69,5 @@ def accepts(**kinds: Kind) -> Callable[[Callable[Arguments, Answer]], Callable[A
 
 
 def _shown(value: Any) -> str:
-    words = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else f"a {type(value).__name__}"
+    words = repr(value) if isinstance(value, str | bytes | int | float | type(None)) else a_kind(value)
     return words if len(words) <= LONGEST else f"{words[:LONGEST]}…"

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from unskew.core import text
 from unskew.core.context import neutral
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.key import Key, seeded
 from unskew.core.machine import deterministic, synchronize
 from unskew.core.plugins import load_function
@@ -111,7 +111,7 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
     missing = [part for part in PARTS if not hasattr(engine, part)]
     if missing:
         raise UserError(
-            f"engine {call} gives a {type(engine).__name__} without {', '.join(missing)}; "
+            f"engine {call} gives {a_kind(engine)} without {', '.join(missing)}; "
             "give an object with all that unskew.extend.Engine names"
         )
     if not hasattr(engine, "progress"):

@@ -11,7 +11,7 @@ from functools import partial
 
 from unskew.core import text
 from unskew.core.arguments import FUNCTION, TEXT, accepts, optional
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
 from unskew.loggers.logger import Backend as Backend
 from unskew.loggers.logger import Logger as Logger
@@ -56,7 +56,7 @@ def _opened(name: str, make: Callable[[], Backend]) -> Backend:
     missing = [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]
     if missing:
         raise UserError(
-            f"--log {name}: it gives a {type(backend).__name__} without {', '.join(missing)}; "
+            f"--log {name}: it gives {a_kind(backend)} without {', '.join(missing)}; "
             "give a function whose result has start, write and close"
         )
     return backend

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.models.factory import guarded
 from unskew.models.layers import Network
@@ -93,7 +93,7 @@ def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> l
         for handle in handles:
             handle.remove()
     if not isinstance(logits, Tensor):
-        raise UserError(f"model {name!r} gives a {type(logits).__name__}; it must give its logits [B, C] as one tensor")
+        raise UserError(f"model {name!r} gives {a_kind(logits)}; it must give its logits [B, C] as one tensor")
     if tuple(logits.shape) != (2, classes):
         given = f"{list(logits.shape)} for 2 images of {list(shape)} and {classes} classes"
         raise UserError(f"model {name!r} gives {given}; it must give logits [2, {classes}]")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_calls
@@ -77,7 +77,7 @@ def make(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Modul
     with seeded(key.fold("make")):
         module = guarded(call, f"model {name!r} cannot be made", TRIED)
         if not isinstance(module, nn.Module):
-            raise UserError(f"model {name!r} gives a {type(module).__name__}; give a torch.nn.Module")
+            raise UserError(f"model {name!r} gives {a_kind(module)}; give a torch.nn.Module")
         try:
             module = copy.deepcopy(module)  # the factory may keep its own, and training overwrites this one
         except Exception as error:

@@ -1,5 +1,6 @@
 """What can be done with a finished run: calibrate its classifier, load its model."""
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +31,7 @@ from unskew.privacy.ledger import with_release
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.runs import config as configs
+from unskew.runs.check import unsealed_note
 from unskew.runs.config import Config
 from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.folder import (
@@ -119,6 +121,8 @@ def load(
     """
     path = usable_path(path)
     result = read_result(path)
+    if note := unsealed_note(path):
+        warnings.warn(note, stacklevel=4)
     if calibration is not None and calibration not in result.calibrations:
         with suppress(UserError):
             calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr

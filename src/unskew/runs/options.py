@@ -102,7 +102,8 @@ class Config:
     )
     model: str | None = _option(
         None,
-        "simple-cnn | lenet-64 | tiny-cnn | package.module:function, which takes (shape, classes)",
+        "simple-cnn | lenet-64 | tiny-cnn | resnet-18 | resnet-50 | mobilenet-v2 | efficientnet-lite0 | "
+        "package.module:function, which takes (shape, classes)",
         metavar="NAME",
         otherwise="the one that suits the images",
     )
