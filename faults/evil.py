@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 import os
-import resource
 import shutil
 import struct
 import subprocess
@@ -45,23 +44,33 @@ def tried(folder: Path, build: Build) -> str:
     folder.mkdir()
     words = build(folder)
     began = time.monotonic()
+    peak = 0
     with open(folder / "said", "w+b") as said:
         start = [sys.executable] if words[0] == PROGRAM else [sys.executable, "-m", "unskew"]
         process = subprocess.Popen([*start, *words], stdout=subprocess.DEVNULL, stderr=said, cwd=folder)
-        while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        while process.poll() is None:
+            peak = max(peak, _peak_memory(process.pid))
             if time.monotonic() - began > SECONDS:
                 process.kill()
+                process.wait()
                 return f"no answer in {SECONDS} s"
             time.sleep(0.02)
         said.seek(0)
         text = said.read().decode(errors="replace")
-    process.returncode = os.waitstatus_to_exitcode(ended[1])
-    usage: resource.struct_rusage = ended[2]
-    if usage.ru_maxrss * 1024 > MEMORY:
-        return f"it took {usage.ru_maxrss / 1024:.0f} MB"
+    if peak > MEMORY:
+        return f"it took {peak / 2**20:.0f} MB"
     if process.returncode == 0:
         return "exit code 0"
     return refusal(Answer(process.returncode, "", text))
+
+
+def _peak_memory(process: int) -> int:
+    """Bytes that the process has taken at most so far; what wait4 tells includes the process that started it."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def _run(data: object, *more: str) -> Words:

@@ -41,7 +41,7 @@ def rows(linear):
 def by_lbfgs(features, labels, penalty):
     """The twin: torch's own L-BFGS on the plain objective."""
     weights = torch.zeros(C, D + 1, dtype=torch.float64, requires_grad=True)
-    descent = torch.optim.LBFGS([weights], max_iter=5000, tolerance_grad=1e-12, tolerance_change=0,
+    descent = torch.optim.LBFGS([weights], max_iter=2000, tolerance_grad=1e-10, tolerance_change=0,
                                 line_search_fn="strong_wolfe")  # fmt: skip
 
     def closure():

@@ -12,8 +12,8 @@ from faults.trials import REFUSED, SAME, Answer, Section, Trial, conduct, refusa
 QUICK = {
     "finished": (finished_trials, 25),
     "interrupted": (interrupted_trials, 12),
-    "texts": (text_trials, 40),
-    "contexts": (context_trials, 6),
+    "texts": (text_trials, 25),
+    "contexts": (context_trials, 2),
 }
 SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3)}
 QUICK_FILES = ("a recipe of nested tables", "a named pipe among pictures")

@@ -5,6 +5,8 @@ without a change here.
 """
 
 import inspect
+from types import NoneType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -39,13 +41,17 @@ TABLES = {
     "recording": (RECORDED, parse_recording),
     "measure": ({name: measure.take for name, measure in MEASURES.items()}, parse_measure),
 }
+
+
+def kind_of(annotation):
+    """The type of a knob's values; of one that need not be given, that of the given ones."""
+    plain = [each for each in get_args(annotation) if each is not NoneType]
+    kind = plain[0] if len(plain) == 1 else annotation
+    return {"int": int, "float": float, "bool": bool, "str": str}.get(kind, kind)
+
+
 KNOBS = [
-    (
-        table,
-        name,
-        knob.name,
-        {"int": int, "float": float, "bool": bool, "str": str}.get(knob.annotation, knob.annotation),
-    )
+    (table, name, knob.name, kind_of(knob.annotation))
     for table, (functions, _) in TABLES.items()
     for name, function in functions.items()
     for knob in inspect.signature(function).parameters.values()

@@ -113,7 +113,8 @@ def test_same_padding_is_tensorflows(size, kernel, stride):
         ("resnet-18(depth=3)", "has no knob 'depth'"),
         ("resnet-18 + resnet-50", "give one network"),
         ("mobilenet-v2(bottleneck=-1)", "give the number of features"),
-        ("simple-cnn(3)", "takes no values"),
+        ("simple-cnn(3)", "takes no knobs"),
+        ("resnet-18 ", "no model is called"),
     ],
 )
 def test_mistakes_are_named(text, message):

@@ -202,7 +202,7 @@ def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
         (b"method = " + b"[" * 50_000, "is nested too deeply"),
         (b"method = " + b"{a = " * 50_000, "is nested too deeply"),
         (b"method" + b".a" * 3_000 + b" = 1", "method must be a text, a deeply nested dict given"),
-        (b"#" * 1_000_001, "is longer than 1,000,000 bytes"),
+        (b"#" * 1_000_001, "1,000,000 are the most"),
         (b'method = "\xff"', "cannot be read"),
         (b'method = "\\ud800"', "is not TOML"),
         (b"a" * 100_000 + b" = 1", "no option is called 'aaa"),

@@ -110,7 +110,7 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
 def sizes_in_words(sizes: Ints) -> str:
     """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
     low, high = int(sizes.min()), int(sizes.max())
-    return span(low, high, "example") + (" each" if low == high else "")
+    return span(low, high, "example") + (" each" if low == high and len(sizes) > 1 else "")
 
 
 def check_clients(clients: int, examples: int, name: str) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unskew.core import tensors
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
 from unskew.core.text import apply, parse_calls
 from unskew.models.any_module import AnyNetwork, check_forward, find_classifier
@@ -68,14 +68,15 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
 def _public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
     """A call that makes the network of this text, such as ``resnet-18(norm=group)``."""
     calls = parse_calls(text, "model")
-    call, known = calls[0], {**NETWORKS, **PUBLIC}
-    if call.name not in known:
-        raise UserError(
-            f"no model is called {text!r}; {nearest(call.name, known)}; your own is package.module:function"
-        )
+    call = calls[0]
+    if text != text.strip() or call.name not in {**NETWORKS, **PUBLIC}:
+        hint = nearest(call.name, [*NETWORKS, *PUBLIC])
+        raise UserError(f"no model is called {brief(text)}; {hint}; your own is package.module:function")
     if len(calls) > 1:
-        raise UserError(f"model {text!r}: give one network; networks cannot be added")
-    function = maker(known[call.name], shape, classes)
+        raise UserError(f"model {brief(text)}: give one network; networks cannot be added")
+    if call.name in NETWORKS:
+        raise UserError(f"model {call.name} takes no knobs; say {call.name} alone")
+    function = maker(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
 
 
