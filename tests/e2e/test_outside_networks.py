@@ -74,6 +74,7 @@ def test_dropout_draws_from_the_visits_key(tmp_path):
     assert first.weights_sha256 == again.weights_sha256
 
 
+@pytest.mark.heavy
 def test_from_the_command_line_in_a_folder_of_its_own(tmp_path):
     (tmp_path / "mine.py").write_text((TESTS / "outside_models.py").read_text())
     (tmp_path / "pictures.py").write_text((TESTS / "outside_data.py").read_text())

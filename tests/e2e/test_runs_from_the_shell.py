@@ -55,7 +55,13 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize("engine", [["--engine", "loop"], ["--engine", "pool", "--workers", "2"]], ids=["loop", "pool"])
+@pytest.mark.parametrize(
+    "engine",
+    [
+        pytest.param(["--engine", "loop"], id="loop"),
+        pytest.param(["--engine", "pool", "--workers", "2"], id="pool", marks=pytest.mark.heavy),
+    ],
+)
 def test_a_run_killed_in_the_middle_and_resumed_equals_one_that_never_stopped(tmp_path, whole, engine):
     run = tmp_path / "run"
     words = ["run", *FAST, *engine, "--method", "fedavgm(0.5)", "--out", "run"]
@@ -214,6 +220,7 @@ def test_a_full_disk_is_named_and_nothing_is_lost(tmp_path):
     assert not list(tmp_path.rglob("*.part"))
 
 
+@pytest.mark.heavy
 def test_a_file_of_the_users_beside_a_run_shadows_nothing(tmp_path):
     (tmp_path / "uuid.py").write_text("raise RuntimeError('not the real one')")
     (tmp_path / "numpy.py").write_text("raise RuntimeError('not the real one')")

@@ -13,6 +13,8 @@ import sys
 import termios
 from pathlib import Path
 
+import pytest
+
 from test_runs_from_the_shell import FAST, UNSKEW, result, started, unskew
 
 SECONDS = 300  # after which a terminal that says nothing more is given up
@@ -93,6 +95,7 @@ def test_an_interrupt_leaves_the_terminal_tidy(tmp_path):
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
 
 
+@pytest.mark.heavy
 def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -145,6 +145,7 @@ def test_a_pool_gives_back_all_it_took():
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.heavy
 def test_a_worker_that_cannot_start_says_why():
     broken = federation()
     broken.blueprint.local.__dict__["batch"] = "many"
