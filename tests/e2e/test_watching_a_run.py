@@ -14,7 +14,6 @@ import termios
 from pathlib import Path
 
 import pytest
-
 from test_runs_from_the_shell import FAST, UNSKEW, result, started, unskew
 
 SECONDS = 300  # after which a terminal that says nothing more is given up
