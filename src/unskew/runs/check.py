@@ -17,7 +17,7 @@ from unskew.runs.metrics import METRICS, read_metrics
 from unskew.runs.recorded import DURING
 from unskew.runs.result import RESULT, read_result
 
-WHOLE, DAMAGED, UNSEALED = "as it was written", "damaged", "not sealed"
+WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
 SEALED_KINDS = (CONFIG, "partition.npz", *GROWING, MODEL, "calibration-*.safetensors", "figures/*.json", RESULT)
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
