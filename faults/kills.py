@@ -118,9 +118,9 @@ def _killed(folder: Path, method: str, engine: str, draw: np.random.Generator) -
         time.sleep(float(draw.uniform(0.05, 6)))
         process.send_signal(SIGNALS[int(draw.integers(len(SIGNALS)))])
         answer = _ended(process)
-        if answer.code not in (0, -signal.SIGKILL, 130) or "Traceback" in answer.err:
+        if answer.code not in (0, 130, *(-number for number in SIGNALS)) or "Traceback" in answer.err:
             return f"exit code {answer.code}: {answer.err[-300:]}"
-        if answer.code == 0:
+        if (run / "result.json").exists():
             break
     return _finished(run, method, engine)
 

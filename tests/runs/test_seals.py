@@ -260,3 +260,9 @@ def test_a_sound_model_keeps_its_hash(run):
     weights = load_file(run / "model.safetensors")
     assert result.weights_sha256 == tensors.sha256(weights)
     assert result.weights_seal == seal(weights, {})
+
+
+def test_loading_an_unsealed_run_says_so(run):
+    unsealed(run)
+    with pytest.warns(UserWarning, match=r"is not sealed, as it has no manifest\.json"):
+        load(run)

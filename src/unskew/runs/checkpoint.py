@@ -2,6 +2,8 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from unskew.core.errors import UserError
+from unskew.core.errors import LostMemory, UserError
 from unskew.core.files import parse_json, write_whole
 from unskew.core.records import record_from
 from unskew.core.tensors import sha256, under
@@ -80,6 +82,15 @@ def open_memories(path: Path) -> int:
         return os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(f"{file} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def memories_named(path: Path) -> Iterator[None]:
+    """Say which file it is, where a client's saved state is damaged or lost."""
+    try:
+        yield
+    except LostMemory as error:
+        raise LostMemory(f"{path / MEMORIES}: {error}") from error
 
 
 def drop_memories(path: Path) -> None:

@@ -27,9 +27,11 @@ from unskew.round.evaluation import evaluate
 from unskew.runs import config as configs
 from unskew.runs import recorded, recording
 from unskew.runs.checkpoint import (
+    CHECKPOINT,
     Progress,
     kept_state,
     load_checkpoint,
+    memories_named,
     open_memories,
     save_checkpoint,
     save_state,
@@ -163,7 +165,7 @@ def _execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     workers = min(config.workers or default_workers(config.device), len(first_visits(prepared)))
     chosen = _choose(prepared, side, workers, config.rounds - first.round)
     observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
-    with ExitStack() as stack:
+    with ExitStack() as stack, memories_named(path):
         metrics, during = _growing(path, first, progress)
         stack.callback(metrics.close)
         stack.callback(during.close)
@@ -239,7 +241,10 @@ def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[Server
     if progress.partition_hash != prepared.partition.hash:
         raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
     if progress.config_sha256 != configs.fingerprint(prepared.config):
-        raise UserError(f"{path / 'config.toml'} was changed since the run was started; start another with: unskew run")
+        raise UserError(
+            f"{path / CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or replaced since; "
+            "restore it, or start another run"
+        )
     return state, progress
 
 
