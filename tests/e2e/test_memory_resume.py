@@ -277,7 +277,7 @@ def test_client_memory_lost_meanwhile_are_one_clear_message(tmp_path, stopped, c
     for _ in range(2):  # trying again makes nothing worse
         assert resumed(run, *skip) == 2
         errors = capsys.readouterr().err
-        assert errors.startswith(("unskew: client ", "unskew: the clients' saved state"))
+        assert errors.startswith(f"unskew: {run / MEMORIES}: ")
         assert "saved state" in errors
         assert "unskew resume" not in errors
         assert "start a new run" in errors
