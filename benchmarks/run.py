@@ -14,6 +14,7 @@ import torch
 import analysis
 import calibration
 import methods
+import reliability
 import rounds
 from unskew.core.errors import UserError
 from unskew.data.sources import load
@@ -31,7 +32,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
-    parser.add_argument("only", nargs="*", help="partitions large small idle crowd methods calibration analysis")
+    parser.add_argument(
+        "only", nargs="*", help="partitions large small idle crowd methods calibration analysis reliability"
+    )
     options = parser.parse_args()
     images = cifar10()
     suites = {
@@ -45,6 +48,7 @@ def main():
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
+        "reliability": lambda: reliability.suite(options.repeats),
     }
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "

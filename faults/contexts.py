@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,33 +21,14 @@ DIGITS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "lr": 0.05, 
 
 
 @contextlib.contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
+def setting(get: Callable[[], Any], change: Callable[[Any], None], value: Any) -> Iterator[None]:
+    """Something that the process has only one of, changed for a while."""
+    before = get()
+    change(value)
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
-
-
-@contextlib.contextmanager
-def deterministic() -> Iterator[None]:
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-
-@contextlib.contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        change(before)
 
 
 @contextlib.contextmanager
@@ -56,15 +38,9 @@ def strict_warnings() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def elsewhere() -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir("/")
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
+default_dtype = partial(setting, torch.get_default_dtype, torch.set_default_dtype)
+threads = partial(setting, torch.get_num_threads, torch.set_num_threads)
+deterministic = partial(setting, torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms)
 
 CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "no_grad": torch.no_grad,
@@ -76,13 +52,13 @@ CONTEXTS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "default dtype bfloat16": lambda: default_dtype(torch.bfloat16),
     "default device meta": lambda: torch.device("meta"),
     "default device cpu": lambda: torch.device("cpu"),
-    "deterministic algorithms": deterministic,
+    "deterministic algorithms": lambda: deterministic(True),
     "one thread": lambda: threads(1),
     "three threads": lambda: threads(3),
     "anomaly detection": lambda: torch.autograd.set_detect_anomaly(True),
     "warnings are errors": strict_warnings,
     "numpy raises": lambda: np.errstate(all="raise"),
-    "another working folder": elsewhere,
+    "another working folder": lambda: setting(os.getcwd, os.chdir, "/"),
 }
 
 
