@@ -59,7 +59,10 @@ NUMBERS = (
 )
 EVIL = ("", " ", "\0", "a\0b", "\ud800", "\u202e", "é" * 300, "(" * 5000, "+" * 5000, "a" * 100_000, "fedavg+" * 20_000)
 
-numbers = st.one_of(st.sampled_from(NUMBERS), st.integers().map(str), st.floats().map(repr))
+counts = st.one_of(
+    st.integers(-9, 300), st.integers(2**30, 2**70), st.integers(-(2**70), -10)
+)  # between, sound and slow
+numbers = st.one_of(st.sampled_from(NUMBERS), counts.map(str), st.floats().map(repr))
 knobs = st.one_of(numbers, st.builds("{}={}".format, st.sampled_from(KNOBS), numbers))
 
 

@@ -56,8 +56,8 @@ class Tally:
         return self.same + self.refused + len(self.surprises)
 
 
-class Slow(Exception):
-    """A trial took longer than the limit."""
+class Slow(BaseException):
+    """A trial took longer than the limit; no code that catches what a client raises may catch this."""
 
 
 @dataclass(frozen=True)
