@@ -597,7 +597,7 @@ def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
     ("statistics", "method", "words"),
     [
         ({"sums": 1}, QUICK, "the statistics must be ClassStatistics, this is a dict"),
-        (None, QUICK, "the statistics must be ClassStatistics, this is a NoneType"),
+        (None, QUICK, "the statistics must be ClassStatistics, this is None"),
         (ClassStatistics.empty(C, D), QUICK, "the statistics are empty: no client holds an example"),
         (ClassStatistics.empty(C, D, "shared"), "lda", "the statistics are empty: no client holds an example"),
         (statistics_of(), None, "give a calibration as a text such as ccvr(per_class=500) or as a Finisher, not None"),

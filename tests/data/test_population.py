@@ -123,7 +123,13 @@ def test_the_hash_covers_the_clients_and_their_number():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "words"), [([242, 242], "242 examples each"), ([1], "1 example each"), ([3, 1910], "3 to 1,910 examples")]
+    ("sizes", "words"),
+    [
+        ([242, 242], "242 examples each"),
+        ([1, 1], "1 example each"),
+        ([7], "7 examples"),
+        ([3, 1910], "3 to 1,910 examples"),
+    ],
 )
 def test_sizes_are_said_as_people_say_them(sizes, words):
     assert sizes_in_words(np.array(sizes)) == words

@@ -73,7 +73,7 @@ WRONG = {
     "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),
     "a model that gives nothing": (
         ["run", "--model", "outside_methods:nothing"],
-        "gives a NoneType; give a torch.nn.Module",
+        "gives None; give a torch.nn.Module",
     ),
     "a calibration that this network cannot have": (["run", "--method", "fedavg + lda(layers=9)"], "layers=9"),
     "a calibration with an impossible knob": (["run", "--method", "ccvr(per_class=0)"], "per_class"),
