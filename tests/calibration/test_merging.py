@@ -1,6 +1,7 @@
 """What is added up one after another is the sum of the parts, holds none of them, and takes no stranger."""
 
 import weakref
+from dataclasses import replace
 from functools import reduce
 from operator import add
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from unskew.calibration import merging
+from unskew.calibration.known_noise import KnownNoise
 from unskew.calibration.merging import Merging
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
@@ -141,3 +143,11 @@ def test_a_sum_that_would_not_fit_is_refused_before_it_is_made(monkeypatch):
         UserError, match=r"^full statistics of 4 classes and 3 features take 0.0 GB, .* the form shared"
     ):
         ClassStatistics.merged(parts())
+
+
+def test_known_noise_adds_up_in_squares_and_is_not_lost():
+    first, second, third = parts()[:3]
+    noisy = [replace(first, noise=KnownNoise(3.0, 5.0)), second, replace(third, noise=KnownNoise(4.0, 12.0))]
+    assert ClassStatistics.merged(noisy).noise == KnownNoise(5.0, 13.0)
+    assert reduce(add, noisy).noise == KnownNoise(5.0, 13.0)
+    assert ClassStatistics.merged(parts()).noise is None

@@ -36,6 +36,10 @@ class KnownNoise:
     sums: float  # on every entry of Σz
     second: float  # on a second moment: on its squares, the diagonal; off it smaller by √2
 
+    def __add__(self, other: "KnownNoise") -> "KnownNoise":
+        """Of a sum of two releases, which are noisy independently of each other."""
+        return KnownNoise(math.hypot(self.sums, other.sums), math.hypot(self.second, other.second))
+
 
 def edge(deviation: float, width: int) -> float:
     """2·s·√d, where the noise's spectrum ends: s = ``deviation``/√2 off the diagonal of a [d, d] matrix."""

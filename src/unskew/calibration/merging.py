@@ -7,6 +7,7 @@ from torch import Tensor
 
 from unskew.calibration.covariances import Diagonal, LowRank, Shared
 from unskew.calibration.forms import Form, check_memory
+from unskew.calibration.known_noise import KnownNoise
 from unskew.core.errors import UserError, a_kind
 from unskew.core.types import Tensors
 
@@ -26,6 +27,7 @@ class Merging:
         self._number: list[int] = []  # of each row
         self._blocks: dict[str, list[Tensor]] = {}
         self._common: dict[str, Tensor] = {}  # sums that are one for all classes
+        self._noise: KnownNoise | None = None  # where a part has a class that another lacks, this is the most it can be
 
     @property
     def nothing(self) -> bool:
@@ -41,6 +43,8 @@ class Merging:
             self._kind, self._about = kind, part.about()
         elif self._kind != kind:
             raise UserError(f"these statistics do not belong together: {self._about} and {part.about()}")
+        if part.noise is not None:
+            self._noise = part.noise if self._noise is None else self._noise + part.noise
         for label, number in zip(part.held.tolist(), part.number.tolist(), strict=True):
             row = self._rows.setdefault(label, len(self._rows))
             if row == len(self._number):
@@ -70,7 +74,7 @@ class Merging:
             if len(mine):
                 block.index_add_(0, rows[mine] - place * size, value if len(mine) == len(rows) else value[mine])
 
-    def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors]:
+    def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors, KnownNoise | None]:
         """The fields of the sum's ClassStatistics, in their order; nothing can be added after this."""
         if self._kind is None:
             raise UserError("there are no statistics to add up: no client sent any")
@@ -89,4 +93,4 @@ class Merging:
                 sums[name][some] = block[: len(some)]
                 done += len(block)
         number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
-        return classes, form, torch.tensor(held, dtype=torch.int64), number, sums
+        return classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise
