@@ -18,9 +18,9 @@ from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
 from unskew.runs import train
+from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
-from unskew.runs.train import Observer
 
 Text = str | PathLike[str]
 Data = Text | ImageSet | Mapping[str, Any] | Sequence[Any] | Dataset[Any] | Callable[..., Any]

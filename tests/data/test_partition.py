@@ -9,8 +9,9 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import log_gamma, partition, polya
+from unskew.data.partition import partition
 from unskew.data.population import Population, counts_table, emd
+from unskew.data.schemes import log_gamma, polya
 
 LABELS = np.arange(5000) * 7919 % 5000 // 500  # ten classes of 500, well mixed
 

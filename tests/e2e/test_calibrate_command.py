@@ -677,7 +677,7 @@ def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_p
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("unskew.runs.train.finish", interrupted)
+        patched.setattr("unskew.runs.execute.finish", interrupted)
         code, _, error = command(capsys, "run", *FAST, "--method", "fedavg + lda", "--out", tmp_path / "new")
     assert code == 130
     assert error == f"unskew: interrupted; resume it with: unskew resume {tmp_path / 'new'}\n"

@@ -22,7 +22,7 @@ from unskew.core.types import Memory, Visit
 from unskew.round import driver
 from unskew.round.client_memory import ClientMemory, Slots
 from unskew.round.driver import Metrics
-from unskew.runs import train
+from unskew.runs import execute, train
 from unskew.runs.checkpoint import MAX_MEMORY_BYTES_KEPT, MEMORIES, load_checkpoint, open_memories
 from unskew.runs.prepare import Overview
 
@@ -112,7 +112,7 @@ def images_of(run: Path, folder: Path, monkeypatch, **options):
 
     with monkeypatch.context() as patched:
         patched.setattr(ClientMemory, "write", write_and_take)
-        patched.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
+        patched.setattr(execute.time, "monotonic", itertools.count(0.0).__next__)
         train.run(out=run, observe=after_round, engine="loop", **OPTIONS, **options)
     return taken
 
@@ -208,7 +208,7 @@ def test_a_run_killed_again_and_again_gets_to_the_same_end(tmp_path, monkeypatch
             return ticket
 
         monkeypatch.setattr(ClientMemory, "write", write_or_die)
-        monkeypatch.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
+        monkeypatch.setattr(execute.time, "monotonic", itertools.count(0.0).__next__)
         try:
             if lives == 1:
                 train.run(out=run, engine="loop", method=BOTH, checkpoint_seconds=3, **OPTIONS)

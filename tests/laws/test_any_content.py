@@ -19,7 +19,8 @@ from unskew.calibration.covariances import FORMS, parse_form
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.text import MAX_COUNT, MAX_TEXT
-from unskew.data.partition import SCHEMES, partition
+from unskew.data.partition import partition
+from unskew.data.schemes import SCHEMES
 from unskew.data.sources import load
 from unskew.engines import NAMES, check_name
 from unskew.methods import METHODS, parse_methods

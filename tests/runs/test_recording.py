@@ -18,7 +18,7 @@ from unskew.round import driver
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import evaluate
 from unskew.runs import recorded as recorded_file
-from unskew.runs import recording, train
+from unskew.runs import execute, recording, train
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
 from unskew.runs.lines import LineFile, Mark
@@ -201,7 +201,7 @@ def images_of(run, folder, monkeypatch, **options):
             shutil.copytree(run, taken[-1])
 
     with monkeypatch.context() as patched:
-        patched.setattr(train.time, "monotonic", itertools.count(0.0).__next__)
+        patched.setattr(execute.time, "monotonic", itertools.count(0.0).__next__)
         train.run(out=run, observe=after_round, **options)
     return taken
 

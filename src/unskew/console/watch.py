@@ -10,8 +10,8 @@ from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError
 from unskew.loggers import open_logger
+from unskew.runs.execute import Observer
 from unskew.runs.result import Result
-from unskew.runs.train import Observer
 
 out = PlainConsole()
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
+
+from unskew.core.images import ImageSet as ImageSet
+from unskew.core.images import Split as Split
 
 if TYPE_CHECKING:
     from unskew.core.key import Key
@@ -21,42 +22,6 @@ Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "de
 CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
 
 EVERYONE = -1  # instead of a client: the examples of all clients, as if in one place
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images and their labels, as they are in the files: bytes, not yet normalised."""
-
-    images: npt.NDArray[np.uint8]  # [N, ch, H, W]
-    labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """A data set in memory: what is train, what is test, how its pixels are normalised.
-
-    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
-    leave a picture's class alone (a mirrored digit is not one). ``users`` names the owner of each training example.
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    train: Split
-    test: Split
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    augment: bool = False
-    users: npt.NDArray[np.str_] | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """[ch, H, W] of one image."""
-        channels, height, width = self.train.images.shape[1:]
-        return channels, height, width
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""The schemes by which training examples are dealt out at random: iid, shards, dirichlet, dirichlet-client.
+
+Shapes: N examples, K clients, C classes. A scheme is a frozen record whose fields are the knobs of its text;
+``deal`` gives [N] clients and the number of draws thrown away. All draws come from the key: same seed, same
+partition.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from math import isfinite
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.data.population import Ints
+
+REDRAWS = 1000  # draws of dirichlet before it gives up …
+SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
+BLOCK = 1 << 20  # shares drawn at once: bounds the memory
+
+
+class Scheme(Protocol):
+    """Deals N examples to K clients."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws were thrown away."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Uniformly at random; sizes differ by at most one."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        client = np.empty(len(labels), np.int64)
+        client[key.numpy().permutation(len(labels))] = np.arange(len(labels)) % clients
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Sorted by label, cut into K·per_client shards, per_client to each client (McMahan et al. 2017)."""
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"shards: per_client counts shards, give at least 1, not {self.per_client}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws. Shards differ by at most one example."""
+        shards = clients * self.per_client
+        if shards > len(labels):
+            raise UserError(
+                f"shards: {clients} clients with {self.per_client} shards each need {shards} examples, "
+                f"there are {len(labels)}; give fewer clients or a smaller per_client"
+            )
+        owner = key.fold("shards").numpy().permutation(shards) // self.per_client
+        client = np.empty(len(labels), np.int64)
+        client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is shared out by its own draw: p_c ~ Dir_K(alpha), client k gets the share p_ck of it.
+
+    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋. The whole is drawn again until every client holds ``min_size``
+    examples. ``cap`` is the variant of MOON's public code: classes come in order, and a client that already
+    holds N/K examples or more gets no share of the next.
+
+    Departs from the public codes: they have no u_c, uniform in [0, 1). Without it the first client loses half
+    an example a class and the last one gains it, which is much where classes are many and small.
+    """
+
+    alpha: float = 0.1
+    min_size: int = 10
+    cap: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"dirichlet: alpha must be finite and greater than 0, not {self.alpha}")
+        if self.min_size < 0:
+            raise ValueError(f"dirichlet: min_size counts examples, give 0 or more, not {self.min_size}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws left a client too small."""
+        if clients * self.min_size > len(labels):
+            raise UserError(
+                f"dirichlet: {clients} clients with at least {self.min_size} examples each (min_size) "
+                f"need {clients * self.min_size}, there are {len(labels)}; give fewer clients or a smaller "
+                f"min_size, or take dirichlet-client"
+            )
+        frequency = np.bincount(labels)
+        frequency = frequency[frequency > 0]
+        rng = key.fold("shares").numpy()
+        cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap goes class by class
+        draws = max(3, min(REDRAWS, SHARES // cost))
+        best = -1
+        for redraws in range(draws):
+            counts = self._counts(frequency, clients, rng)  # [C, K]
+            smallest = int(counts.sum(axis=0).min())
+            if smallest >= self.min_size:
+                client = np.empty(len(labels), np.int64)
+                owner = np.tile(np.arange(clients), len(frequency))
+                client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
+                return client, redraws
+            best = max(best, smallest)
+        raise UserError(
+            f"dirichlet: none of {draws} draws gave all {clients} clients {self.min_size} examples; in the "
+            f"best the smallest client had {best}. Give fewer clients, a larger alpha, a smaller min_size, "
+            f"or take dirichlet-client, whose clients are of equal size"
+        )
+
+    def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """[C, K] examples of each class for each client: one draw."""
+        counts = np.zeros((len(frequency), clients), np.int32)
+        step = 1 if self.cap else max(1, BLOCK // clients)
+        sizes, full = np.zeros(clients, np.int64), frequency.sum() / clients
+        for at in range(0, len(frequency), step):
+            block = frequency[at : at + step, None]
+            shares = log_gamma(rng, self.alpha, (len(block), clients))
+            if self.cap:
+                shares[:, sizes >= full] = -np.inf  # never all: fewer than N examples are dealt out so far
+            shares = np.exp(shares - shares.max(axis=1, keepdims=True)).cumsum(axis=1)
+            cuts = np.floor(shares / shares[:, -1:] * block + rng.random((len(block), 1)))
+            cuts = np.minimum(cuts, block).astype(np.int32)  # n + u may round up to n + 1
+            counts[at : at + step] = np.diff(cuts, axis=1, prepend=np.int32(0))
+            sizes += counts[at : at + step].sum(axis=0)
+        return counts
+
+
+@dataclass(frozen=True)
+class DirichletClient:
+    """Each client has a label distribution of its own, q_k ~ Dir(alpha·p), and all have the same size (± 1).
+
+    Examples are drawn without replacement; an exhausted class drops out and q_k is renormalised (Hsu, Qi and
+    Brown 2020, eq. 5). p is the distribution of the labels. alpha = 0: one class a client, until it runs out.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"dirichlet-client: alpha must be finite and 0 or greater, not {self.alpha}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        total = len(labels)
+        owner = np.arange(total) * clients // total  # the client of each draw: 0 0 0 1 1 1 …
+        drawn = polya(np.bincount(labels), np.bincount(owner, minlength=clients), self.alpha, key.fold("urn"))
+        client = np.empty(total, np.int64)
+        client[_by_class(labels, key)] = owner[np.argsort(drawn, kind="stable")]
+        return client, 0
+
+
+def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
+    """[N] classes in the order drawn, the first client's first, until nothing remains.
+
+    Drawing q ~ Dir(alpha·p) and then examples from q is Pólya's urn: with q integrated out, the next example
+    is of class y with chance ∝ alpha·p(y) + (those of y this client has). Renormalising q over the classes S
+    that remain leaves a Dirichlet over S, so eq. 5 means leaving the rest out of both terms. That is exact
+    for every alpha, 0 included, has no gamma variate to underflow and no quotient 0/0, and costs the same for
+    ten classes or thousands.
+    """
+    rng = key.numpy()
+    again, fresh = rng.random(int(sizes.sum())).tolist(), rng.random(int(sizes.sum())).tolist()
+    total, left = int(frequency.sum()), frequency.tolist()
+    live = [c for c, count in enumerate(left) if count > 0]
+    bounds = np.cumsum(frequency[live]).tolist()
+    drawn: list[int] = []
+    for size in sizes.tolist():
+        own: list[int] = []  # what this client has drawn of the classes that remain
+        for at in range(len(drawn), len(drawn) + size):
+            place = again[at] * (alpha * (bounds[-1] / total) + len(own))
+            if place < len(own):
+                label = own[int(place)]
+            else:
+                label = live[min(bisect_right(bounds, fresh[at] * bounds[-1]), len(live) - 1)]
+            drawn.append(label)
+            own.append(label)
+            left[label] -= 1
+            if left[label] == 0 and len(live) > 1:
+                live.remove(label)
+                bounds = np.cumsum(frequency[live]).tolist()
+                own = [c for c in own if c != label]
+    return np.array(drawn, np.int64)
+
+
+def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) variates.
+
+    Below alpha = 0.01 most variates are smaller than the smallest float, and a Dirichlet draw of zeros alone
+    is 0/0. Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha), of which the logarithm never underflows.
+    """
+    alpha = min(max(alpha, 1e-300), 1e300)  # beyond, something overflows, and no draw looks different
+    return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
+
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-client": DirichletClient,
+    "shards": Shards,
+}
+
+
+def _by_class(labels: Ints, key: Key) -> Ints:
+    """[N] example ids, class after class, shuffled within each."""
+    order = key.fold("shuffle").numpy().permutation(len(labels))
+    return order[np.argsort(labels[order], kind="stable")]
