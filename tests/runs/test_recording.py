@@ -17,8 +17,8 @@ from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import evaluate
-from unskew.runs import recorded as recorded_file
 from unskew.runs import execute, recording, train
+from unskew.runs import recorded as recorded_file
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
 from unskew.runs.lines import LineFile, Mark
