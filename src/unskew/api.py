@@ -17,7 +17,7 @@ from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, TEXT, accepts, op
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
-from unskew.runs import train
+from unskew.runs import train as runs
 from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
@@ -44,6 +44,11 @@ def run(
     per_round: int | None = None,
     method: Method | None = None,
     model: Model | None = None,
+    pretrained: Text | None = None,
+    train: str | None = None,
+    resize: int | None = None,
+    normalise: str | None = None,
+    views: int | None = None,
     rounds: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -81,7 +86,7 @@ def run(
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
     place = None if recipe is None else Path(recipe)
     folder, home = None if out is None else Path(out), Path.cwd()
-    return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, home=home, **options))
+    return _shown(progress, observe, lambda watch: runs.run(place, out=folder, observe=watch, home=home, **options))
 
 
 @accepts(
@@ -109,7 +114,7 @@ def resume(
     """
 
     def work(watch: Observer | None) -> Result:
-        return train.resume(
+        return runs.resume(
             Path(path).absolute(), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
             data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
             data=data, model=model, method=method,

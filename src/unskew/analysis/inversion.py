@@ -101,7 +101,7 @@ def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
 
 def inverted(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
     """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
-    shape = tuple(side.train.images.shape[1:])
+    shape = side.train.shape
     low, high = _ends(side)
     noise = torch.randn(shape, generator=_generator(run.key), dtype=targets.dtype)
     x = (0.01 * noise).to(targets.device).repeat(len(targets), 1, 1, 1).requires_grad_()

@@ -60,7 +60,7 @@ def take_separability(run: FinishedRun) -> Separability:
         )
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(run.model, training=False)
-    width = width_of(side.network.encoder, tuple(side.train.images.shape[1:]))
+    width = width_of(side.network.encoder, side.train.shape)
     small = statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES
     form: Form = Full() if small else Shared()
     statistics = _gathered_statistics(run, StatisticsRequest(form))

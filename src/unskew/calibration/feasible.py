@@ -35,7 +35,7 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
             what = " + ".join(protections(algorithm))
             raise UserError(f"{finisher.text} pools real features, which {what} does not protect; leave {what} out")
         return
-    width = width_of(encoder, tuple(side.train.images.shape[1:])) + needs.expand
+    width = width_of(encoder, side.train.shape) + needs.expand
     _check_memory(finisher.text, needs, side.network.classifier.out_features * needs.components, width)
     if finisher.virtual:
         check_virtual_memory(finisher.virtual * side.network.classifier.out_features, finisher.virtual, width)

@@ -144,7 +144,7 @@ class Federation:
         return self.side.network.classifier.out_features
 
     def _width(self, request: StatisticsRequest) -> int:
-        return request.encoder(self.side.network, tuple(self.side.train.images.shape[1:]))[1]
+        return request.encoder(self.side.network, self.side.train.shape)[1]
 
     def gather(self, request: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
         """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""

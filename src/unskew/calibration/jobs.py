@@ -29,7 +29,7 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
     """The class statistics of the client's features under the server's model."""
     side.load(shared, training=False)
     centres = shared.get("centres")
-    encoder, width = request.encoder(side.network, tuple(side.train.images.shape[1:]))
+    encoder, width = request.encoder(side.network, side.train.shape)
     examples = side.population.examples(visit.client).astype(np.int64)
     enough = side.counts(visit.client).numpy()[side.labels[examples]] >= request.min_count
     index = torch.from_numpy(examples[enough])

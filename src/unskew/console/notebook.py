@@ -9,7 +9,7 @@ from typing import Any
 from unskew.console.screen import calibration_lines, round_figures
 from unskew.core.units import format_duration
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Event
+from unskew.runs.finish import Event, Stage
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
 from unskew.runs.result import accuracy_picture
@@ -47,6 +47,8 @@ class NotebookView:
         elif isinstance(event, Metrics):
             self._rows.append({"round": event.round, "accuracy": event.accuracy})
             self._figures = round_figures(event)
+        elif isinstance(event, Stage):
+            self._figures = f"{event.words}: {event.done:,} of {event.total:,} images"
         else:
             self._lines += calibration_lines(event)
         last = isinstance(event, Metrics) and event.round == self._rounds

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
+from unskew.console.stage_progress import StageProgress
 from unskew.core import text
 from unskew.core.types import EVERYONE, Visit
 from unskew.core.units import counted
@@ -19,7 +20,7 @@ from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
 from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Event
+from unskew.runs.finish import Event, Stage
 from unskew.runs.prepare import Overview
 from unskew.runs.result import Result, privacy_rows
 
@@ -33,6 +34,8 @@ class Screen:
         self._rounds = 0
         self._began = 0.0
         self._first = 0
+        self._stages: StageProgress | None = None
+        self._told = -1  # tenths of the stage that were printed
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
         """Show the event."""
@@ -40,6 +43,8 @@ class Screen:
             self._overview(event)
         elif isinstance(event, Metrics):
             self._round(event)
+        elif isinstance(event, Stage):
+            self._stage(event)
         else:
             self.close()
             for line in calibration_lines(event):
@@ -50,12 +55,25 @@ class Screen:
         if self._view is not None:
             view, self._view = self._view, None
             view.close()
+        if self._stages is not None:
+            stages, self._stages = self._stages, None
+            stages.__exit__(None, None, None)
 
     def note(self, text: str) -> None:
         """Print a note."""
         self._console.print(f"note: {text}", markup=False, soft_wrap=True)
 
+    def _stage(self, seen: Stage) -> None:
+        """A bar on a terminal; where piped a line for each tenth."""
+        if self._console.is_terminal:
+            self._stages = self._stages or StageProgress(self._console).__enter__()
+            self._stages(seen.words, seen.done, seen.total)
+        elif self._told != (tenth := 10 * seen.done // max(seen.total, 1)):
+            self._told = tenth
+            self._console.print(f"{seen.words}: {seen.done:,} of {seen.total:,} images", markup=False, soft_wrap=True)
+
     def _overview(self, seen: Overview) -> None:
+        self.close()
         self._console.print(_facts(overview_rows(seen)))
         config = seen.config
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
@@ -108,6 +126,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
+        *(("", note) for note in seen.model_notes),
         *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
         (
             "method",
@@ -128,6 +147,8 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
 
 def calibration_lines(event: Event) -> list[str]:
     """A calibration in words: before it is made, and after."""
+    if isinstance(event, Stage):
+        return []
     if isinstance(event, Gathering):
         who = f"{counted(event.clients, 'client')} {'sends' if event.clients == 1 else 'send'}"
         return [f"{event.method}: {who} {format_bytes(event.bytes_up)}, {event.what}"]

@@ -30,6 +30,14 @@ def overwrite(module: nn.Module, values: Tensors) -> None:
             own.copy_(values[name])
 
 
+def overwrite_some(module: nn.Module, values: Tensors) -> None:
+    """Give a network these values, in place; its other tensors stay as they are."""
+    own = of_module(module)
+    with torch.no_grad():
+        for name, value in values.items():
+            own[name].copy_(value)
+
+
 def copy(tensors: Tensors) -> Tensors:
     """Copies of all tensors."""
     return {name: value.detach().clone() for name, value in tensors.items()}

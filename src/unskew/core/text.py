@@ -17,7 +17,7 @@ Value = int | float | bool | str
 
 EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
             "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
-            "--log": "tensorboard"}  # fmt: skip
+            "--log": "tensorboard", "--train": "classifier"}  # fmt: skip
 
 MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1

@@ -17,6 +17,7 @@ from unskew.core.machine import physical_memory
 from unskew.core.types import Local
 from unskew.core.units import format_bytes
 from unskew.data import augment
+from unskew.data.resize import fitted
 
 
 @dataclass(frozen=True)
@@ -36,31 +37,66 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images in memory and how they are normalised: (x/255 − mean) / std."""
+    """Images in memory and how they are normalised: (x/255 − mean) / std.
 
-    images: Tensor  # uint8 [N, ch, H, W]
+    Floating point in the place of bytes is what a frozen part made of the images: it is given out as it is. Of each
+    example there may be ``views`` more beside the plain one, made of augmented images: the draws then choose a view.
+    """
+
+    images: Tensor  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
     labels: Tensor  # int64 [N]
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
+    size: tuple[int, int, int] | None = None  # [ch, H, W] that images are brought to; None: as they are
 
     @staticmethod
-    def of(images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> "Pixels":
+    def of(
+        images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype,
+        size: tuple[int, int, int] | None = None,
+    ) -> "Pixels":  # fmt: skip
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
-        return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype))
+        same = size is None or images.is_floating_point() or tuple(images.shape[1:]) == size
+        return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype), None if same else size)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[ch, H, W] of one image in a batch."""
+        channels, height, width = self.size or self.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def stored(self) -> bool:
+        """Whether these are no images but what a frozen part made of them."""
+        return self.images.is_floating_point()
 
     def to(self, device: torch.device) -> "Pixels":
         """The same images on that device."""
-        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)))
+        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)), self.size)
 
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
         index = index.to(self.images.device)
+        if self.stored:
+            return self._views(index, shift, flip).to(self.scale.dtype), self.labels.index_select(0, index)
         images = self.images.index_select(0, index)
         if shift is not None and flip is not None:
             images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
-        normal = images.to(self.scale.dtype).mul_(self.scale).add_(self.offset)
+        images = images.to(self.scale.dtype)
+        if self.size is not None:
+            normal = fitted(images, self.size).mul(self.scale).add_(self.offset)
+        else:
+            normal = images.mul_(self.scale).add_(self.offset)
         return normal, self.labels.index_select(0, index)
+
+    def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
+        """The stored output for these examples: of the plain image, or of the view that the draws choose."""
+        kept = len(self.images) // max(1, len(self.labels))  # the plain one and the views
+        rows = index * kept
+        if shift is not None and flip is not None and kept > 1:
+            drawn = 2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()
+            rows = rows + 1 + drawn.to(rows.device) % (kept - 1)
+        return self.images.index_select(0, rows)
 
 
 def steps_for(examples: int, local: Local) -> int:

@@ -15,6 +15,8 @@ from unskew.core.machine import ready_device
 from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
+from unskew.models.finetune import FineTuned
+from unskew.models.frozen import fine_tuned
 from unskew.models.layers import Network
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
@@ -24,6 +26,7 @@ CANNOT_CROSS = (
     "a lambda, a closure or a function of __main__ cannot go to another process; "
     "give --engine loop, or put it into a module as a plain function"
 )
+FROZEN = "frozen/"  # begins the names of the weights that every process has and nobody trains
 
 
 @dataclass(frozen=True)
@@ -43,21 +46,28 @@ class Blueprint:
 
     method: str
     model: str
-    shape: tuple[int, int, int]
+    shape: tuple[int, int, int]  # of the images that the network takes
     classes: int
     local: Local
     dtype: str = "float32"
     device: str = "cpu"
     crosses: bool = True  # whether another process can build the same from the texts alone
+    layers: int | None = None  # how many at the end are trained; None: all
+    stored: bool = False  # whether the data are what the frozen part made of the images
     values: Values = field(default=Values(), compare=False, repr=False)
 
     def algorithm(self) -> Algorithm:
         """The algorithm: the value where there is one, otherwise parsed from the text."""
         return self.values.algorithm or methods.parse_method(self.method, self.local)
 
-    def network(self) -> Network:
+    def whole(self) -> Network:
         """A new network of the blueprint's shape, from the value where there is one, otherwise by its name."""
         return models.build(self.values.network or self.model, self.shape, self.classes)
+
+    def network(self) -> Network:
+        """What the clients train: the whole network, or its last layers behind a frozen part."""
+        whole = self.whole()
+        return whole if self.layers is None else fine_tuned(whole, self.shape, self.layers, stored=self.stored)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings; refused where they do not say enough for another process."""
@@ -87,17 +97,28 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
     }
 
 
+def pixels(blueprint: Blueprint, data: Tensors) -> dict[str, Pixels]:
+    """The images of the train and test part as the network takes them, on the CPU."""
+    dtype = getattr(torch, blueprint.dtype)
+    return {
+        part: Pixels.of(
+            data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype, blueprint.shape
+        )
+        for part in ("train", "test")
+    }
+
+
 def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> ClientSide:
     """The same side in every process that has the same blueprint and data.
 
     ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
     """
     dtype, device = getattr(torch, blueprint.dtype), ready_device(blueprint.device)
-    parts = {
-        part: Pixels.of(data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype).to(device)
-        for part in ("train", "test")
-    }
-    algorithm, network = blueprint.algorithm(), blueprint.network().to(dtype)
+    parts = {part: each.to(device) for part, each in pixels(blueprint, data).items()}
+    algorithm, network = blueprint.algorithm(), blueprint.network()
+    if isinstance(network, FineTuned):
+        tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))
+    network = network.to(dtype)
     kept = None if memories is None else ClientMemory(algorithm.remember, tensors.of_module(network), memories)
     return ClientSide(
         algorithm=algorithm,

@@ -114,7 +114,8 @@ def from_outside(network: nn.Module) -> bool:
 
 def batch_norm_policy(network: nn.Module) -> str:
     """What is done with the running statistics of the network's BatchNorm layers; "" where it has none."""
-    count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in network.modules())
+    parts = getattr(network, "trained", None) or network.modules()  # frozen ones stay as they are
+    count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in parts)
     if not count:
         return ""
     layers = "1 BatchNorm layer" if count == 1 else f"{count} BatchNorm layers"

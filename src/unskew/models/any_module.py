@@ -88,7 +88,7 @@ def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> l
         if isinstance(part, nn.Linear | nn.Conv2d)
     ]
     try:
-        logits = _run(module, name, shape)
+        logits = run_probe(module, name, shape)
     finally:
         for handle in handles:
             handle.remove()
@@ -125,11 +125,11 @@ def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) ->
 def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: Shape) -> bool:
     """Whether the two parts together do what the module does."""
     both = nn.Sequential(encoder, head)
-    whole, parts = (_run(each, "in parts", shape) for each in (module, both))
+    whole, parts = (run_probe(each, "in parts", shape) for each in (module, both))
     return whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-5)
 
 
-def _run(module: nn.Module, name: str, shape: Shape) -> Any:
+def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
     """The module's output for two random images, in eval mode; modes are left as they were."""
     modes = {part: part.training for part in module.modules()}
     like = next((value for value in module.parameters() if value.is_floating_point()), torch.zeros(()))
@@ -148,7 +148,7 @@ def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shap
     other = 1000 * torch.randn(out.shape, generator=Key(1).fold("probe").torch())
     handle = layer.register_forward_hook(lambda *_: other.clone())
     try:
-        result = _run(module, name, shape)
+        result = run_probe(module, name, shape)
     finally:
         handle.remove()
     return isinstance(result, Tensor) and torch.equal(result.flatten(), other.flatten())

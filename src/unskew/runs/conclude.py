@@ -33,7 +33,7 @@ def conclude(
     engine: str, seconds: float, metrics: LineFile, during: LineFile,
 ) -> Result:  # fmt: skip
     """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
-    config, rows = prepared.config, metrics.rows()
+    config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
     spent: Spent | None = None
     for each in calibrated:
         spent = with_release(spent, each.classifier.report.release)
@@ -65,6 +65,7 @@ def conclude(
         calibrations={each.result.name: each.result for each in calibrated},
         settings=configs.deciding(config),
         privacy=spent,
+        notes=list(prepared.start.notes),
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:

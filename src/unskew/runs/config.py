@@ -16,12 +16,14 @@ from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.data.partition_csv import IDS
+from unskew.models.pretrained import IMAGENET
 from unskew.runs.manifest import read_sealed
 from unskew.runs.options import OPTIONS, Option, Value
 from unskew.runs.options import Config as Config
 
 CONFIG = "config.toml"
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
+SHA256 = "?sha256="  # what follows is the hash of pretrained weights
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
 
 MAX_RECIPE = 1_000_000  # bytes
@@ -83,6 +85,7 @@ def checked(config: Config) -> Config:
         data=_absolute(config.data, "arrays:", "folder:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
+        pretrained=_absolute_weights(config.pretrained),
         baseline=str(usable_path(config.baseline).absolute()) if config.baseline else None,
     )
 
@@ -190,6 +193,14 @@ def check_text(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError:
         raise UserError(f"{name} {brief(value)}: it is not UTF-8, in which runs are written; rename it") from None
+
+
+def _absolute_weights(text: str | None) -> str | None:
+    """The file of pretrained weights made absolute; "imagenet" is no file."""
+    where, asked, known = (text or "").partition(SHA256)
+    if text is None or where == IMAGENET:
+        return text
+    return f"{usable_path(user_path(where)).absolute()}{asked}{known}"
 
 
 def _absolute(value: str, *prefixes: str) -> str:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unskew import engines, models
+from unskew import engines
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import default_workers
 from unskew.core.types import ServerState
 from unskew.data.batches import steps_for
-from unskew.engines.blueprint import build, dataset
+from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
@@ -46,9 +46,9 @@ Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     """Run the rounds that are left, then the calibrations; keep the run folder on the way."""
     config, key = prepared.config, Key(prepared.config.seed)
-    data = dataset(prepared.images, prepared.population)
+    data = prepared.data
     side = build(prepared.blueprint, data)
-    models.initialise(side.network, key.fold("model"))
+    prepared.initialise(side.network)
     first, progress = _beginning(prepared, side, path)
     workers = min(config.workers or default_workers(config.device), len(first_visits(prepared)))
     chosen = _choose(prepared, side, workers, config.rounds - first.round)

@@ -25,7 +25,16 @@ class Calibrated:
     notes: tuple[str, ...]
 
 
-Event = Gathering | Forecasted | Calibrated
+@dataclass(frozen=True)
+class Stage:
+    """How far work is that is neither a round nor a calibration."""
+
+    words: str
+    done: int
+    total: int
+
+
+Event = Gathering | Forecasted | Calibrated | Stage
 
 
 def finish(

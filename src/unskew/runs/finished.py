@@ -24,7 +24,7 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
-from unskew.engines.blueprint import build, dataset
+from unskew.engines.blueprint import build
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
 from unskew.privacy.ledger import with_release
@@ -33,7 +33,7 @@ from unskew.round.client import ClientSide
 from unskew.runs import config as configs
 from unskew.runs.check import unsealed_note
 from unskew.runs.config import Config
-from unskew.runs.finish import Calibrated, Event, finish
+from unskew.runs.finish import Calibrated, Event, Stage, finish
 from unskew.runs.folder import (
     MODEL,
     calibration_bytes,
@@ -81,7 +81,10 @@ def calibrate_run(
     asked = [_algorithm(source) for source in sources]
     given = {"data": data, "model": model, "method": method}
     prepared = prepared_of(path, result, engine, workers, data_dir, device, given)
-    held = dataset(prepared.images, prepared.population)
+    if observe is not None:
+        tell = observe
+        prepared = replace(prepared, say=lambda words, done, total: tell(Stage(words, done, total)))
+    held = prepared.data
     side = build(prepared.blueprint, held)
     for algorithm in asked:
         for finisher in algorithm.finish:
@@ -131,7 +134,7 @@ def load(
         raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
     given = {"data": data, "model": model, "method": method}
     prepared = prepared_of(path, result, data_dir=data_dir, device="cpu", values=given)
-    network = prepared.blueprint.network()
+    network = prepared.blueprint.whole()
     tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
     if calibration is None:
@@ -194,7 +197,8 @@ def prepared_of(
     if not kept.is_file():
         raise UserError(f"{kept} is not there; it says which client holds what")
     require_sealed(path, kept.name)
-    prepared = prepare(replace(config, baseline=None), f"file:{kept}", given)
+    whole = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
+    prepared = prepare(replace(config, baseline=None), f"file:{kept}", given, whole)
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
     if prepared.partition.hash != result.partition_hash:

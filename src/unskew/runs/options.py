@@ -8,11 +8,15 @@ from typing import Any, get_args, get_type_hints
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
+from unskew.data.normalise import NAMES as NORMALISATIONS
 from unskew.engines import check_name
+from unskew.models.finetune import check_train
 
 Value = str | int | float | bool
 
 FAILURE_POLICIES = ("stop", "skip")
+MAX_SIDE = 4096  # pixels that images are scaled to
+MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,26 @@ class Config:
         metavar="NAME",
         otherwise="the one that suits the images",
     )
+    pretrained: str | None = _option(
+        None, "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
+        metavar="FILE", otherwise="none: drawn from the seed", added_later=True,
+    )  # fmt: skip
+    train: str = _option(
+        "all", 'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
+        metavar="TEXT", check=check_train, added_later=True,
+    )  # fmt: skip
+    resize: int | None = _option(
+        None, "Scale the images to N×N pixels before the network.", metavar="N", least=1, most=MAX_SIDE,
+        otherwise="as they are", added_later=True,
+    )  # fmt: skip
+    normalise: str | None = _option(
+        None, "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.", metavar="NAME",
+        otherwise="as the pretrained network expects, or as the data set says", choices=NORMALISATIONS, added_later=True,
+    )  # fmt: skip
+    views: int | None = _option(
+        None, "How many augmented views of each image are stored behind a frozen part.", metavar="N", least=1,
+        most=MAX_VIEWS, otherwise="none: only the plain image", added_later=True,
+    )  # fmt: skip
     rounds: int = _count(20, "How many rounds.")
     epochs: int = _count(5, "How often a client passes over its examples in a round.")
     batch: int = _count(64, "How many examples make a step.")

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,17 @@ from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population, emd
 from unskew.data.sources import load
-from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
+from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, dataset, pixels
+from unskew.models.layers import Network
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
+from unskew.runs.features import Frozen, Say, stored_features
 from unskew.runs.given import Given, parse_given
 from unskew.runs.recording import Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
+from unskew.runs.starting import Starting, first_weights, starting
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
@@ -40,7 +44,52 @@ class Prepared:
     algorithm: Algorithm
     data_sha256: str
     baseline: Result | None
+    start: Starting
     recordings: tuple[Recorded, ...] = ()
+    finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
+    say: Say = lambda stage, done, total: None  # progress of what takes long
+
+    @cached_property
+    def first(self) -> Tensors:
+        """The whole network's weights before the first round."""
+        file = self.start.file
+        if self.finished is not None and self.config.pretrained is not None:
+            file = starting(self.config, self.images, self.blueprint.values.network, None).file
+        return first_weights(self.blueprint.whole(), file, Key(self.config.seed).fold("model"))
+
+    @cached_property
+    def frozen(self) -> Tensors:
+        """The weights that nobody trains, by the names of ``tensors.of_module``; none where all are trained."""
+        if self.blueprint.layers is None:
+            return {}
+        trained = tensors.of_module(self.blueprint.network())
+        if self.finished is None:
+            return {name: value for name, value in self.first.items() if name not in trained}
+        names = (name for name in tensors.of_module(self.blueprint.whole()) if name not in trained)
+        return {name: self.finished[name.partition("/")[2]] for name in names}
+
+    def whole(self, model: Tensors) -> Tensors:
+        """The whole network's weights with those that were trained in their places."""
+        if self.blueprint.layers is None:
+            return model
+        names = tensors.of_module(self.blueprint.whole())
+        return {name: model[name] if name in model else self.frozen[name] for name in names}
+
+    def initialise(self, network: Network) -> None:
+        """Give what is trained the weights that it has before the first round."""
+        tensors.overwrite(network, self.first)
+
+    @cached_property
+    def data(self) -> Tensors:
+        """All that the clients hold: images, or what a frozen part makes of them, which is computed once."""
+        images = self.images
+        if self.blueprint.stored:
+            network = self.blueprint.whole()
+            tensors.overwrite_some(network, self.frozen)
+            parts = pixels(self.blueprint, dataset(images, self.population))
+            frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
+            images = stored_features(frozen, images, self.say)
+        return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
 
 
 @dataclass(frozen=True)
@@ -65,13 +114,17 @@ class Overview:
     algorithm: Algorithm
     baseline: Result | None = None
     unlike_baseline: tuple[str, ...] = ()
+    model_notes: tuple[str, ...] = ()  # where its weights come from, what is frozen
     batch_norm: str = ""  # what becomes of BatchNorm's running statistics; empty where the network has none
 
 
-def prepare(config: Config, kept: str | None = None, given: Given | None = None) -> Prepared:
+def prepare(
+    config: Config, kept: str | None = None, given: Given | None = None, finished: Tensors | None = None
+) -> Prepared:
     """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides.
 
-    ``given`` has the values that the configuration only describes.
+    ``given`` has the values that the configuration only describes, ``finished`` the whole network's weights where the
+    run is over: no pretrained weights are read then.
     """
     given = given or Given()
     _check_given(config, given, kept)
@@ -79,7 +132,8 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
     images = given.data or load(config.data, Path(config.data_dir) if config.data_dir else None)
-    classes = len(images.classes)
+    start = starting(config, images, given.model, finished)
+    config, images = start.config, start.images
     parts = split(config, images, kept, given)
     per_round = config.per_round or parts.clients
     if per_round > parts.clients:
@@ -90,23 +144,23 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
         partition=config.partition if kept else parts.scheme,
         clients=parts.clients,
         per_round=per_round,
-        model=config.model or models.suited(images.shape),
-        augment=images.augment if config.augment is None else config.augment,
         during=plain_spelling(config.during) if config.during else None,
     )
     algorithm = algorithm_for(filled.local())
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
     blueprint = Blueprint(
-        method, filled.model or "", images.shape, classes, filled.local(), device=filled.device, crosses=given.crosses,
-        values=Values(algorithm, given.model),
+        method, filled.model or "", start.shape, len(images.classes), filled.local(), device=filled.device,
+        crosses=given.crosses, values=Values(algorithm, given.model), layers=start.layers, stored=start.stored,
     )  # fmt: skip
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = _fingerprint(images)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     population = Population.from_partition(parts)
-    return Prepared(filled, images, parts, population, blueprint, algorithm, sha256, baseline, recordings)
+    return Prepared(
+        filled, images, parts, population, blueprint, algorithm, sha256, baseline, start, recordings, finished
+    )
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
@@ -156,6 +210,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         visits=tuple(visits),
         algorithm=prepared.algorithm,
         batch_norm=policy(prepared.blueprint.network()) if policy else "",
+        model_notes=prepared.start.notes,
         baseline=prepared.baseline,
         unlike_baseline=_differences(prepared) if prepared.baseline else (),
         data_bytes=own,

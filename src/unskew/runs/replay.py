@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from unskew import models
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Engine, ServerState, Tensors, Visit
@@ -89,7 +88,7 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
     if checkpoint is None:
         return None
     used = driver.as_used(run.algorithm, checkpoint[0].tensors, run.side.classifier)
-    return checkpoint[0] if tensors.sha256(used) == run.result.weights_sha256 else None
+    return checkpoint[0] if tensors.sha256(run.prepared.whole(used)) == run.result.weights_sha256 else None
 
 
 def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
@@ -118,7 +117,7 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
         for earlier in range(number, 0, -1):
             if (state := _kept_state(run, earlier)) is not None:
                 return state
-    models.initialise(run.side.network, run.key.fold("model"))
+    run.prepared.initialise(run.side.network)
     return driver.start(run.algorithm, tensors.of_module(run.side.network), run.side.classifier)
 
 

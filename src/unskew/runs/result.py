@@ -65,6 +65,7 @@ class Result:
     weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
     privacy: Spent | None = None  # what the statistics released with noise promise together
     settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
+    notes: list[str] = field(default_factory=list)  # where the weights come from, what is frozen
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -115,6 +116,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         ),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
+    rows += [("note", note) for note in result.notes]
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
@@ -174,10 +176,17 @@ def read_result(path: Path) -> Result:
             "calibrations": {each.name: each for each in calibrations},
             "privacy": Spent.of_json(values.pop("privacy", None)),
             "settings": settings or _settings(path),
+            "notes": _texts(values.pop("notes", None)),
         }
         return record_from(Result, values, path=path, **ready)
     except ValueError as error:
         raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
+
+
+def _texts(value: Any) -> list[str]:
+    if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+        raise ValueError("its notes are not a list of texts")
+    return value or []
 
 
 def _settings(path: Path) -> dict[str, Any]:

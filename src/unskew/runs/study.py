@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors
 from unskew.data.partition_files import Holdings, read_holdings
-from unskew.engines.blueprint import build, dataset
+from unskew.engines.blueprint import build
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.runs import config as configs
@@ -121,7 +121,7 @@ class FinishedRun:
 
     @cached_property
     def _data(self) -> Tensors:
-        return dataset(self.prepared.images, self.prepared.population)
+        return replace(self.prepared, say=self.say).data
 
     @cached_property
     def side(self) -> ClientSide:

@@ -6,20 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from unskew import engines, models
+from unskew import engines
 from unskew.calibration.feasible import check
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
-from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
-from unskew.engines.blueprint import build, dataset
+from unskew.engines.blueprint import build
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer, execute
-from unskew.runs.finish import Event
+from unskew.runs.finish import Event, Stage
 from unskew.runs.folder import (
     arrays_bytes,
     create_run_folder,
@@ -50,7 +49,7 @@ def run(
     place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
-    prepared = prepare(config, given=given)
+    prepared = _telling(prepare(config, given=given), observe)
     _rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
@@ -99,6 +98,7 @@ def resume(
         require_sealed(path, PARTITION)
         kept = (path / PARTITION).absolute()
         prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
+        prepared = _telling(prepared, observe)
         if not kept.exists():
             write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         _rehearse(prepared)
@@ -120,11 +120,18 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[
     return watch
 
 
+def _telling(prepared: Prepared, observe: Observer | None) -> Prepared:
+    """With its progress told to the observer."""
+    if observe is None:
+        return prepared
+    return replace(prepared, say=lambda words, done, total: observe(Stage(words, done, total)))
+
+
 def _rehearse(prepared: Prepared) -> None:
     """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
-    data = dataset(prepared.images, prepared.population)
+    data = prepared.data
     side = build(prepared.blueprint, data)
-    models.initialise(side.network, Key(prepared.config.seed).fold("model"))
+    prepared.initialise(side.network)
     for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
         check_visit(size, side.algorithm.local, prepared.images.shape)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))

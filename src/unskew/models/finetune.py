@@ -1,0 +1,136 @@
+"""A network of which only the last layers are trained: ``all``, ``classifier`` or ``last(2)``.
+
+What is frozen is not in the network's named parameters and buffers: it is not sent, not averaged, not counted. All that
+runs before the first trained layer is in eval mode, so BatchNorm keeps its running statistics and dropout does nothing.
+
+Shapes: B images [B, ch, H, W], features [B, d], logits [B, C].
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from unskew.core.errors import UserError, nearest
+from unskew.core.text import complain, parse_calls
+from unskew.core.units import counted
+from unskew.models.any_module import run_probe
+from unskew.models.layers import Network
+from unskew.models.networks import Shape
+
+ALL, CLASSIFIER, LAST = "all", "classifier", "last"
+NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def parse_train(source: str) -> int | None:
+    """How many layers at the end are trained: None is all of them, 1 the classifier."""
+    calls = parse_calls(source, "--train")
+    call = calls[0]
+    if len(calls) > 1 or call.name not in (ALL, CLASSIFIER, LAST):
+        raise complain(source, call.start, f"--train: {nearest(call.name, (ALL, CLASSIFIER, 'last(2)'))}")
+    given = [*call.values, *call.knobs.values()]
+    if call.name != LAST:
+        if given:
+            raise complain(source, call.start, f"{call.name} takes nothing in brackets")
+        return None if call.name == ALL else 1
+    if len(given) != 1 or type(given[0]) is not int or given[0] < 1 or set(call.knobs) - {"layers"}:
+        raise complain(source, call.start, "last needs the number of layers, 1 or more: last(2)")
+    return given[0]
+
+
+def check_train(source: str) -> None:
+    """Refuse a text that says nothing that could be trained."""
+    parse_train(source)
+
+
+class FineTuned(Network):
+    """A network whose named parameters and buffers are those of its trained layers alone, under their own names.
+
+    ``encoder`` is the whole network's, or takes what the frozen part makes of the images: then the frozen part
+    does not run at all.
+    """
+
+    whole: Network
+    trained: tuple[nn.Module, ...]  # with weights
+    live: tuple[nn.Module, ...]  # the trained layers and what runs after the first of them without weights
+
+    def __init__(
+        self, network: Network, trained: Sequence[nn.Module], live: Sequence[nn.Module], encoder: nn.Module | None
+    ) -> None:
+        nn.Module.__init__(self)
+        own = self.__dict__
+        own["whole"], own["trained"], own["live"] = network, tuple(trained), tuple(live)
+        own["encoder"], own["classifier"] = encoder or network.encoder, network.classifier
+        for table in TABLES:
+            own[table] = network.__dict__[table]  # the same tables, so names and values are the network's own
+        if (origin := getattr(network, "origin", None)) is not None:
+            own["origin"] = origin
+        chosen = self._chosen()
+        for value in network.parameters():
+            value.requires_grad_(value.requires_grad and id(value) in chosen)
+        self.train(network.training)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The trained layers' parameters by the names that they have in the whole network."""
+        chosen = self._chosen()
+        for name, value in super().named_parameters(prefix, recurse, remove_duplicate):
+            if id(value) in chosen:
+                yield name, value
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """The trained layers' buffers by the names that they have in the whole network."""
+        chosen = self._chosen()
+        for name, value in super().named_buffers(prefix, recurse, remove_duplicate):
+            if id(value) in chosen:
+                yield name, value
+
+    def train(self, mode: bool = True) -> "FineTuned":
+        """Set the mode of the trained layers and of what runs between and after them; all else stays in eval mode."""
+        self.whole.train(False)
+        self.training = mode
+        for part in self.live:
+            part.training = mode
+        return self
+
+    def _chosen(self) -> set[int]:
+        return {id(value) for part in self.trained for value in (*part._parameters.values(), *part._buffers.values())}
+
+
+def layers_in_order(network: Network, shape: Shape) -> list[nn.Module]:
+    """The innermost modules in the order in which they first run."""
+    ran: dict[nn.Module, None] = {}
+
+    def note(layer: nn.Module, *_: Any) -> None:
+        ran.setdefault(layer)
+
+    handles = [part.register_forward_hook(note) for part in network.modules() if not part._modules]
+    try:
+        run_probe(network, "to be fine-tuned", shape)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return list(ran)
+
+
+def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The last ``count`` layers with weights, and these with all that runs after the first of them without weights.
+
+    A norm belongs to the layer before it. The classifier is the last layer, whatever runs beside it.
+    """
+    order = [part for part in layers_in_order(network, shape) if part is not network.classifier]
+    weighty = [part for part in order if part._parameters or part._buffers]
+    starts = [place for place, part in enumerate(weighty) if not place or not isinstance(part, NORMS)]
+    if count > len(starts) + 1:
+        most = counted(len(starts) + 1, "layer")
+        raise UserError(f"--train last({count}): this network has {most} with weights; give fewer, or all")
+    trained = weighty[starts[len(starts) + 1 - count] :] if count > 1 else []
+    first = order.index(trained[0]) if trained else len(order)
+    trained.append(network.classifier)
+    live = [part for part in order[first:] if part in trained or part not in weighty]
+    return trained, [*live, network.classifier]

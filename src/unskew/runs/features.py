@@ -1,0 +1,211 @@
+"""What a frozen part makes of every image, computed once and kept in the cache folder.
+
+The fingerprint is over the images, the frozen weights, the cut, the shape, the normalisation and the views. Blocks of
+images are files of their own, each with its checksum: work that was interrupted goes on where it was, and a damaged
+file is made again. The bits do not depend on the number of cores.
+"""
+
+import copy
+import fcntl
+import hashlib
+import os
+import queue
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from unskew.core import tensors
+from unskew.core.cache import VARIABLE, cache_folder
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.key import Key
+from unskew.core.machine import cores, ready_device
+from unskew.core.types import ImageSet, Split, Tensors
+from unskew.core.units import format_bytes
+from unskew.data import augment
+from unskew.data.batches import Pixels
+from unskew.engines.blueprint import Blueprint
+from unskew.models.frozen import Cut, find_cut
+from unskew.models.layers import Network
+from unskew.runs.starting import stored_bytes
+
+BLOCK = 1024  # images in a file
+AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower
+FORMAT = "unskew features 1"
+
+Say = Callable[[str, int, int], None]  # progress: the stage, how much is done, of how much
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A frozen part ready to run: the network with its weights, its cut, the images, how many views of each."""
+
+    blueprint: Blueprint
+    network: Network
+    parts: dict[str, Pixels]
+    data_sha256: str
+    views: int
+
+    @property
+    def cut(self) -> Cut:
+        """Where the network is cut."""
+        cut = find_cut(self.network, self.blueprint.shape, self.blueprint.layers or 0)
+        if cut is None:
+            raise ValueError("this network cannot be cut")
+        return cut
+
+    def fingerprint(self, cut: Cut) -> str:
+        """Of all that decides the output."""
+        facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
+        facts.append(tensors.sha256(_of_front(cut, self.network)))
+        facts += [str(value.flatten().tolist()) for value in (self.parts["train"].scale, self.parts["train"].offset)]
+        return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
+    """The image set with the frozen part's output in the place of its images, from the cache or computed now."""
+    cut = frozen.cut
+    fingerprint = frozen.fingerprint(cut)
+    folder = cache_folder() / f"features-{fingerprint[:32]}"
+    size = stored_bytes(images, cut.shape, frozen.views)
+    words = f"features of the frozen part: {format_bytes(size)} in {folder}"
+    _check_room(folder, size)
+    total = len(images.train) * (1 + frozen.views) + len(images.test)
+    done, parts = 0, dict[str, Floats]()
+    with _locked(folder), _Encoder(cut, frozen.blueprint) as encoder:
+        for part, split in (("train", images.train), ("test", images.test)):
+            kept = 1 + (frozen.views if part == "train" else 0)
+            made: Floats = np.empty((len(split) * kept, *cut.shape), np.float32)
+            for start in range(0, len(split), BLOCK):
+                stop = min(start + BLOCK, len(split))
+                file = folder / f"{part}-{start:09d}.safetensors"
+                rows = made[start * kept : stop * kept]
+                if not _read(file, fingerprint, rows):
+                    say(words, done, total)
+                    encoder.fill(rows, frozen.parts[part], start, kept)
+                    _write(file, fingerprint, rows)
+                done += len(rows)
+            parts[part] = made
+    train, test = (Split(parts[part], split.labels) for part, split in (("train", images.train), ("test", images.test)))
+    return replace(images, train=train, test=test)
+
+
+class _Encoder:
+    """The frozen part on every core: a copy of it for each thread, and batches that do not depend on their number."""
+
+    def __init__(self, cut: Cut, blueprint: Blueprint) -> None:
+        self._device = ready_device(blueprint.device)
+        self._count = cores() if self._device.type == "cpu" else 1
+        self._cut = cut
+        self._free: queue.SimpleQueue[nn.Module] = queue.SimpleQueue()
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> "_Encoder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def fill(self, rows: Floats, pixels: Pixels, start: int, kept: int) -> None:
+        """Compute the rows of the examples from ``start`` on: of each the plain image, then its views."""
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._count, "features", torch.set_num_threads, (1,))
+            for _ in range(self._count):
+                front = copy.deepcopy(self._cut.front).eval().to(self._device, memory_format=torch.channels_last)
+                self._free.put(front)
+        examples = len(rows) // kept
+        shaped = rows.reshape(examples, kept, *rows.shape[1:])
+        work = [
+            self._threads.submit(self._pass, shaped[first : first + AT_ONCE, view], pixels, start + first, view)
+            for view in range(kept)
+            for first in range(0, examples, AT_ONCE)
+        ]
+        for each in work:
+            each.result()
+
+    def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
+        index = torch.arange(start, start + len(rows))
+        draws = _draws(len(pixels.labels), view, index) if view else (None, None)
+        images = pixels.batch(index, *draws)[0].to(self._device, memory_format=torch.channels_last)
+        front = self._free.get()
+        try:
+            with torch.no_grad():
+                output: Tensor = front(images)
+        finally:
+            self._free.put(front)
+        rows[:] = output.float().cpu().reshape(rows.shape).numpy()
+
+
+def _draws(count: int, view: int, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The crops and flips of a view: the same for every seed, so that runs of several seeds share the stored views."""
+    shift, flip = augment.draw(Key(0).fold("views", view).numpy(), count)
+    return torch.from_numpy(shift)[index], torch.from_numpy(flip)[index]
+
+
+def _of_front(cut: Cut, network: Network) -> Tensors:
+    """The frozen part's tensors; the classifier's, which ``encoder`` may have with it, do not count."""
+    own = {id(value) for value in network.classifier.parameters()}
+    module = cut.front
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: value for name, value in values.items() if id(value) not in own}
+
+
+def _write(file: Path, fingerprint: str, rows: Floats) -> None:
+    about = {"fingerprint": fingerprint, "sha256": hashlib.sha256(rows.data).hexdigest()}
+    write_whole(file, save({"features": torch.from_numpy(rows)}, metadata=about))
+
+
+def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
+    """Fill the rows from the file, if it is there, whole and of this fingerprint."""
+    try:
+        with safe_open(file, "numpy") as content:
+            about, there = content.metadata() or {}, content.get_tensor("features")
+    except (OSError, SafetensorError, ValueError, KeyError):
+        return False
+    if about.get("fingerprint") != fingerprint or there.shape != rows.shape or there.dtype != np.float32:
+        return False
+    if about.get("sha256") != hashlib.sha256(np.ascontiguousarray(there).data).hexdigest():
+        return False
+    rows[:] = there
+    return True
+
+
+def _check_room(folder: Path, size: int) -> None:
+    """Refuse what the disk has no room for, unless some of it is there already."""
+    there = folder
+    while not there.exists():
+        there = there.parent
+    if not folder.exists() and size > (free := shutil.disk_usage(there).free):
+        raise UserError(
+            f"the features of the frozen part take {format_bytes(size)} in {folder}, and {format_bytes(free)} is free; "
+            f"make room, or set {VARIABLE} to a folder on another disk"
+        )
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time computes these features; another waits, and then reads them."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written: {error.strerror or error}; set {VARIABLE} to a folder that can"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
