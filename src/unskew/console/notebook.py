@@ -11,7 +11,7 @@ from unskew.core.units import format_duration
 from unskew.round.driver import Metrics
 from unskew.runs.finish import Event
 from unskew.runs.metrics import read_metrics
-from unskew.runs.prepare import Overview
+from unskew.runs.prepare import Overview, Reading
 from unskew.runs.result import accuracy_picture
 
 SECONDS = 0.5  # between two drawings
@@ -37,7 +37,7 @@ class NotebookView:
         self._figures = ""
         self._lines: list[str] = []
 
-    def __call__(self, event: Overview | Metrics | Event) -> None:
+    def __call__(self, event: Reading | Overview | Metrics | Event) -> None:
         """Take the event in, and draw if the last drawing is old enough."""
         if isinstance(event, Overview):
             config = event.config
@@ -47,10 +47,12 @@ class NotebookView:
         elif isinstance(event, Metrics):
             self._rows.append({"round": event.round, "accuracy": event.accuracy})
             self._figures = round_figures(event)
+        elif isinstance(event, Reading):
+            self._figures = f"{event.stage}: {event.done:,} of {event.total:,}" if event.total else event.stage
         else:
             self._lines += calibration_lines(event)
         last = isinstance(event, Metrics) and event.round == self._rounds
-        if last or not isinstance(event, Metrics) or time.monotonic() - self._drawn >= SECONDS:
+        if last or not isinstance(event, Metrics | Reading) or time.monotonic() - self._drawn >= SECONDS:
             self._draw()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
+from unskew.console.stage_progress import StageProgress
 from unskew.core import text
 from unskew.core.types import EVERYONE, Visit
 from unskew.core.units import counted
@@ -20,7 +21,7 @@ from unskew.core.units import format_duration as format_duration
 from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.runs.finish import Event
-from unskew.runs.prepare import Overview
+from unskew.runs.prepare import Overview, Reading
 from unskew.runs.result import Result, privacy_rows
 
 
@@ -30,12 +31,18 @@ class Screen:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._view: View | None = None
+        self._reading: StageProgress | None = None
         self._rounds = 0
         self._began = 0.0
         self._first = 0
 
-    def __call__(self, event: Overview | Metrics | Event) -> None:
+    def __call__(self, event: Reading | Overview | Metrics | Event) -> None:
         """Show the event."""
+        if isinstance(event, Reading):
+            self._reading = self._reading or StageProgress(self._console).__enter__()
+            self._reading(event.stage, event.done, event.total)
+            return
+        self._read()
         if isinstance(event, Overview):
             self._overview(event)
         elif isinstance(event, Metrics):
@@ -47,9 +54,16 @@ class Screen:
 
     def close(self) -> None:
         """Leave the terminal as it was."""
+        self._read()
         if self._view is not None:
             view, self._view = self._view, None
             view.close()
+
+    def _read(self) -> None:
+        """Take the bar away: the images are read."""
+        if self._reading is not None:
+            self._reading.__exit__(None, None, None)
+            self._reading = None
 
     def note(self, text: str) -> None:
         """Print a note."""

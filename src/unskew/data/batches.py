@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
+from unskew.core.images import StoredImages
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.types import Local
@@ -36,27 +37,39 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images in memory and how they are normalised: (x/255 − mean) / std."""
+    """Images, in memory or read when asked for, and how they are normalised: (x/255 − mean) / std."""
 
-    images: Tensor  # uint8 [N, ch, H, W]
+    images: Tensor | StoredImages  # uint8 [N, ch, H, W]
     labels: Tensor  # int64 [N]
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
 
     @staticmethod
-    def of(images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> "Pixels":
+    def of(images: Tensor | StoredImages, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype) -> "Pixels":
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
         return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype))
 
     def to(self, device: torch.device) -> "Pixels":
-        """The same images on that device."""
-        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)))
+        """The same images on that device; those that are read when asked for go there batch by batch."""
+        images = self.images.to(device) if isinstance(self.images, Tensor) else self.images
+        return Pixels(images, *(value.to(device) for value in (self.labels, self.scale, self.offset)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where its batches are."""
+        return self.labels.device
+
+    def taken(self, index: Tensor) -> Tensor:
+        """uint8 [B, ch, H, W], the examples' images as they are; ``index`` is on the device."""
+        if isinstance(self.images, Tensor):
+            return self.images.index_select(0, index)
+        return torch.from_numpy(self.images.take(index.cpu().numpy())).to(self.device)
 
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
-        index = index.to(self.images.device)
-        images = self.images.index_select(0, index)
+        index = index.to(self.device)
+        images = self.taken(index)
         if shift is not None and flip is not None:
             images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
         normal = images.to(self.scale.dtype).mul_(self.scale).add_(self.offset)

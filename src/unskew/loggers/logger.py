@@ -12,7 +12,7 @@ from unskew.round.driver import Metrics
 from unskew.runs.finish import Calibrated, Event
 from unskew.runs.folder import calibration_file
 from unskew.runs.metrics import read_metrics
-from unskew.runs.prepare import Overview
+from unskew.runs.prepare import Overview, Reading
 
 Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
 Figures = Mapping[str, float]  # of a round, by name
@@ -50,7 +50,7 @@ class Logger:
         self._held: Container[int] = ()
         self._totals = dict.fromkeys(TOTALS, 0.0)
 
-    def __call__(self, event: Overview | Metrics | Event) -> None:
+    def __call__(self, event: Reading | Overview | Metrics | Event) -> None:
         """Log the event."""
         self._safely(lambda backend: self._log(backend, event))
 
@@ -80,7 +80,7 @@ class Logger:
             what = " ".join(f"{type(error).__name__}: {error}".split())
             self._note(f"the {self._name} log failed ({what}); the run continues without it")
 
-    def _log(self, backend: Backend, event: Overview | Metrics | Event) -> None:
+    def _log(self, backend: Backend, event: Reading | Overview | Metrics | Event) -> None:
         if isinstance(event, Overview):
             self._path, self._rounds = event.path, event.config.rounds
             folder = event.path / "logs" / self._name

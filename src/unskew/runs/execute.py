@@ -36,11 +36,11 @@ from unskew.runs.config import CONFIG
 from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.lines import LineFile, Mark
 from unskew.runs.metrics import METRICS, metrics_row
-from unskew.runs.prepare import Overview, Prepared, first_visits, overview
+from unskew.runs.prepare import Overview, Prepared, Reading, first_visits, overview
 from unskew.runs.recorded import DURING
 from unskew.runs.result import Result
 
-Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
+Observer = Callable[[Reading | Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
 
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:

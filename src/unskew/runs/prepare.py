@@ -14,7 +14,9 @@ from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population, emd
+from unskew.data.scan import Say
 from unskew.data.sources import load
+from unskew.data.tables import cache_of, silent
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
@@ -44,6 +46,15 @@ class Prepared:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How far reading the images is, before anything else is known; ``total`` is 0 where that is not known."""
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
 class Overview:
     """What a run will be, known before its first round."""
 
@@ -68,17 +79,17 @@ class Overview:
     batch_norm: str = ""  # what becomes of BatchNorm's running statistics; empty where the network has none
 
 
-def prepare(config: Config, kept: str | None = None, given: Given | None = None) -> Prepared:
+def prepare(config: Config, kept: str | None = None, given: Given | None = None, say: Say = silent) -> Prepared:
     """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides.
 
-    ``given`` has the values that the configuration only describes.
+    ``given`` has the values that the configuration only describes. ``say`` is told how far reading the images is.
     """
     given = given or Given()
     _check_given(config, given, kept)
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
-    images = given.data or load(config.data, Path(config.data_dir) if config.data_dir else None)
+    images = given.data or read_data(config, say)
     classes = len(images.classes)
     parts = split(config, images, kept, given)
     per_round = config.per_round or parts.clients
@@ -107,6 +118,12 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     population = Population.from_partition(parts)
     return Prepared(filled, images, parts, population, blueprint, algorithm, sha256, baseline, recordings)
+
+
+def read_data(config: Config, say: Say = silent) -> ImageSet:
+    """The data set that a configuration names."""
+    cache = cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
+    return load(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
@@ -216,7 +233,10 @@ def _fingerprint(images: ImageSet) -> str:
     digest = hashlib.sha256()
     for part in (images.train, images.test):
         digest.update(repr(part.images.shape).encode())
-        digest.update(np.ascontiguousarray(part.images).data)
+        if isinstance(part.images, np.ndarray):
+            digest.update(np.ascontiguousarray(part.images).data)
+        else:
+            digest.update(part.images.sha256.encode())
         digest.update(np.ascontiguousarray(part.labels).data)
     return digest.hexdigest()
 

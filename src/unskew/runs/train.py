@@ -1,7 +1,6 @@
 """Running and resuming: from a configuration to a prepared federation and its run folder."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
+from unskew.data.scan import Say
 from unskew.engines.blueprint import build, dataset
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
@@ -29,7 +29,7 @@ from unskew.runs.folder import (
 )
 from unskew.runs.given import take_same, take_values
 from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
-from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
+from unskew.runs.prepare import Overview, Prepared, Reading, first_visits, prepare
 from unskew.runs.result import RESULT, Result
 from unskew.runs.stop import STOP, StopRun
 
@@ -50,7 +50,7 @@ def run(
     place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
-    prepared = prepare(config, given=given)
+    prepared = prepare(config, given=given, say=_reading(observe))
     _rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
@@ -98,18 +98,28 @@ def resume(
         given = take_same(values, config)
         require_sealed(path, PARTITION)
         kept = (path / PARTITION).absolute()
-        prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
+        prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given, _reading(observe))
         if not kept.exists():
             write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         _rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
-def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[[Overview | Metrics | Event], None]:
+def _reading(observe: Observer | None) -> Say:
+    """The observer, told how far reading the images is."""
+
+    def say(stage: str, done: int, total: int) -> None:
+        if observe is not None:
+            observe(Reading(stage, done, total))
+
+    return say
+
+
+def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
     """The observer, whose answer STOP or StopRun ends the run in a way that can be resumed."""
     again = [name for name in configs.values_described(config) if name != "partition"]  # partition.npz has that
 
-    def watch(event: Overview | Metrics | Event) -> None:
+    def watch(event: Reading | Overview | Metrics | Event) -> None:
         try:
             stop = observe is not None and observe(event) is STOP
         except StopRun as error:
