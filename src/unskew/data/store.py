@@ -70,8 +70,9 @@ class Store:
         """Write these images as far as there is room; ``entries`` learn where. The bytes that were written."""
         start = self._end
         for entry, record in zip(entries, records, strict=True):
-            fits = self._end - start + record.nbytes <= room
-            entry["offset"] = self._end if fits and self._written(record) else NOT_STORED
+            place = self._end
+            fits = place - start + record.nbytes <= room
+            entry["offset"] = place if fits and self._written(record) else NOT_STORED
             entry["check"] = zlib.crc32(entry.tobytes()[:CHECKED])
         with suppress(OSError):  # the disk is full: these are decoded again another time
             os.pwrite(self._index, entries.tobytes(), os.fstat(self._index).st_size)
