@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from unskew.console.plain import PlainConsole
+from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import UserError
 from unskew.core.units import format_bytes
 from unskew.data import fetch as fetching
@@ -63,7 +64,8 @@ def data_fetch(
 @data_app.command("check")
 def data_check(name: str, data_dir: DataDir = None) -> None:
     """Read a whole data set and compare its files with the published ones."""
-    findings = sources.check(name, _folder(data_dir))
+    with StageProgress(out) as say:
+        findings = sources.check(name, _folder(data_dir), say=say)
     for finding in findings:
         out.print(f"{finding.path}: {format_bytes(finding.size)}, {finding.status}; {finding.detail}", soft_wrap=True)
     damaged = [finding.path for finding in findings if not finding.whole]

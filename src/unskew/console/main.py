@@ -20,13 +20,14 @@ from unskew.console.methods import show_methods
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
+from unskew.console.stage_progress import StageProgress
 from unskew.console.study import Device, analyse, report
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.core.machine import too_many_files
 from unskew.core.units import counted
-from unskew.data import partition_files, sources
+from unskew.data import partition_files
 from unskew.data.population import Population, emd, sizes_in_words
 from unskew.loggers import LOGGERS
 from unskew.runs import config as configs
@@ -35,7 +36,7 @@ from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.metrics import read_metrics
 from unskew.runs.options import OPTIONS
-from unskew.runs.prepare import split
+from unskew.runs.prepare import read_data, split
 from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -161,7 +162,8 @@ def partition(
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
     config = configs.checked(configs.with_values(Config(), options, "partition"))
-    images = sources.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    with StageProgress(out) as say:
+        images = read_data(config, say)
     drawn = split(config, images)
     labels, classes = images.train.labels, len(images.classes)
     if file.suffix == ".npz":

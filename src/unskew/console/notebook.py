@@ -48,11 +48,11 @@ class NotebookView:
             self._rows.append({"round": event.round, "accuracy": event.accuracy})
             self._figures = round_figures(event)
         elif isinstance(event, Stage):
-            self._figures = f"{event.words}: {event.done:,} of {event.total:,} images"
+            self._figures = f"{event.words}: {event.done:,} of {event.total:,}" if event.total else event.words
         else:
             self._lines += calibration_lines(event)
         last = isinstance(event, Metrics) and event.round == self._rounds
-        if last or not isinstance(event, Metrics) or time.monotonic() - self._drawn >= SECONDS:
+        if last or not isinstance(event, Metrics | Stage) or time.monotonic() - self._drawn >= SECONDS:
             self._draw()
 
     def close(self) -> None:

@@ -70,7 +70,8 @@ class Screen:
             self._stages(seen.words, seen.done, seen.total)
         elif self._told != (tenth := 10 * seen.done // max(seen.total, 1)):
             self._told = tenth
-            self._console.print(f"{seen.words}: {seen.done:,} of {seen.total:,} images", markup=False, soft_wrap=True)
+            so_far = f": {seen.done:,} of {seen.total:,} images" if seen.total else ""
+            self._console.print(f"{seen.words}{so_far}", markup=False, soft_wrap=True)
 
     def _overview(self, seen: Overview) -> None:
         self.close()

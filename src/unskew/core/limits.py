@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 
 from unskew.core.errors import UserError, a_kind, brief
@@ -34,12 +35,15 @@ _KINDS = (
 def limit_set() -> int | None:
     """The limit that the user set, in bytes."""
     text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return None
-    match = re.fullmatch(r"(\d{1,18})\s*([kmgt]?b)?", text.lower(), re.ASCII)
+    return parse_size(text, f"{VARIABLE}={text[:80]}") if text else None
+
+
+def parse_size(text: str, where: str) -> int:
+    """The bytes that ``8GB`` or ``1.5 MB`` means; ``where`` begins the message for another text."""
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,6})?)\s*([kmgt]?b)?", text.strip().lower(), re.ASCII)
     if match is None:
-        raise UserError(f"{VARIABLE}={text[:80]}: give a size, such as 8GB or 500MB")
-    return int(match[1]) * _UNITS[match[2] or ""]
+        raise UserError(f"{where}: give a size, such as 8GB or 500MB")
+    return int(Decimal(match[1]) * _UNITS[match[2] or ""])
 
 
 def allowed(on_disk: int, *, at_once: bool = True) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.images import StoredImages
 from unskew.core.limits import MAX_CLASSES, user_path
 from unskew.core.types import ImageSet, Split
 from unskew.data.binary import Images
@@ -31,15 +32,21 @@ Array = npt.NDArray[Any]
 Numbers = tuple[float, ...]
 
 
-def measure(images: Images) -> tuple[Numbers, Numbers]:
-    """Each channel's mean and standard deviation for pixels scaled to 0..1, exact: their values are counted.
+def measure(images: Images | StoredImages) -> tuple[Numbers, Numbers]:
+    """Each channel's mean and standard deviation for pixels scaled to 0..1, exact: their values are counted."""
+    counts = np.zeros((images.shape[1], 256), np.int64)
+    for start in range(0, len(images), _CHUNK):
+        part = images[start : start + _CHUNK]
+        for channel, row in enumerate(counts):
+            row += np.bincount(part[:, channel].ravel(), minlength=256)
+    return moments(counts)
+
+
+def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
+    """Mean and standard deviation of each channel, from how many of its pixels have each value: [ch, 256].
 
     A deviation below one grey level counts as one, so that a constant channel does not divide by zero.
     """
-    counts = np.zeros((images.shape[1], 256), np.int64)
-    for start in range(0, len(images), _CHUNK):
-        for channel, row in enumerate(counts):
-            row += np.bincount(images[start : start + _CHUNK, channel].ravel(), minlength=256)
     values = np.arange(256) / 255
     share = counts / counts.sum(axis=1, keepdims=True)
     mean = share @ values  # [ch]

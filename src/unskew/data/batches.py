@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
+from unskew.core.images import StoredImages
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.types import Local
@@ -37,13 +38,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Pixels:
-    """Images in memory and how they are normalised: (x/255 − mean) / std.
+    """Images, in memory or read when asked for, and how they are normalised: (x/255 − mean) / std.
 
     Floating point in the place of bytes is what a frozen part made of the images: it is given out as it is. Of each
     example there may be ``views`` more beside the plain one, made of augmented images: the draws then choose a view.
     """
 
-    images: Tensor  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
+    images: Tensor | StoredImages  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
     labels: Tensor  # int64 [N]
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
@@ -51,12 +52,12 @@ class Pixels:
 
     @staticmethod
     def of(
-        images: Tensor, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype,
+        images: Tensor | StoredImages, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype,
         size: tuple[int, int, int] | None = None,
     ) -> "Pixels":  # fmt: skip
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
-        same = size is None or images.is_floating_point() or tuple(images.shape[1:]) == size
+        same = size is None or _floating(images) or tuple(images.shape[1:]) == size
         return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype), None if same else size)
 
     @property
@@ -68,18 +69,30 @@ class Pixels:
     @property
     def stored(self) -> bool:
         """Whether these are no images but what a frozen part made of them."""
-        return self.images.is_floating_point()
+        return _floating(self.images)
 
     def to(self, device: torch.device) -> "Pixels":
-        """The same images on that device."""
-        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)), self.size)
+        """The same images on that device; those that are read when asked for go there batch by batch."""
+        images = self.images.to(device) if isinstance(self.images, Tensor) else self.images
+        return Pixels(images, *(value.to(device) for value in (self.labels, self.scale, self.offset)), self.size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its batches are."""
+        return self.labels.device
+
+    def taken(self, index: Tensor) -> Tensor:
+        """uint8 [B, ch, H, W], the examples' images as they are; ``index`` is on the device."""
+        if isinstance(self.images, Tensor):
+            return self.images.index_select(0, index)
+        return torch.from_numpy(self.images.take(index.cpu().numpy())).to(self.device)
 
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
-        index = index.to(self.images.device)
+        index = index.to(self.device)
         if self.stored:
             return self._views(index, shift, flip).to(self.scale.dtype), self.labels.index_select(0, index)
-        images = self.images.index_select(0, index)
+        images = self.taken(index)
         if shift is not None and flip is not None:
             images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
         images = images.to(self.scale.dtype)
@@ -96,7 +109,11 @@ class Pixels:
         if shift is not None and flip is not None and kept > 1:
             drawn = 2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()
             rows = rows + 1 + drawn.to(rows.device) % (kept - 1)
-        return self.images.index_select(0, rows)
+        return self.taken(rows)
+
+
+def _floating(images: Tensor | StoredImages) -> bool:
+    return isinstance(images, Tensor) and images.is_floating_point()
 
 
 def steps_for(examples: int, local: Local) -> int:

@@ -14,11 +14,10 @@ from unskew.core.limits import check_memory, check_plain, check_unpacked, is_fol
 from unskew.core.text import cut
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import DAMAGE, measure
+from unskew.data.decode import DEEP, GREY, flat, square
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
 _IGNORED = {"thumbs.db", "desktop.ini"}
-_GREY = {"1", "L", "LA", "La"}
-_DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
 _UNREADABLE = (*DAMAGE, MemoryError)
 
 Classes = dict[str, list[Path]]  # the files of each class
@@ -128,9 +127,9 @@ def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple
     for path in files:
         with _open(path) as picture:
             pixels += picture.size[0] * picture.size[1]
-            if picture.mode.startswith(_DEEP):
+            if picture.mode.startswith(DEEP):
                 raise UserError(f"{path} has more than 8 bits a pixel ({picture.mode}); save it with 8")
-            grey = grey and picture.mode in _GREY
+            grey = grey and picture.mode in GREY
             first.setdefault(picture.size, path)
     channels, name = 1 if grey else 3, f"folder:{directory}"
     if size is not None:
@@ -154,19 +153,9 @@ def _decode(files: list[tuple[Path, int]], shape: tuple[int, int], size: int | N
     for image, (path, _) in zip(images, files, strict=True):
         with _open(path) as picture:
             try:
-                # By way of RGBA: a palette with transparency has no direct way to RGB.
-                plain = picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
+                plain = flat(picture, mode)
             except _UNREADABLE as error:
                 raise UserError(f"{path} is damaged ({error}); replace or remove it") from error
-        pixels = np.asarray(plain if size is None else _square(plain, size))
+        pixels = np.asarray(plain if size is None else square(plain, size))
         image[:] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
     return Split(images, np.array([label for _, label in files], np.int64))
-
-
-def _square(picture: Image.Image, size: int) -> Image.Image:
-    """The shorter side becomes ``size``, then the centre is cropped."""
-    scale = size / min(picture.size)
-    width, height = (max(size, round(side * scale)) for side in picture.size)
-    left, top = (width - size) // 2, (height - size) // 2
-    scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
-    return scaled.crop((left, top, left + size, top + size))

@@ -4,6 +4,7 @@ A file that differs from the published one is legal as long as it reads whole: t
 """
 
 import hashlib
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,11 +15,13 @@ import numpy as np
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
-from unskew.data import arrays, binary, cifar_python, folders
+from unskew.data import arrays, binary, cifar_python, folders, tables
 from unskew.data.binary import Images, Labels
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
 from unskew.data.convert import is_function, load_from_function
+from unskew.data.scan import Say
+from unskew.data.store import Cache
 
 AS_PUBLISHED = "as published"
 OTHER = "reads whole, but is not the published file"
@@ -28,7 +31,11 @@ LATER = ("cinic10", "inaturalist", "landmarks")
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
-}
+    "table:": (
+        "table:FILE.csv", "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)",
+        tables.load_table,
+    ),
+}  # fmt: skip
 _OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
 
@@ -73,8 +80,13 @@ class Finding:
         return self.status != DAMAGED
 
 
-def load(name: str, data_dir: Path | None) -> ImageSet:
-    """The image set of that name; ``data_dir`` is where published sets are, None where the user named none."""
+def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> ImageSet:
+    """The image set of that name; ``data_dir`` is where published sets are, None where the user named none.
+
+    ``cache`` is where decoded photographs are kept, ``say`` is told how far reading them is.
+    """
+    if name.startswith("table:"):
+        return tables.load_table(name.removeprefix("table:"), cache, say)
     for prefix, (_, _, read) in OWN.items():
         if name.startswith(prefix):
             return read(name.removeprefix(prefix))
@@ -95,7 +107,7 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
 
 def find(name: str) -> Source:
     """The published facts of a named set."""
-    if name in LATER or name.startswith("table:"):
+    if name in LATER:
         raise UserError(
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
@@ -119,7 +131,7 @@ def survey(data_dir: Path | None) -> list[Listing]:
     return [*rows, *own]
 
 
-def check(name: str, data_dir: Path | None) -> list[Finding]:
+def check(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
     if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
         files = locate(source, data_dir)
@@ -129,9 +141,9 @@ def check(name: str, data_dir: Path | None) -> list[Finding]:
         where = files.folder
     else:
         own = name.startswith(tuple(OWN))
-        findings, where = [], Path(name.partition(":")[2].partition("?size=")[0] if own else name)
+        findings, where = [], Path(re.sub(r"\?[a-z]+=.*", "", name.partition(":")[2]) if own else name)
     try:
-        loaded = load(name, data_dir)
+        loaded = load(name, data_dir, cache, say)
     except UserError as error:
         return [*findings, Finding(str(where), 0, DAMAGED, str(error))]
     detail = f"{len(loaded.train):,} training and {len(loaded.test):,} test images"

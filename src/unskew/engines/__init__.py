@@ -22,7 +22,7 @@ from unskew.core.key import Key, seeded
 from unskew.core.machine import deterministic, synchronize
 from unskew.core.plugins import load_function
 from unskew.core.types import Engine, Tensors
-from unskew.engines.blueprint import Blueprint, build
+from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
 from unskew.engines.pool.engine import Pool
 from unskew.engines.pool.shared import SharedFile
@@ -67,7 +67,9 @@ def open_pool(setup: EngineSetup) -> Engine:
     """One process a core; the data are copied into shared memory."""
     shared = SharedFile()
     side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
-    return Pool(setup.blueprint, shared, shared.write(setup.data), max(1, setup.workers), side.memory, side.secret)
+    workers = max(1, setup.workers)
+    layout = shared.write(with_shares(setup.data, 1 + workers))
+    return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret)
 
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}

@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
+from unskew.core.images import StoredImages
 from unskew.core.machine import ready_device
-from unskew.core.types import ImageSet, Local, Tensors
+from unskew.core.types import ImageSet, Local, Split, Tensors
 from unskew.data.batches import Pixels
+from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
 from unskew.models.finetune import FineTuned
 from unskew.models.frozen import fine_tuned
@@ -22,6 +24,7 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory
 
+STORED = "stored"  # in the names of tensors that describe images which are read when asked for
 CANNOT_CROSS = (
     "a lambda, a closure or a function of __main__ cannot go to another process; "
     "give --engine loop, or put it into a module as a plain function"
@@ -84,11 +87,14 @@ class Blueprint:
 
 
 def dataset(images: ImageSet, population: Population) -> Tensors:
-    """All that the clients hold, as tensors by name: what goes into shared memory."""
+    """All that the clients hold, as tensors by name: what goes into shared memory.
+
+    Images that are read when asked for go as their description: "<part>/stored", JSON in UTF-8, and arrays under it.
+    """
     return {
-        "train/images": torch.from_numpy(np.ascontiguousarray(images.train.images)),
+        **_images("train", images.train),
         "train/labels": torch.from_numpy(images.train.labels),
-        "test/images": torch.from_numpy(np.ascontiguousarray(images.test.images)),
+        **_images("test", images.test),
         "test/labels": torch.from_numpy(images.test.labels),
         "population/order": torch.tensor(population.order),
         "population/offsets": torch.tensor(population.offsets),
@@ -101,9 +107,7 @@ def pixels(blueprint: Blueprint, data: Tensors) -> dict[str, Pixels]:
     """The images of the train and test part as the network takes them, on the CPU."""
     dtype = getattr(torch, blueprint.dtype)
     return {
-        part: Pixels.of(
-            data[f"{part}/images"], data[f"{part}/labels"], data["mean"], data["std"], dtype, blueprint.shape
-        )
+        part: Pixels.of(_opened(part, data), data[f"{part}/labels"], data["mean"], data["std"], dtype, blueprint.shape)
         for part in ("train", "test")
     }
 
@@ -128,3 +132,32 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
         memory=kept,
     )
+
+
+def with_shares(data: Tensors, processes: int) -> Tensors:
+    """The data for several processes at once: the memory that images may take is divided among them."""
+    texts = {f"{part}/{STORED}" for part in ("train", "test")} & data.keys()
+    return data | {name: _bytes(with_memory(_text(data[name]), processes)) for name in texts}
+
+
+def _images(part: str, split: Split) -> Tensors:
+    if isinstance(split.images, np.ndarray):
+        return {f"{part}/images": torch.from_numpy(np.ascontiguousarray(split.images))}
+    text, arrays = split.images.described()
+    named = {f"{part}/{STORED}/{name}": torch.from_numpy(np.array(values)) for name, values in arrays.items()}
+    return {f"{part}/{STORED}": _bytes(text), **named}
+
+
+def _opened(part: str, data: Tensors) -> Tensor | StoredImages:
+    if f"{part}/images" in data:
+        return data[f"{part}/images"]
+    arrays = {name: value.numpy() for name, value in tensors.under(data, f"{part}/{STORED}/").items()}
+    return open_photographs(_text(data[f"{part}/{STORED}"]), arrays)
+
+
+def _bytes(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def _text(content: Tensor) -> str:
+    return content.numpy().tobytes().decode()

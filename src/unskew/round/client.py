@@ -62,7 +62,7 @@ class ClientSide:
     @property
     def device(self) -> torch.device:
         """What this side trains on: the device of its images and its network."""
-        return self.train.images.device
+        return self.train.device
 
     @cached_property
     def _received(self) -> list[tuple[Tensors, Tensors]]:

@@ -82,10 +82,11 @@ def checked(config: Config) -> Config:
     check_text("--data-dir (or UNSKEW_DATA)", folder or "")
     return replace(
         config,
-        data=_absolute(config.data, "arrays:", "folder:"),
+        data=_absolute(config.data, "arrays:", "folder:", "table:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
         pretrained=_absolute_weights(config.pretrained),
+        cache_dir=str(user_path(config.cache_dir).absolute()) if config.cache_dir else None,
         baseline=str(usable_path(config.baseline).absolute()) if config.baseline else None,
     )
 

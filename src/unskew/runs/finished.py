@@ -209,7 +209,7 @@ def prepared_of(
 def _moved(data: str, folder: Path) -> str:
     """A user's own ``arrays:`` or ``folder:`` is looked for by its last name in the folder."""
     kind, colon, place = data.partition(":")
-    return f"{kind}:{folder / Path(place).name}" if colon and kind in ("arrays", "folder") else data
+    return f"{kind}:{folder / Path(place).name}" if colon and kind in ("arrays", "folder", "table") else data
 
 
 def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:

@@ -9,6 +9,7 @@ from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
 from unskew.data.normalise import NAMES as NORMALISATIONS
+from unskew.data.tables import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import check_train
 
@@ -86,11 +87,25 @@ class Config:
     """A run's configuration: a field for each option. ``None`` is filled in from the data or the machine."""
 
     data: str = _option(
-        "digits", "digits | cifar10 | … | folder:DIR | arrays:FILE.npz | package.module:function", metavar="NAME"
+        "digits",
+        "digits | cifar10 | … | folder:DIR | table:FILE.csv | arrays:FILE.npz | package.module:function",
+        metavar="NAME",
     )
     data_dir: str | None = _work(
         None, "The folder of the published data sets.", metavar="DIR", otherwise="the variable UNSKEW_DATA"
     )
+    cache_dir: str | None = _work(
+        None, "Where decoded photographs of a table are kept.", metavar="DIR",
+        otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew", added_later=True,
+    )  # fmt: skip
+    cache_disk: str = _work(
+        DISK, "What decoded photographs may take on disk.", metavar="SIZE", check=check_size("cache-disk"),
+        added_later=True,
+    )  # fmt: skip
+    cache_memory: str = _work(
+        MEMORY, "What decoded photographs may take in memory, in all processes together.", metavar="SIZE",
+        check=check_size("cache-memory"), added_later=True,
+    )  # fmt: skip
     partition: str = _option(
         "dirichlet(alpha=0.1)",
         "Which client holds which example: dirichlet(alpha=0.1) | iid | users | file:FILE | … | "

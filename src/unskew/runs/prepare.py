@@ -15,14 +15,16 @@ from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population, emd
+from unskew.data.scan import Say
 from unskew.data.sources import load
+from unskew.data.tables import cache_of, silent
 from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, dataset, pixels
 from unskew.models.layers import Network
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
-from unskew.runs.features import Frozen, Say, stored_features
+from unskew.runs.features import Frozen, stored_features
 from unskew.runs.given import Given, parse_given
 from unskew.runs.recording import Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
@@ -47,7 +49,7 @@ class Prepared:
     start: Starting
     recordings: tuple[Recorded, ...] = ()
     finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
-    say: Say = lambda stage, done, total: None  # progress of what takes long
+    say: Say = silent  # progress of what takes long
 
     @cached_property
     def first(self) -> Tensors:
@@ -119,19 +121,20 @@ class Overview:
 
 
 def prepare(
-    config: Config, kept: str | None = None, given: Given | None = None, finished: Tensors | None = None
-) -> Prepared:
+    config: Config, kept: str | None = None, given: Given | None = None, finished: Tensors | None = None,
+    say: Say = silent,
+) -> Prepared:  # fmt: skip
     """Read the images, make the partition (or take the ``kept`` one), fill in what the data decides.
 
     ``given`` has the values that the configuration only describes, ``finished`` the whole network's weights where the
-    run is over: no pretrained weights are read then.
+    run is over: no pretrained weights are read then. ``say`` is told how far the images are read.
     """
     given = given or Given()
     _check_given(config, given, kept)
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
-    images = given.data or load(config.data, Path(config.data_dir) if config.data_dir else None)
+    images = given.data or read_data(config, say)
     start = starting(config, images, given.model, finished)
     config, images = start.config, start.images
     parts = split(config, images, kept, given)
@@ -159,8 +162,14 @@ def prepare(
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     population = Population.from_partition(parts)
     return Prepared(
-        filled, images, parts, population, blueprint, algorithm, sha256, baseline, start, recordings, finished
+        filled, images, parts, population, blueprint, algorithm, sha256, baseline, start, recordings, finished, say
     )
+
+
+def read_data(config: Config, say: Say = silent) -> ImageSet:
+    """The data set that a configuration names."""
+    cache = cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
+    return load(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
@@ -271,7 +280,10 @@ def _fingerprint(images: ImageSet) -> str:
     digest = hashlib.sha256()
     for part in (images.train, images.test):
         digest.update(repr(part.images.shape).encode())
-        digest.update(np.ascontiguousarray(part.images).data)
+        if isinstance(part.images, np.ndarray):
+            digest.update(np.ascontiguousarray(part.images).data)
+        else:
+            digest.update(part.images.sha256.encode())
         digest.update(np.ascontiguousarray(part.labels).data)
     return digest.hexdigest()
 

@@ -1,7 +1,6 @@
 """Running and resuming: from a configuration to a prepared federation and its run folder."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
+from unskew.data.scan import Say
 from unskew.engines.blueprint import build
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
@@ -49,7 +49,7 @@ def run(
     place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
-    prepared = _telling(prepare(config, given=given), observe)
+    prepared = prepare(config, given=given, say=_telling(observe))
     _rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
@@ -97,15 +97,15 @@ def resume(
         given = take_same(values, config)
         require_sealed(path, PARTITION)
         kept = (path / PARTITION).absolute()
-        prepared = prepare(configs.checked(config), f"file:{kept}" if kept.exists() else None, given)
-        prepared = _telling(prepared, observe)
+        before = f"file:{kept}" if kept.exists() else None
+        prepared = prepare(configs.checked(config), before, given, say=_telling(observe))
         if not kept.exists():
             write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         _rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
-def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[[Overview | Metrics | Event], None]:
+def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
     """The observer, whose answer STOP or StopRun ends the run in a way that can be resumed."""
     again = [name for name in configs.values_described(config) if name != "partition"]  # partition.npz has that
 
@@ -120,11 +120,14 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Callable[
     return watch
 
 
-def _telling(prepared: Prepared, observe: Observer | None) -> Prepared:
-    """With its progress told to the observer."""
-    if observe is None:
-        return prepared
-    return replace(prepared, say=lambda words, done, total: observe(Stage(words, done, total)))
+def _telling(observe: Observer | None) -> Say:
+    """Tell the observer how far work before the first round is."""
+
+    def say(words: str, done: int, total: int) -> None:
+        if observe is not None:
+            observe(Stage(words, done, total))
+
+    return say
 
 
 def _rehearse(prepared: Prepared) -> None:

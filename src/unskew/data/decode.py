@@ -1,0 +1,128 @@
+"""One photograph as pixels: what can be read, what is refused and why, scaling to a square.
+
+Shapes: [ch, H, W] one image, bytes; ch is 1 where the photograph is grey, otherwise 3.
+"""
+
+import io
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from unskew.core.errors import UserError
+from unskew.core.limits import check_plain, check_unpacked, size_on_disk
+from unskew.data.arrays import DAMAGE
+
+UNREADABLE = (*DAMAGE, MemoryError, KeyError, AttributeError, ZeroDivisionError, Image.DecompressionBombError)
+GREY = {"1", "L", "LA", "La"}
+DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF")  # none that runs a program
+ORIENTATION = 0x0112  # EXIF: how the camera was held
+DECODER = 1  # changes when the same file would give other pixels
+SPARE = 2  # a JPEG is read at half, a quarter or an eighth of its size, if that is this many times what is wanted
+LONGEST = 4  # sides: what is longer than that beside the shorter one is cut off before scaling
+
+Picture = Path | bytes  # where it is, or its file's content
+Pixels = npt.NDArray[np.uint8]
+
+
+class Broken(Exception):
+    """A photograph that cannot be used; the message says why, and not which one it is."""
+
+
+def decode(given: Picture | None, size: int | None) -> Pixels:
+    """[ch, H, W]: turned as its EXIF data say; with ``size`` scaled and cropped to a square of that side.
+
+    Transparency is dropped; of several frames the first is taken.
+    """
+    where = _plain(given)
+    try:
+        with Image.open(where, formats=_formats()) as picture:
+            if picture.mode.startswith(DEEP):
+                raise Broken(f"has more than 8 bits a pixel ({picture.mode}); save it with 8")
+            taken = len(given) if isinstance(given, bytes) else size_on_disk([Path(str(given))])
+            check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
+            if size is not None:
+                picture.draft(None, (SPARE * size, SPARE * size))
+            upright = picture if _turned(picture) == 1 else ImageOps.exif_transpose(picture)
+            plain = flat(upright, "L" if upright.mode in GREY else "RGB")
+    except UserError as error:
+        raise Broken(str(error).removeprefix("the picture ")) from error
+    except Image.DecompressionBombError as error:
+        raise Broken(f"claims more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; scale it down") from error
+    except UnidentifiedImageError as error:
+        raise Broken("is not a picture") from error
+    except UNREADABLE as error:
+        raise Broken(f"is damaged ({str(error)[:100] or type(error).__name__})") from error
+    pixels = np.asarray(plain if size is None else square(_shortened(plain), size))
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def flat(picture: Image.Image, mode: str) -> Image.Image:
+    """The picture in mode L or RGB."""
+    # By way of RGBA: a palette with transparency has no direct way to RGB.
+    return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
+
+
+def square(picture: Image.Image, size: int) -> Image.Image:
+    """The shorter side becomes ``size``, then the centre is cropped."""
+    scale = size / min(picture.size)
+    width, height = (max(size, round(side * scale)) for side in picture.size)
+    left, top = (width - size) // 2, (height - size) // 2
+    scaled = picture.resize((width, height), Image.Resampling.BILINEAR)
+    return scaled.crop((left, top, left + size, top + size))
+
+
+def _shortened(picture: Image.Image) -> Image.Image:
+    """The middle of a strip: scaled whole, a strip of one pixel's width would take gigabytes."""
+    most = LONGEST * min(picture.size)
+    width, height = (min(side, most) for side in picture.size)
+    left, top = (picture.size[0] - width) // 2, (picture.size[1] - height) // 2
+    return picture if (width, height) == picture.size else picture.crop((left, top, left + width, top + height))
+
+
+def _turned(picture: Image.Image) -> int:
+    """The EXIF orientation; 1, upright, where that part cannot be read."""
+    try:
+        return int(picture.getexif().get(ORIENTATION, 1))
+    except UNREADABLE:
+        return 1
+
+
+def _plain(given: Picture | None) -> Path | io.BytesIO:
+    """What Pillow may open: not a folder, a pipe or an empty file."""
+    if given is None:
+        raise Broken("has no bytes")
+    if isinstance(given, bytes):
+        if not given:
+            raise Broken("is empty")
+        return io.BytesIO(given)
+    try:
+        check_plain(given)
+        if not os.stat(given).st_size:
+            raise Broken("is empty")
+    except UserError as error:
+        raise Broken(str(error).removeprefix(f"{given} ")) from error
+    except FileNotFoundError as error:
+        raise Broken("is not there") from error
+    except OSError as error:
+        raise Broken(f"cannot be read: {error.strerror or error}") from error
+    return given
+
+
+def _formats() -> tuple[str, ...]:
+    Image.init()  # finds the formats that this Pillow has, once
+    return tuple(name for name in FORMATS if name in Image.OPEN)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Pillow's warnings on odd files are not shown: what matters is whether a file can be read."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

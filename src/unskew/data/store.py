@@ -1,0 +1,216 @@
+"""Decoded photographs on disk: one file of pixels that only grows, and an index of what is where in it.
+
+``<cache>/images/<key>/`` has ``pixels``, ``index`` and two locks. A record in ``pixels`` is one image, [ch, H, W]
+bytes. An entry of the index has checksums of the record and of itself, so that whatever a crash, a full disk or another
+program left behind is noticed and decoded again. Both files begin with the same random number: an index never belongs
+to other pixels. Stores of other tables are removed, the longest unused first, where the budget on disk needs it.
+"""
+
+import fcntl
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.core.errors import UserError
+
+ENTRY = np.dtype([
+    ("stamp", "V16"), ("sha256", "V32"), ("offset", "<i8"), ("crc", "<u4"), ("height", "<u2"), ("width", "<u2"),
+    ("channels", "u1"), ("spare", "V3"), ("check", "<u4"),
+])  # fmt: skip
+CHECKED = ENTRY.itemsize - 4  # the bytes of an entry that its check is over
+NOT_STORED = -1  # instead of an offset: the image is known, but there was no room for it
+MARKS = (b"unskew pixels 1\n", b"unskew index  1\n")
+HEADER = 32  # a mark and a random number
+FREE_SHARE = 2  # at most 1/2 of what is free on the disk is used, whatever the budget
+MODE = 0o600
+
+Entries = npt.NDArray[np.void]  # of ENTRY
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Where decoded photographs are kept, and how many bytes they may take on disk and in memory."""
+
+    folder: Path
+    disk: int
+    memory: int
+
+
+class Store:
+    """The store of one table under one way of decoding; ``open_store`` makes it, under its lock."""
+
+    def __init__(self, folder: Path, number: bytes, pixels: int, index: int) -> None:
+        self.folder, self.number = folder, number
+        self._pixels, self._index = pixels, index
+        self._end = os.fstat(pixels).st_size
+
+    def entries(self) -> Entries:
+        """All entries that are whole and whose record may be there; of two with one stamp the last."""
+        size = os.fstat(self._index).st_size - HEADER
+        raw = np.frombuffer(os.pread(self._index, size, HEADER), np.uint8)
+        table = raw[: len(raw) // ENTRY.itemsize * ENTRY.itemsize].view(ENTRY)
+        if len(raw) % ENTRY.itemsize:  # cut off by a crash: the next entry begins where it should
+            os.ftruncate(self._index, HEADER + table.nbytes)
+        content = table.tobytes()
+        checks = [zlib.crc32(content[at : at + CHECKED]) for at in range(0, len(content), ENTRY.itemsize)]
+        area = table["height"].astype(np.int64) * table["width"] * table["channels"]
+        there = (table["offset"] == NOT_STORED) | (table["offset"] >= HEADER)
+        inside = table["offset"] + np.where(table["offset"] < 0, 0, area) <= self._end
+        whole: Entries = table[(table["check"] == np.array(checks, np.uint32)) & there & inside & (area > 0)]
+        return whole
+
+    def append(self, entries: Entries, records: list[npt.NDArray[np.uint8]], room: int) -> int:
+        """Write these images as far as there is room; ``entries`` learn where. The bytes that were written."""
+        start = self._end
+        for entry, record in zip(entries, records, strict=True):
+            place = self._end
+            fits = place - start + record.nbytes <= room
+            entry["offset"] = place if fits and self._written(record) else NOT_STORED
+            entry["check"] = zlib.crc32(entry.tobytes()[:CHECKED])
+        with suppress(OSError):  # the disk is full: these are decoded again another time
+            os.pwrite(self._index, entries.tobytes(), os.fstat(self._index).st_size)
+        return self._end - start
+
+    def _written(self, record: npt.NDArray[np.uint8]) -> bool:
+        try:
+            if os.pwrite(self._pixels, record.data, self._end) != record.nbytes:
+                return False
+        except OSError:
+            return False
+        self._end += record.nbytes
+        return True
+
+
+@contextmanager
+def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[Store]:
+    """The store of that key, made where it is missing or damaged; no other process writes to it meanwhile."""
+    folder = cache.folder / "images" / key
+    try:
+        lock = _locked(folder, waiting)
+    except OSError as error:
+        raise UserError(
+            f"--cache-dir {cache.folder} cannot be written: {error.strerror or error}; give another folder"
+        ) from error
+    held: list[int] = [lock]
+    try:
+        os.utime(folder / "lock")
+        number, files = _opened(folder)
+        held += files
+        yield Store(folder, number, *files)
+    except OSError as error:
+        raise UserError(
+            f"the cache {folder} cannot be used: {error.strerror or error}; give another --cache-dir"
+        ) from error
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def make_room(cache: Cache, store: Store, needed: int) -> int:
+    """How many bytes may be added to the store; others that are not in use are removed where that is too few."""
+    sizes = {each: _size(each) for each in sorted((cache.folder / "images").iterdir(), key=_last_use)}
+    total = sum(sizes.values())
+    for other, size in sizes.items():
+        if total + needed > cache.disk and other != store.folder and _removed(other):
+            total -= size
+    free = shutil.disk_usage(store.folder).free // FREE_SHARE
+    return max(0, min(cache.disk - total, free))
+
+
+def pixels_file(folder: Path, number: bytes) -> int | None:
+    """A descriptor of the store's pixels; None where they are not there any more, or are others."""
+    with suppress(OSError):
+        descriptor = os.open(folder / "pixels", os.O_RDONLY)
+        if os.pread(descriptor, HEADER, 0) == MARKS[0] + number:
+            return descriptor
+        os.close(descriptor)
+    return None
+
+
+def mark_in_use(folder: Path) -> int | None:
+    """A descriptor; as long as it is open, no other process removes the store."""
+    with suppress(OSError):
+        descriptor = os.open(folder / "use", os.O_RDWR | os.O_CREAT, MODE)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return descriptor
+    return None
+
+
+def repair(folder: Path, number: bytes, offset: int, record: bytes) -> None:
+    """Write a record again where it was found damaged, if the file is still the same one."""
+    with suppress(OSError):
+        descriptor = os.open(folder / "pixels", os.O_RDWR)
+        try:
+            if os.pread(descriptor, HEADER, 0) == MARKS[0] + number:
+                os.pwrite(descriptor, record, offset)
+        finally:
+            os.close(descriptor)
+
+
+def _opened(folder: Path) -> tuple[bytes, list[int]]:
+    """The store's number and its two files; both are begun again where they do not belong together."""
+    paths = [folder / "pixels", folder / "index"]
+    files = [os.open(path, os.O_RDWR | os.O_CREAT, MODE) for path in paths]
+    heads = [os.pread(file, HEADER, 0) for file in files]
+    number = heads[0][len(MARKS[0]) :]
+    if heads == [mark + number for mark in MARKS] and len(number) == HEADER - len(MARKS[0]):
+        return number, files
+    number = os.urandom(HEADER - len(MARKS[0]))
+    for place, path in enumerate(paths):  # new files: who still reads the old ones keeps them
+        os.close(files[place])
+        path.unlink()
+        files[place] = os.open(path, os.O_RDWR | os.O_CREAT, MODE)
+        os.pwrite(files[place], MARKS[place] + number, 0)
+    return number, files
+
+
+def _locked(folder: Path, waiting: Callable[[], None]) -> int:
+    """A descriptor of the folder's lock, held; made again where another process removed the folder meanwhile."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, MODE)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(folder / "lock")):
+                return descriptor
+        os.close(descriptor)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a store that no process uses."""
+    with suppress(OSError):
+        descriptors = [os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE) for name in ("lock", "use")]
+        try:
+            for descriptor in descriptors:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+            return True
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+    return False
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    with suppress(OSError):
+        total = sum(file.stat().st_size for file in folder.iterdir())
+    return total
+
+
+def _last_use(folder: Path) -> float:
+    try:
+        return (folder / "lock").stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,146 @@
+"""Photographs as people have them and as nobody should: decoded alike, or refused with a reason."""
+
+import io
+import os
+import struct
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from unskew.data import decode as decoding
+from unskew.data.decode import Broken, decode, quiet
+
+
+@pytest.fixture(autouse=True)
+def silence():
+    with quiet():
+        yield
+
+
+def saved(picture, form="PNG", **options):
+    file = io.BytesIO()
+    picture.save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.fixture
+def colours():
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8))
+
+
+def test_a_colour_picture_is_its_pixels(colours, tmp_path):
+    wanted = np.asarray(colours).transpose(2, 0, 1)
+    assert np.array_equal(decode(saved(colours), None), wanted)
+    colours.save(tmp_path / "a.png")
+    assert np.array_equal(decode(tmp_path / "a.png", None), wanted)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA"])
+def test_grey_stays_one_channel(colours, mode):
+    assert decode(saved(colours.convert(mode)), None).shape == (1, 9, 14)
+
+
+@pytest.mark.parametrize("mode", ["P", "RGBA", "RGB"])
+def test_palettes_and_transparency_become_three_channels(colours, mode):
+    assert decode(saved(colours.convert(mode)), None).shape == (3, 9, 14)
+
+
+@pytest.mark.parametrize(("form", "mode"), [("JPEG", "CMYK"), ("JPEG", "L"), ("WEBP", "RGB"), ("BMP", "RGB"),
+                                            ("TIFF", "RGB"), ("GIF", "P")])  # fmt: skip
+def test_common_formats_are_read(colours, form, mode):
+    assert decode(saved(colours.convert(mode), form), None).shape == (1 if mode == "L" else 3, 9, 14)
+
+
+def test_of_a_moving_picture_the_first_frame_is_taken(colours):
+    frames = [Image.new("RGB", (6, 6), colour) for colour in ("red", "blue")]
+    moving = saved(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert decode(moving, None)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_picture_is_turned_as_the_camera_was_held(colours, turn):
+    exif = Image.Exif()
+    exif[decoding.ORIENTATION] = turn
+    content = saved(colours, exif=exif)
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
+    assert np.array_equal(decode(content, None), np.asarray(upright).transpose(2, 0, 1))
+
+
+def test_a_size_scales_the_shorter_side_and_crops_the_centre():
+    wide = np.zeros((10, 30, 3), np.uint8)
+    wide[:, 10:20] = 200  # the middle third
+    assert (decode(saved(Image.fromarray(wide)), 10) == 200).all()
+    assert (decode(saved(Image.fromarray(wide.transpose(1, 0, 2))), 5)[:, 1:4] == 200).all()
+
+
+def test_a_strip_does_not_take_gigabytes():
+    strip = saved(Image.new("RGB", (60_000, 1), "red"))
+    assert decode(strip, 64).shape == (3, 64, 64)
+
+
+def test_a_large_jpeg_is_read_at_a_fraction_of_its_size(monkeypatch):
+    big = saved(Image.new("RGB", (1600, 1200), "red"), "JPEG")
+    seen = []
+    monkeypatch.setattr(decoding, "flat", lambda picture, mode: seen.append(picture.size) or picture.convert(mode))
+    decode(big, 64)
+    assert seen == [(200, 150)]  # an eighth: its shorter side is at least twice what is wanted
+
+
+def bomb(width, height):
+    """A PNG of a few bytes whose header claims that size."""
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+EVIL = {
+    "is not a picture": lambda: b"just words",
+    "is empty": lambda: b"",
+    "has no bytes": lambda: None,
+    "claims more than": lambda: bomb(60_000, 60_000),
+    "unpacks to": lambda: bomb(12_000, 12_000),
+    "is damaged": lambda: saved(Image.new("RGB", (400, 400), "red"), "JPEG")[:700],
+    "has more than 8 bits a pixel (I;16": lambda: saved(Image.fromarray(np.zeros((4, 4), np.uint16))),
+    "has more than 8 bits a pixel (F)": lambda: saved(Image.new("F", (4, 4)), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("why", EVIL)
+def test_what_cannot_be_used_is_refused_with_a_reason(why):
+    with pytest.raises(Broken) as caught:
+        decode(EVIL[why](), 16)
+    assert why in str(caught.value)
+
+
+def test_a_program_in_postscript_is_not_run():
+    with pytest.raises(Broken, match="is not a picture"):
+        decode(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", 8)
+
+
+def test_whatever_is_not_a_file_is_refused_before_it_is_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    (tmp_path / "empty").touch()
+    for name, why in {"": "it is a folder", "pipe": "it is a named pipe", "a": "loop of links", "no": "is not there",
+                      "empty": "is empty", "n\0l": "null byte", "x" * 300: "too long"}.items():  # fmt: skip
+        with pytest.raises(Broken) as caught:
+            decode(tmp_path / name if name else tmp_path, None)
+        assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_damaged_file_is_refused_or_read_but_never_anything_else(colours, seed):
+    draw = np.random.default_rng(seed)
+    for form in ("JPEG", "PNG", "GIF", "WEBP", "TIFF"):
+        content = bytearray(saved(colours, form))
+        for place in draw.integers(0, len(content), 6):
+            content[place] = draw.integers(0, 256)
+        with suppress(Broken):
+            assert decode(bytes(content), 8).shape[1:] == (8, 8)

@@ -1,0 +1,252 @@
+"""The cache of decoded photographs: damage, crashes, two processes, budgets; what is read is right or is not read."""
+
+import fcntl
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from photo_tables import write_table
+from unskew.core.errors import StorageFailure, UserError
+from unskew.data import photographs, scan, store
+from unskew.data.photographs import open_photographs, with_memory
+from unskew.data.store import ENTRY, HEADER, Cache
+from unskew.data.tables import load_table
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache", 10**9, 10**8)
+
+
+@pytest.fixture
+def table(tmp_path):
+    return f"{write_table(tmp_path, 20)}?size=16"
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """Counts the photographs that are decoded."""
+    counted = []
+    for module in (scan, photographs):
+        real = module.decode
+        monkeypatch.setattr(module, "decode", lambda *given, real=real: counted.append(given) or real(*given))
+    return counted
+
+
+def pixels(images):
+    return np.concatenate([images.train.images[:], images.test.images[:]])
+
+
+def files(cache):
+    (folder,) = (cache.folder / "images").iterdir()
+    return folder / "pixels", folder / "index"
+
+
+def test_the_second_time_nothing_is_decoded(table, cache, decoded):
+    first = pixels(load_table(table, cache))
+    assert len(decoded) == 20
+    again = load_table(table, cache)
+    assert np.array_equal(pixels(again), first)
+    assert len(decoded) == 20
+
+
+def test_a_changed_file_is_decoded_again_and_alone(table, cache, decoded, tmp_path):
+    first = load_table(table, cache)
+    changed = tmp_path / "pictures" / "0.png"
+    changed.write_bytes((tmp_path / "pictures" / "1.png").read_bytes())
+    again = load_table(table, cache)
+    assert len(decoded) == 21
+    assert np.array_equal(again.train.images[0], first.train.images[1])
+    assert again.train.images.sha256 != first.train.images.sha256
+
+
+def test_other_sizes_have_stores_of_their_own(table, cache, decoded):
+    load_table(table, cache)
+    assert load_table(table.replace("16", "8"), cache).shape == (3, 8, 8)
+    assert len(decoded) == 40
+
+
+def test_a_damaged_record_is_decoded_again_and_mended(table, cache, decoded):
+    images = load_table(table, cache)
+    right = pixels(images)
+    with files(cache)[0].open("r+b") as file:
+        file.seek(HEADER + 100)
+        file.write(b"damage")
+    assert np.array_equal(pixels(images), right)
+    assert len(decoded) == 21
+    assert np.array_equal(pixels(load_table(table, cache)), right)
+    assert len(decoded) == 21, "mended in the store"
+
+
+def test_what_is_damaged_and_has_no_file_any_more_stops_the_run(table, cache, tmp_path):
+    images = load_table(table, cache)
+    files(cache)[0].unlink()
+    (tmp_path / "pictures" / "0.png").unlink()
+    text, arrays = images.train.images.described()
+    with pytest.raises(StorageFailure, match=r"0\.png is not there; it was whole when the table was read"):
+        open_photographs(text, arrays).take(np.array([0]))
+
+
+def test_a_photograph_that_changes_during_a_run_stops_it(table, cache, tmp_path):
+    images = load_table(table, replace(cache, disk=0, memory=0))
+    (tmp_path / "pictures" / "0.png").write_bytes((tmp_path / "pictures" / "1.png").read_bytes())
+    with pytest.raises(StorageFailure, match=r"0\.png has changed since the table was read"):
+        images.train.images.take(np.array([0]))
+
+
+@pytest.mark.parametrize("file", [0, 1])
+@pytest.mark.parametrize("size", [0, 5, 32, 1000])
+def test_a_store_that_was_cut_off_is_noticed_and_made_again(table, cache, file, size, decoded):
+    right = pixels(load_table(table, cache))
+    with files(cache)[file].open("r+b") as cut:
+        cut.truncate(size)
+    assert np.array_equal(pixels(load_table(table, cache)), right)
+    assert len(decoded) > 20
+    done = len(decoded)
+    assert np.array_equal(pixels(load_table(table, cache)), right)
+    assert len(decoded) == done
+
+
+def test_random_damage_never_gives_other_pixels(table, cache):
+    images = load_table(table, cache)
+    right, sha256 = pixels(images), images.train.images.sha256
+    draw = np.random.default_rng(0)
+    for turn in range(12):
+        path = files(cache)[turn % 2]
+        content = bytearray(path.read_bytes())
+        for place in draw.integers(0, len(content), 20):
+            content[place] ^= 1 << draw.integers(0, 8)
+        path.write_bytes(content)
+        again = load_table(table, cache)
+        assert np.array_equal(pixels(again), right)
+        assert again.train.images.sha256 == sha256
+
+
+def test_an_interrupted_pass_goes_on_where_it_was(table, cache, decoded, monkeypatch):
+    monkeypatch.setattr(scan, "CHUNK", 4)
+
+    def interrupt(stage, done, total):
+        if done >= 8:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        load_table(table, cache, interrupt)
+    assert len(decoded) == 8
+    told = []
+    images = load_table(table, cache, lambda *words: told.append(words))
+    assert len(decoded) == 20
+    assert told[1] == (scan.READING, 12, 20)
+    fresh = load_table(table, replace(cache, folder=cache.folder / "other"))
+    assert (images.mean, images.std) == (fresh.mean, fresh.std)
+
+
+def test_beyond_the_budget_on_disk_photographs_are_decoded_when_needed(table, cache, decoded):
+    right = pixels(load_table(table, cache))
+    small = Cache(cache.folder / "small", 5 * 768 + 2 * HEADER, 10**6)
+    images = load_table(table, small)
+    assert files(small)[0].stat().st_size == HEADER + 5 * 768
+    assert any("15 photographs beyond --cache-disk" in note for note in images.notes)
+    del decoded[:]
+    assert np.array_equal(pixels(images), right)
+    assert len(decoded) == 15
+    assert np.array_equal(pixels(images), right)
+    assert len(decoded) == 15, "kept in memory"
+    del decoded[:]
+    assert np.array_equal(pixels(load_table(table, replace(small, disk=10**9))), right)
+    assert len(decoded) == 15, "stored, now that there is room"
+
+
+def test_what_is_kept_in_memory_stays_within_its_budget(table, cache):
+    images = load_table(table, replace(cache, disk=0, memory=3 * 768 + 5)).train.images
+    images.take(np.arange(len(images)))
+    assert images._kept_bytes == 3 * 768
+    assert list(images._kept) == [13, 14, 15]
+
+
+def test_the_longest_unused_store_makes_room_unless_it_is_in_use(tmp_path, cache):
+    tables = [f"{write_table(tmp_path / name, 10)}?size=16" for name in "abc"]
+    small = replace(cache, disk=2 * (10 * 768 + HEADER) + 8000)
+
+    def stores():
+        return {path.name for path in (small.folder / "images").iterdir()}
+
+    used = load_table(tables[0], small)
+    (first,) = stores()
+    load_table(tables[1], small)
+    (second,) = stores() - {first}
+    os.utime(small.folder / "images" / first / "lock", (1, 1))
+    load_table(tables[2], small)
+    assert first in stores(), "in use"
+    assert second not in stores()
+    assert pixels(used).any()
+
+
+def test_two_readers_at_once_decode_a_table_once_between_them(table, cache, decoded):
+    with ThreadPoolExecutor(2) as pool:  # a lock belongs to an open file: threads exclude each other as processes do
+        both = list(pool.map(load_table, [table] * 2, [cache] * 2))
+    assert len(decoded) == 20
+    assert len({images.train.images.sha256 for images in both}) == 1
+    assert files(cache)[0].stat().st_size == HEADER + 20 * 768
+    assert files(cache)[1].stat().st_size == HEADER + 20 * ENTRY.itemsize
+
+
+def test_a_reader_waits_for_another_and_says_so(table, cache):
+    load_table(table, cache)
+    lock = os.open(files(cache)[0].parent / "lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    told = []
+
+    def say(stage, done, total):
+        told.append(stage)
+        if "waiting" in stage:
+            threading.Timer(0.1, os.close, [lock]).start()
+
+    assert len(load_table(table, cache, say).train) == 16
+    assert told[-1] == "waiting for another process that reads this table"
+
+
+def test_a_full_disk_is_a_budget_that_was_reached(table, cache, monkeypatch):
+    right = pixels(load_table(table, cache))
+    real = os.pwrite
+
+    def full(descriptor, content, offset):
+        if offset > 3000:
+            raise OSError(28, "No space left on device")
+        return real(descriptor, content, offset)
+
+    monkeypatch.setattr(store.os, "pwrite", full)
+    images = load_table(table, replace(cache, folder=cache.folder / "full"))
+    assert np.array_equal(pixels(images), right)
+
+
+def test_a_cache_that_cannot_be_written_is_refused(table, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--cache-dir .*file cannot be written: .*; give another folder"):
+        load_table(table, Cache(tmp_path / "file", 10**9, 10**6))
+
+
+def test_another_process_opens_the_same_images_from_their_description(table, cache, decoded):
+    images = load_table(table, replace(cache, disk=8 * 768)).train.images
+    text, arrays = images.described()
+    assert len(text) < 1000
+    assert all(len(values) in (16, images._source.names.size) for values in arrays.values())
+    same = open_photographs(with_memory(text, 4), arrays)
+    assert same.memory == cache.memory // 4
+    assert np.array_equal(same[:], images[:])
+    assert same[3].shape == (3, 16, 16)
+    assert np.array_equal(same[-2:], images[:][-2:])
+    files(cache)[0].rename(files(cache)[0].with_name("gone"))
+    assert np.array_equal(open_photographs(text, arrays)[:], images[:]), "decoded where the store is gone"
+
+
+def test_no_descriptor_is_left_open(table, cache):
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(3):
+        images = load_table(table, cache)
+        images.train.images.take(np.array([0]))
+        del images
+    assert len(os.listdir("/dev/fd")) == before

@@ -1,0 +1,51 @@
+"""A stranger's photographs for tests: pictures of differing sizes in folders, and a CSV that lists them."""
+
+import csv
+
+import numpy as np
+from PIL import Image
+
+HEADER = ("path", "label", "user", "latitude", "longitude", "split")
+
+
+def photograph(draw, kind, low=20, high=60):
+    """A noisy picture of a random size whose colour and brightness tell its kind."""
+    height, width = draw.integers(low, high, 2)
+    pixels = draw.normal(90, 25, (height, width, 3))
+    pixels[..., kind % 3] += 60
+    pixels[: height // 2 if kind > 1 else height] += 20
+    return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
+
+
+def write_table(folder, count=40, *, columns=HEADER, name="photos.csv", suffix="png", **sizes):
+    """``folder/name`` and its pictures; every fifth is test."""
+    draw = np.random.default_rng(7)
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(count):
+        kind = int(draw.integers(0, 3))
+        path = f"pictures/{number}.{suffix}"
+        photograph(draw, kind, **sizes).save(folder / path)
+        place = draw.uniform(-80, 80), draw.uniform(-170, 170)
+        user = f"user {draw.integers(0, 4)}"
+        rows.append((path, ("ant", "bee", "cat")[kind], user, *place, "test" if number % 5 == 4 else "train"))
+    return write_rows(folder / name, rows, columns)
+
+
+def write_rows(path, rows, columns=HEADER):
+    """A CSV of these columns; rows are as in HEADER."""
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(columns)
+        lines.writerows([row[HEADER.index(column)] for column in columns] for row in rows)
+    return path
+
+
+def as_arrays(images, path):
+    """The same pixels, labels and users as an .npz that ``arrays:`` reads."""
+    owners = {} if images.users is None else {"users": images.users}
+    np.savez(
+        path, x_train=images.train.images[:].transpose(0, 2, 3, 1), y_train=images.train.labels,
+        x_test=images.test.images[:].transpose(0, 2, 3, 1), y_test=images.test.labels, **owners,
+    )  # fmt: skip
+    return f"arrays:{path}"
