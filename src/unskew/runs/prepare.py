@@ -18,6 +18,7 @@ from unskew.data.sources import load
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
+from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.given import Given, parse_given
@@ -95,6 +96,7 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
         during=plain_spelling(config.during) if config.during else None,
     )
     algorithm = algorithm_for(filled.local())
+    check_rounds(algorithm.local, filled.rounds)
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
     blueprint = Blueprint(
@@ -244,7 +246,7 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     if from_python(there.method):
         return tuple(f"{key} {theirs} there" for key, theirs, ours in others if theirs != ours)
     local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
-    for key in ("epochs", "batch", "lr", "momentum", "weight_decay"):
+    for key in ("epochs", "batch", "lr", "momentum", "weight_decay", "schedule", "optimizer", "clip", "decay"):
         others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
     return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)
 
