@@ -11,7 +11,7 @@ from torch import nn
 
 from unskew.core.tensors import half_squared_distance
 from unskew.core.types import Local
-from unskew.round.descent import sgd
+from unskew.round.local_optimizers import sgd
 
 
 def network(seed=0):

@@ -27,7 +27,7 @@ from unskew.round import driver
 from unskew.round.evaluation import evaluate
 
 SIZES = (23, 17, 1, 11)  # 52 examples of 4 classes
-DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$")
+DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
                 r"keys$|seeds$|low$|high$")  # fmt: skip
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "start", "stop"}

@@ -23,6 +23,8 @@ AT_ZERO = {
     "clsprox": "clsprox(mu=0)",
     "fedlc": "fedlc(tau=0)",
     "fedrs": "fedrs(alpha=1)",
+    "available": "available(share=1)",
+    "absent": "absent(share=0)",
 }
 TEXTS = [QUICK.get(name, name) for name in METHODS]
 PAIRS = list(combinations(TEXTS, 2))
@@ -35,7 +37,7 @@ TRAINING = [text for text in TEXTS if candidate(text).trains()]
 POOLED = [
     "moon + prototypes + fedir + scaffold + fedlc + fedrs + clsnorm + clsprox + fedprox + fedavgm",
     "feddyn + balanced + moon",
-    "fednova + fedadam + fedvc(16) + fedeccr",
+    "fednova + fedadam + fedvc(16) + fedeccr + available + absent",
     "centralised + prototypes",
 ]
 

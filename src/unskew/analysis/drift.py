@@ -35,7 +35,7 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        when = after(number, run.config.rounds)
+        when = after(number, run.result.final_round)
         rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:

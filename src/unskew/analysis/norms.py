@@ -98,7 +98,7 @@ def _trained_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]
     number = run.number(round)
     models = run.local_models(number, clients)
     lengths = [_rows(run, model) for model in models.values()]
-    when = after(number, run.config.rounds)
+    when = after(number, run.result.final_round)
     return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}
 
 

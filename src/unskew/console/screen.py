@@ -14,15 +14,17 @@ from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
 from unskew.console.stage_progress import StageProgress
 from unskew.core import text
-from unskew.core.types import EVERYONE, Visit
+from unskew.core.types import EVERYONE, Local, Visit
 from unskew.core.units import counted
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
 from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
+from unskew.round.local_optimizers import uses_sgd
+from unskew.runs.config import Config
 from unskew.runs.finish import Event, Stage
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, privacy_rows
+from unskew.runs.result import Result, privacy_rows, stopping_rows
 
 
 class Screen:
@@ -104,7 +106,11 @@ class Screen:
 def round_figures(row: Metrics) -> str:
     """A round's loss, accuracy where evaluated, and rate."""
     accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
-    return f"loss {row.train_loss:.3f}{accuracy}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+    if row.train_loss is None:
+        return f"nobody came{accuracy}"
+    rate = "" if row.lr is None else f"  lr {row.lr:.4g}"
+    away = f"  {row.clients} came, {row.absent} did not" if row.absent else ""
+    return f"loss {row.train_loss:.3f}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -132,9 +138,9 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         (
             "method",
             f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
-            f"lr {seen.local.lr:g}, momentum {seen.local.momentum:g}, weight decay {seen.local.weight_decay:g}",
+            f"{_steps(seen.local)}",
         ),
-        *(("", f"note: {note}") for note in _overruled(seen)),
+        *(("", f"note: {note}") for note in (*_overruled(seen), *_stopping(config))),
         *_baseline(seen),
         ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
         (
@@ -190,6 +196,7 @@ def summary(result: Result) -> Table:
         ("time", format_duration(result.seconds)),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
+    rows += stopping_rows(result)
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
@@ -223,6 +230,26 @@ def _overruled(seen: Overview) -> list[str]:
         f"{text.spell(asked[key])} has no effect"
         for key in asked
         if asked[key] != used[key]
+    ]
+
+
+def _steps(local: Local) -> str:
+    """How clients step, in words: what is as usual is not said."""
+    rate = f"lr {local.lr:g}" + ("" if local.schedule == "constant" else f" ({local.schedule})")
+    kind = f"momentum {local.momentum:g}" if uses_sgd(local) else local.optimizer
+    clip = f"gradients clipped to {local.clip:g}, " if local.clip else ""
+    decay = f"weight decay {local.weight_decay:g}" + ("" if local.decay == "all" else " of weights alone")
+    return f"{rate}, {kind}, {clip}{decay}"
+
+
+def _stopping(config: Config) -> list[str]:
+    """What --patience will do, and that it looks at the test set."""
+    if config.patience is None:
+        return []
+    words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
+    return [
+        f"the run stops after {words}; the best round is chosen with the images that it is evaluated on, so that "
+        "its accuracy there is a little too good"
     ]
 
 

@@ -17,14 +17,14 @@ Value = int | float | bool | str
 
 EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
             "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
-            "--log": "tensorboard", "--train": "classifier"}  # fmt: skip
+            "--log": "tensorboard", "--train": "classifier", "schedule": "constant", "optimizer": "sgd"}  # fmt: skip
 
 MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1
 MAX_NAME = 200  # of a name
 MAX_DIGITS = 1000  # of a number
 LEAST, MOST = 1e-38, 1e38  # sizes of a number that a model is trained with: the range of float32
-TRAINING = ("method", "calibration")
+TRAINING = ("method", "calibration", "schedule", "optimizer")
 SHOWN = 120  # characters of a text that an error shows
 
 _TOKEN = re.compile(

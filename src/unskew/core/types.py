@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from unskew.core.images import ImageSet as ImageSet
@@ -20,6 +22,8 @@ Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/con
 Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
 
 CLASSIFIER = ("params/classifier.weight", "params/classifier.bias")  # in our own networks
+
+ADDED_LATER: Mapping[str, bool] = {"added_later": True}  # marks fields that descriptions in older runs do not have
 
 EVERYONE = -1  # instead of a client: the examples of all clients, as if in one place
 
@@ -56,7 +60,10 @@ class TestPart:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client does with its objective: SGD, its momentum starting from zero at every visit."""
+    """What a client does with its objective: SGD or Adam, whose momentum starts from zero at every visit.
+
+    In a round ``lr`` is the rate that the schedule gives for it; outside rounds it is the one that was asked for.
+    """
 
     epochs: int = 5
     batch: int = 64
@@ -64,6 +71,10 @@ class Local:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     augment: bool = False
+    schedule: str = field(default="constant", metadata=ADDED_LATER)  # of the rate over the rounds
+    optimizer: str = field(default="sgd", metadata=ADDED_LATER)
+    clip: float = field(default=0.0, metadata=ADDED_LATER)  # the longest gradient that is used as it is; 0: any is
+    decay: str = field(default="all", metadata=ADDED_LATER)  # what weight_decay shrinks: all, or weights
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,12 @@ Blend = Callable[[Tensor, Step], Tensor]  # [B] cross-entropy of each example ->
 Term = Callable[[Loss, Step], Loss]  # multiplies weights, adds penalties
 Head = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor | None]]  # the classifier's weight and bias, as used
 Correction = Callable[[Tensors, Tensors], Tensors]  # shared, memory -> "params/…", added to every gradient; {}: none
+Mask = npt.NDArray[np.bool_]
+Available = Callable[
+    ["Key", int, "Roster"], Mask | None
+]  # the run's key, the round -> [K], who can be drawn; None: all
 Sampler = Callable[["Key", "Roster", int], list[Visit]]
+Arrive = Callable[["Key", list[Visit]], list[Visit] | None]  # of the visits that were drawn, those that come; None: all
 Scale = Callable[[int, Local], float]  # the steps of a visit -> the factor on its update
 Aggregate = Callable[[Sums], Tensors]
 Progress = Callable[[int, int], None]  # how much is done, of how much

@@ -74,7 +74,8 @@ class Pixels:
     def to(self, device: torch.device) -> "Pixels":
         """The same images on that device; those that are read when asked for go there batch by batch."""
         images = self.images.to(device) if isinstance(self.images, Tensor) else self.images
-        return Pixels(images, *(value.to(device) for value in (self.labels, self.scale, self.offset)), self.size)
+        labels, scale, offset = (value.to(device) for value in (self.labels, self.scale, self.offset))
+        return Pixels(images, labels, scale, offset, self.size)
 
     @property
     def device(self) -> torch.device:

@@ -28,7 +28,7 @@ from unskew.engines.pool.engine import Pool
 from unskew.engines.pool.shared import SharedFile
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
-from unskew.round.descent import sgd
+from unskew.round.local_optimizers import optimizer
 
 LATER = ("stacked", "torchrun", "flower")
 
@@ -143,7 +143,7 @@ def seconds_per_step(side: ClientSide, batch: int) -> float:
     with torch.no_grad():
         for value in values:
             value.fill_(0.01)
-    update = sgd(values, side.algorithm.local)
+    update = optimizer(values, side.algorithm.local)
     times = []
     with neutral(), seeded(Key(0)), deterministic(side.device):
         for _ in range(4):

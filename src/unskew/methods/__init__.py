@@ -9,6 +9,7 @@ from unskew.core.errors import nearest
 from unskew.core.plugins import load_function
 from unskew.core.types import Local
 from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
+from unskew.methods.attendance import absent, available
 from unskew.methods.centralised import centralised
 from unskew.methods.classifier import clsnorm, clsprox
 from unskew.methods.fedavgm import fedavg, fedavgm
@@ -37,6 +38,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "balanced": balanced,
     "fedir": fedir,
     "fedvc": fedvc,
+    "available": available,
+    "absent": absent,
     "scaffold": scaffold,
     "fednova": fednova,
     "feddyn": feddyn,
@@ -73,7 +76,8 @@ def parse_methods(source: str) -> list[Named]:
             hint = nearest(call.name, METHODS)
             raise text.complain(source, call.start, f"no method is called {call.name!r}; {hint}")
         itself = not call.values and not call.knobs and takes_algorithm(build)
-        methods.append(Named(str(call), build if itself else text.apply(call, build, "method")))
+        method = build if itself else text.apply(call, build, "method")
+        methods.append(Named(getattr(method, "spelling", str(call)), method))
     return methods
 
 

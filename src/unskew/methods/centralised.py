@@ -24,8 +24,22 @@ def centralised() -> Method:
     ECCV 2020, section 6.
     """
     return lambda algorithm: replace(
-        algorithm, sampler=_everyone, correction=_nothing, aggregate=partial(weighted_mean), server=sgd()
+        algorithm,
+        available=_everyone_can,
+        sampler=_everyone,
+        arrive=_everyone_does,
+        correction=_nothing,
+        aggregate=partial(weighted_mean),
+        server=sgd(),
     )
+
+
+def _everyone_can(key: Key, number: int, roster: Roster) -> None:
+    """No client is needed. This slot and ``arrive`` are claimed, so that methods that keep clients away are refused."""
+
+
+def _everyone_does(key: Key, visits: list[Visit]) -> None:
+    return
 
 
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from unskew.core.types import Local
 from unskew.round.aggregation import normalised_mean
-from unskew.round.algorithm import Method
+from unskew.round.algorithm import Algorithm, Method
 from unskew.round.descent import accumulated
+from unskew.round.local_optimizers import require_sgd
 
 
 def fednova() -> Method:
@@ -13,13 +14,24 @@ def fednova() -> Method:
 
     The mean is multiplied by the average number of steps: θ ← θ − (Σ p_k·‖a_k‖₁)·Σ p_k·(θ − θ_k)/‖a_k‖₁, p_k = n_k/n.
     ‖a_k‖₁ is the number of steps τ with plain SGD; with momentum m it is (τ − m·(1 − m^τ)/(1 − m))/(1 − m). Buffers are
-    averaged plainly, and proximal terms of other methods do not change ‖a_k‖₁.
+    averaged plainly, and proximal terms of other methods do not change ‖a_k‖₁. Adam's steps have no such number: it is
+    refused.
 
     Reference: Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
     NeurIPS 2020, eqs. (6) and (7).
     """
-    return lambda algorithm: replace(algorithm, scale=_per_step, aggregate=normalised_mean)
+
+    def normalised(algorithm: Algorithm) -> Algorithm:
+        _require_sgd(algorithm.local)
+        return replace(algorithm, scale=_per_step, aggregate=normalised_mean)
+
+    return normalised
+
+
+def _require_sgd(local: Local) -> None:
+    require_sgd(local, "fednova", "it divides an update by the number of gradients in it")
 
 
 def _per_step(steps: int, local: Local) -> float:
+    _require_sgd(local)
     return 1 / accumulated(steps, local.momentum) if steps else 1.0

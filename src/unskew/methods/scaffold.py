@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 
 from unskew.core.tensors import parameters
-from unskew.core.types import Memory, RoundInfo, Statistic, Sums, Tensors, Visited
-from unskew.round.algorithm import Method
+from unskew.core.types import Local, Memory, RoundInfo, Statistic, Sums, Tensors, Visited
+from unskew.round.algorithm import Algorithm, Method
 from unskew.round.descent import accumulated
+from unskew.round.local_optimizers import require_sgd
 
 
 def scaffold() -> Method:
@@ -15,7 +16,8 @@ def scaffold() -> Method:
 
     g ← g + c − c_k in each step; after the visit c_k⁺ = c_k − c + (x − y_k)/(η·‖a‖₁) (option II);
     c ← c + Σ n_k·(c_k⁺ − c_k)/n over the round's clients, n that of the whole population. c_k stays with the client,
-    c and the change of c_k travel.
+    c and the change of c_k travel. η is the round's rate. With --clip, g is clipped before the correction is added, so
+    that c_k is the mean of clipped gradients. Adam's steps are not sums of gradients: it is refused.
 
     Departs from the paper: it has plain SGD, where ‖a‖₁ is the number of steps K; with local momentum the K gradients
     count ‖a‖₁ times (as in FedNova), and K would make c_k too long by up to 1/(1 − m). It weighs clients equally; we
@@ -26,12 +28,21 @@ def scaffold() -> Method:
     """
     statistic = Statistic("scaffold", init=_zeros, measure=_change, fold=_common_control)
     memory = Memory("scaffold", blank=parameters, keep=_own_control)
-    return lambda algorithm: replace(
-        algorithm,
-        correction=_difference,
-        statistics=(*algorithm.statistics, statistic),
-        remember=(*algorithm.remember, memory),
-    )
+
+    def corrected(algorithm: Algorithm) -> Algorithm:
+        _require_sgd(algorithm.local)
+        return replace(
+            algorithm,
+            correction=_difference,
+            statistics=(*algorithm.statistics, statistic),
+            remember=(*algorithm.remember, memory),
+        )
+
+    return corrected
+
+
+def _require_sgd(local: Local) -> None:
+    require_sgd(local, "scaffold", "its control variates are mean gradients, read from how far SGD moved")
 
 
 def _difference(shared: Tensors, memory: Tensors) -> Tensors:
@@ -42,6 +53,7 @@ def _difference(shared: Tensors, memory: Tensors) -> Tensors:
 
 def _own_control(visited: Visited) -> Tensors:
     """c_k⁺."""
+    _require_sgd(visited.local)
     reach = visited.local.lr * accumulated(visited.steps, visited.local.momentum)
     if reach == 0:  # no step was taken: nothing is learned of the gradient
         return {name: visited.memory.get(f"scaffold/{name}", torch.zeros_like(x)) for name, x in _pairs(visited)}

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from unskew.core.errors import UserError
 from unskew.core.types import (
     Aggregate,
+    Arrive,
+    Available,
     Blend,
     Correction,
     Head,
@@ -39,7 +41,9 @@ SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")
 class Algorithm:
     """What a federation does in a round, slot by slot."""
 
-    sampler: Sampler = uniform  # who comes
+    available: Available | None = None  # who can be drawn in a round; None: everyone
+    sampler: Sampler = uniform  # who is drawn
+    arrive: Arrive | None = None  # who of them comes; None: everyone
     margin: tuple[Margin, ...] = ()  # what is added to the logits before cross-entropy
     blend: Blend | None = None  # what is minimised in place of each example's cross-entropy; None: nothing else
     terms: tuple[Term, ...] = ()  # weights that multiply, penalties that add up

@@ -23,6 +23,7 @@ from unskew.models.layers import Network
 from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job
+from unskew.round.schedules import in_round
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
@@ -133,17 +134,18 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     method's own functions need not know about devices, and float64 is available on every machine.
     """
     algorithm = side.algorithm
-    batches = plan(side.population.examples(visit.client), visit.take, algorithm.local, key)
+    local = in_round(algorithm.local, shared)
+    batches = plan(side.population.examples(visit.client), visit.take, local, key)
     memory = {} if side.memory is None else side.memory.recall(visit)
     counts = side.counts(visit.client)
     side.load(shared, training=True)
     received, recalled = side.received(shared), tensors.on_device(memory, side.device)
     with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
-        loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device))
+        loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device), local)
     model = tensors.on_device(side.weights, "cpu")
 
     steps = len(batches.counts)
-    factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
+    factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
     sums = {
         "weight": _scalar(visit.weight),
         "scaled": _scalar(visit.weight / factor),
@@ -153,7 +155,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
         "metric/visits": _scalar(1),
     }
     features = _features(side, batches)
-    visited = Visited(visit, shared, memory, model, counts, steps, algorithm.local, features, side.classifier)
+    visited = Visited(visit, shared, memory, model, counts, steps, local, features, side.classifier)
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")

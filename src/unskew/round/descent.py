@@ -1,4 +1,4 @@
-"""A client's training: SGD along the plan of its batches, on the objective that the methods put together."""
+"""A client's training: steps along the plan of its batches, on the objective that the methods put together."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,17 +11,18 @@ from unskew.core import tensors
 from unskew.core.types import Local, Step, Tensors
 from unskew.data.batches import Plan
 from unskew.models.layers import Network
+from unskew.round.local_optimizers import clipped, optimizer
 from unskew.round.objective import objective
 
 if TYPE_CHECKING:
     from unskew.round.client import ClientSide
 
 
-def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan) -> float:
-    """SGD along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
+def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan, local: Local) -> float:
+    """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
     network, algorithm, losses = side.network, side.algorithm, list[Tensor]()
     values = list(side.params.values())
-    update = sgd(values, algorithm.local)
+    update = optimizer(values, local)
     encode, predict = _references(side, shared, memory)
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
@@ -32,6 +33,8 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor
         seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
         value = objective(algorithm, seen).value()
         gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
+        if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
+            gradients = tuple(clipped(gradients, local.clip))
         update(gradients if correction is None else torch._foreach_add(gradients, correction))
         losses.append(value.detach())  # read after the last step: reading one waits for the device
     return _total(losses, batches.counts)
@@ -43,32 +46,6 @@ def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
     for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
         total += loss * count
     return total
-
-
-def sgd(values: list[Tensor], local: Local) -> Callable[[tuple[Tensor, ...]], None]:
-    """PyTorch's SGD (v ← m·v + g + λ·w, v₀ = g; w ← w − η·v) as one fused call for all parameters."""
-    moving = local.momentum != 0
-    velocity = [torch.empty_like(value) for value in values] if moving else []
-    first = True
-
-    def update(gradients: tuple[Tensor, ...]) -> None:
-        nonlocal first
-        with torch.no_grad():
-            torch._fused_sgd_(
-                values,
-                [gradient.contiguous() for gradient in gradients],  # the fused call reads memory, not strides
-                velocity,
-                weight_decay=local.weight_decay,
-                momentum=local.momentum,
-                lr=local.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=first,
-            )
-        first = False
-
-    return update
 
 
 def accumulated(steps: int, momentum: float) -> float:

@@ -12,6 +12,8 @@ from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, S
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client_memory import with_tickets
+from unskew.round.sampling import Drawn, draw
+from unskew.round.schedules import rate_of_round, sent_rate
 from unskew.round.server import moved
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ class Metrics:
     round: int
     clients: int
     examples: int
-    train_loss: float
+    train_loss: float | None  # None where nobody came
     batches_max: int
     bytes_up: int
     bytes_down: int
@@ -33,6 +35,9 @@ class Metrics:
     failures: tuple[Failure, ...] = ()
     accuracy: float | None = None
     loss: float | None = None
+    lr: float | None = None  # the clients' rate, where a schedule changes it
+    available: int | None = None  # clients that could be drawn, where a method says who can
+    absent: int | None = None  # visits that were drawn and did not come, where a method keeps some away
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
@@ -55,12 +60,16 @@ def run_round(
     here = key.fold("round", number)
     state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
-    visits = algorithm.sampler(here.fold("sample"), engine.roster, per_round)
+    drawn = draw(algorithm, key, number, engine.roster, per_round)
+    visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
         raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
     if algorithm.remember:
         visits = with_tickets(visits, state.clients)
-    outcome = engine.map_sum("train", statistics.shared(state), visits, here, round=number)
+    if not visits:
+        return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
+    rate = rate_of_round(algorithm.local, number, max(rounds, number))
+    outcome = engine.map_sum("train", statistics.shared(state) | sent_rate(rate), visits, here, round=number)
     _check_failures(outcome, number, "train", key, skip_failures)
     sums = outcome.sums
     info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, outcome))
@@ -84,9 +93,20 @@ def run_round(
         bytes_down=statistics.bytes_down(state, visits),
         seconds=perf_counter() - began,
         failures=outcome.failures,
+        lr=rate,
+        available=drawn.available,
+        absent=drawn.absent,
     )
     engine.accept(state.clients[client] for client in outcome.receipts if client in state.clients)
     return ServerState(number, params | buffers, memory, sent, {**state.clients, **outcome.receipts}), metrics
+
+
+def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
+    """A round without visits: the server waits for the next one, its model and all that it keeps stay as they are."""
+    return Metrics(
+        round=number, clients=0, examples=0, train_loss=None, batches_max=0, bytes_up=asked, bytes_down=0,
+        seconds=seconds, available=drawn.available, absent=drawn.absent,
+    )  # fmt: skip
 
 
 def run(

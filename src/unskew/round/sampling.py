@@ -1,4 +1,7 @@
-"""1. Who comes: a sampler turns a key, the roster and K into the round's visits."""
+"""1. Who comes: who can be drawn, who is drawn (a sampler turns a key, the roster and K into visits), who arrives."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -6,6 +9,32 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.roster import Roster
 from unskew.core.types import Visit
+
+if TYPE_CHECKING:
+    from unskew.round.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A round's visits; how many clients could be drawn and how many visits did not come, where a method decides it."""
+
+    visits: list[Visit]
+    available: int | None = None
+    absent: int | None = None
+
+
+def draw(algorithm: "Algorithm", key: Key, number: int, roster: Roster, per_round: int) -> Drawn:
+    """Who comes to round ``number`` of the run with this key. There may be no visit at all."""
+    here, available, absent = key.fold("round", number), None, None
+    can_come = algorithm.available and algorithm.available(key.fold("available"), number, roster)
+    if can_come is not None:
+        roster = Roster(np.where(can_come, roster.sizes, 0))  # the sampler knows of no one else
+        available = len(roster.inhabited)
+    visits = algorithm.sampler(here.fold("sample"), roster, per_round) if available != 0 else []
+    arrived = algorithm.arrive and algorithm.arrive(here.fold("arrive"), visits)
+    if arrived is not None:
+        visits, absent = arrived, len(visits) - len(arrived)
+    return Drawn(visits, available, absent)
 
 
 def uniform(key: Key, roster: Roster, per_round: int) -> list[Visit]:

@@ -9,6 +9,7 @@ from unskew.core.types import Tensors
 from unskew.privacy.ledger import Spent, with_release
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import drop_memories
+from unskew.runs.early_stopping import best_row
 from unskew.runs.finish import Calibrated
 from unskew.runs.folder import (
     MODEL,
@@ -37,6 +38,8 @@ def conclude(
     spent: Spent | None = None
     for each in calibrated:
         spent = with_release(spent, each.classifier.report.release)
+    best = best_row(rows, config.monitor) if config.patience else None
+    final = best or rows[-1]
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
     result = Result(
@@ -46,11 +49,11 @@ def conclude(
         partition=config.partition,
         clients=prepared.partition.clients,
         per_round=config.per_round or 0,
-        rounds=config.rounds,
+        rounds=len(rows),
         seed=config.seed,
         engine=engine,
-        accuracy=rows[-1]["accuracy"],
-        loss=rows[-1]["loss"],
+        accuracy=final["accuracy"],
+        loss=final["loss"],
         emd=skew(prepared.partition, prepared.images),
         examples=examples,
         seconds=seconds,
@@ -66,6 +69,8 @@ def conclude(
         settings=configs.deciding(config),
         privacy=spent,
         notes=list(prepared.start.notes),
+        best_round=best["round"] if best else None,
+        stopped_at=len(rows) if len(rows) < config.rounds else None,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:

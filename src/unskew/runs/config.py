@@ -115,9 +115,17 @@ def fingerprint(config: Config) -> str:
 
 
 def deciding(config: Config) -> dict[str, Value]:
-    """The options that decide the result, with the values that the run had; an option that is None is left out."""
-    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
-    return {name: value for name, value in values.items() if value is not None}
+    """The options that decide the result, with the values that the run had.
+
+    An option that is None is left out, and one that was added later and has its default: so that runs of before and
+    after have the same settings.
+    """
+    values = [(option, getattr(config, option.name)) for option in OPTIONS.values() if option.decides]
+    return {
+        option.name: value
+        for option, value in values
+        if value is not None and not (option.added_later and value == option.default)
+    }
 
 
 def from_python(value: Any) -> bool:

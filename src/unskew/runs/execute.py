@@ -33,6 +33,7 @@ from unskew.runs.checkpoint import (
 )
 from unskew.runs.conclude import conclude
 from unskew.runs.config import CONFIG
+from unskew.runs.early_stopping import BestRound
 from unskew.runs.finish import Calibrated, Event, finish
 from unskew.runs.lines import LineFile, Mark
 from unskew.runs.metrics import METRICS, metrics_row
@@ -66,6 +67,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         stack.callback(engine.close)
         if first.round < config.rounds:
             engine.pin(first.clients.values())
+        leading = BestRound(path, config.monitor, config.patience, metrics.rows(), first) if config.patience else None
         done = (first, metrics.mark, during.mark)  # a state and how much of each file belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
@@ -73,14 +75,20 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             metrics.sync()
             during.sync()
             engine.sync()
-            save_checkpoint(path, done[0], _marked(progress, *done[1:], time.monotonic() - began))
+            marked = _marked(progress, *done[1:], time.monotonic() - began)
+            if leading is not None:
+                leading.save(done[0], marked)
+            save_checkpoint(path, done[0], marked)
+            if leading is not None:
+                leading.clear(lambda number: "model" in recorder.due(number))
             engine.pin(done[0].clients.values())
 
         try:
-            for state, row in driver.run(
+            rounds = driver.run(
                 side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
                 skip_failures=config.on_failure == "skip",
-            ):  # fmt: skip
+            )  # fmt: skip
+            for state, row in () if leading is not None and leading.over else rounds:
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
                     score = evaluate(engine, state.tensors, len(prepared.images.test), key)
@@ -90,11 +98,17 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if "model" in recorder.due(state.round):
                     save_state(kept_state(path, state.round), state, progress)
                 done = (state, metrics.append(metrics_row(row)), during.mark)
+                if leading is not None:
+                    leading.see(state, getattr(row, config.monitor))
+                    last = last or leading.over
                 observe(row)
                 if last or time.monotonic() - saved >= config.checkpoint_seconds:
                     save()
                     saved = time.monotonic()
-            model, calibrated = driver.as_used(side.algorithm, done[0].tensors, side.classifier), list[Calibrated]()
+                if last:
+                    break
+            final = done[0] if leading is None or leading.best is None else leading.best.state
+            model, calibrated = driver.as_used(side.algorithm, final.tensors, side.classifier), list[Calibrated]()
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:

@@ -213,7 +213,12 @@ def _value_text(value: Any) -> str:
     if _plain(value):
         return repr(value)
     if is_dataclass(value):
-        parts = [f"{each.name}={_value_text(getattr(value, each.name))}" for each in fields(value)]
+        said = [
+            each
+            for each in fields(value)
+            if not (each.metadata.get("added_later") and getattr(value, each.name) == each.default)
+        ]
+        parts = [f"{each.name}={_value_text(getattr(value, each.name))}" for each in said]
         return f"{type(value).__name__}({', '.join(parts)})"
     return description(value)
 

@@ -12,9 +12,12 @@ from unskew.data.normalise import NAMES as NORMALISATIONS
 from unskew.data.tables import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import check_train
+from unskew.round.local_optimizers import DECAYS, check_optimizer
+from unskew.round.schedules import check_schedule
 
 Value = str | int | float | bool
 
+MONITORS = ("accuracy", "loss")
 FAILURE_POLICIES = ("stop", "skip")
 MAX_SIDE = 4096  # pixels that images are scaled to
 MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
@@ -152,6 +155,30 @@ class Config:
     lr: float = _option(0.01, "The clients' learning rate.", metavar="X", above=0)
     momentum: float = _option(0.9, "The clients' momentum.", metavar="X", least=0, below=1)
     weight_decay: float = _option(1e-5, "The clients' weight decay.", metavar="X", least=0)
+    schedule: str = _option(
+        "constant",
+        "The clients' rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
+        metavar="TEXT", check=check_schedule, added_later=True,
+    )  # fmt: skip
+    optimizer: str = _option(
+        "sgd", "How clients step: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
+        metavar="TEXT", check=check_optimizer, added_later=True,
+    )  # fmt: skip
+    clip: float = _option(
+        0.0, "The longest gradient that is used as it is, longer ones are scaled down to it; 0: none is.",
+        metavar="X", least=0, added_later=True,
+    )  # fmt: skip
+    decay: str = _option(
+        "all", "What --weight-decay shrinks: all parameters, or weights alone (no biases, no norms).",
+        metavar="|".join(DECAYS), choices=DECAYS, added_later=True,
+    )  # fmt: skip
+    patience: int | None = _count(
+        None, "Stop after this many rounds without a better --monitor; the best round's model is the result.",
+        otherwise="no stopping", added_later=True,
+    )  # fmt: skip
+    monitor: str = _option(
+        "accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS, added_later=True
+    )
     augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
     engine: str = _work("auto", "auto | loop | pool | package.module:function", metavar="NAME", check=check_name)
     workers: int | None = _count(
@@ -181,7 +208,10 @@ class Config:
 
     def local(self) -> Local:
         """The clients' training settings."""
-        return Local(self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, bool(self.augment))
+        return Local(
+            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, bool(self.augment), self.schedule,
+            self.optimizer, self.clip, self.decay,
+        )  # fmt: skip
 
 
 def _described() -> dict[str, Option]:

@@ -22,6 +22,7 @@ from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, da
 from unskew.models.layers import Network
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
+from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.features import Frozen, stored_features
@@ -150,6 +151,7 @@ def prepare(
         during=plain_spelling(config.during) if config.during else None,
     )
     algorithm = algorithm_for(filled.local())
+    check_rounds(algorithm.local, filled.rounds)
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
     blueprint = Blueprint(
@@ -311,7 +313,7 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
     if from_python(there.method):
         return tuple(f"{key} {theirs} there" for key, theirs, ours in others if theirs != ours)
     local = methods.parse_method(there.method, there.local()).local  # as the methods use it: fedvc sets the epochs
-    for key in ("epochs", "batch", "lr", "momentum", "weight_decay"):
+    for key in ("epochs", "batch", "lr", "momentum", "weight_decay", "schedule", "optimizer", "clip", "decay"):
         others.append((key, getattr(local, key), getattr(prepared.algorithm.local, key)))
     return tuple(f"{key.replace('_', ' ')} {theirs} there" for key, theirs, ours in others if theirs != ours)
 

@@ -15,6 +15,8 @@ from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Engine, ServerState, Tensors, Visit
 from unskew.round import driver, statistics
+from unskew.round.sampling import draw
+from unskew.round.schedules import rate_of_round, sent_rate
 from unskew.runs import config as configs
 from unskew.runs import recording
 from unskew.runs.checkpoint import CHECKPOINT, Progress, kept_state, load_checkpoint, load_state
@@ -28,9 +30,9 @@ T = TypeVar("T")
 
 def state_after(run: "FinishedRun", number: int) -> ServerState:
     """The server's state after that round, 0 being before the first; clients' saved states are not part of it."""
-    last = run.config.rounds
-    if not 0 <= number <= last:
-        raise UserError(f"round {number}: the run has rounds 1 to {last}; 0 is before the first, -1 the last")
+    rounds, last = run.result.rounds, run.result.final_round
+    if not 0 <= number <= rounds:
+        raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 is before the first, -1 the last")
     if number == last and (state := _checkpoint_state(run)) is not None:
         return state
     if (state := _kept_state(run, number)) is not None:
@@ -42,7 +44,7 @@ def state_after(run: "FinishedRun", number: int) -> ServerState:
 
 def local_models(run: "FinishedRun", number: int, most: int) -> dict[int, Tensors]:
     """By client, its local model of the round after that one."""
-    if run.algorithm.remember and 0 < number < run.config.rounds:  # what they remembered then comes with it
+    if run.algorithm.remember and 0 < number != run.result.final_round:  # what they remembered then comes with it
         return replayed(run, number, lambda engine, state: _trained(run, engine, state, most))
     state = run.state(number)
     if run.algorithm.remember and number and not (run.remembered and state.clients):
@@ -125,7 +127,10 @@ def _trained(run: "FinishedRun", engine: Engine, state: ServerState, most: int) 
     key = run.key.fold("round", state.round + 1)
     if state.round == 0:  # the survey of all clients belongs to the first round
         state, _ = driver.survey(run.algorithm, engine, state, run.key)
-    coming = run.algorithm.sampler(key.fold("sample"), engine.roster, run.prepared.config.per_round or 0)
+    config, number = run.prepared.config, state.round + 1
+    coming = draw(run.algorithm, run.key, number, engine.roster, config.per_round or 0).visits
+    if not coming:
+        raise Missing(f"no client comes to round {number}, so that there are no local models; give another round")
     visits = _spread({visit.client: visit for visit in reversed(coming)}, most)  # of two to one client, the first
     size = tensors.count_bytes({name: value.double() for name, value in state.tensors.items()})
     if size * len(visits) > MAX_BYTES:
@@ -137,7 +142,8 @@ def _trained(run: "FinishedRun", engine: Engine, state: ServerState, most: int) 
     watching = recording.RecordingEngine(engine, lambda _: ["model"], most=len(visits))
     watching.progress = lambda done, total: run.say("training local models again", done, total)
     try:
-        outcome = watching.map_sum("train", statistics.shared(state), visits, key, round=state.round + 1)
+        sent = sent_rate(rate_of_round(run.algorithm.local, number, config.rounds))
+        outcome = watching.map_sum("train", statistics.shared(state) | sent, visits, key, round=number)
     finally:
         watching.progress = None
     if outcome.failures:

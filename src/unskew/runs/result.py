@@ -66,6 +66,13 @@ class Result:
     privacy: Spent | None = None  # what the statistics released with noise promise together
     settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
     notes: list[str] = field(default_factory=list)  # where the weights come from, what is frozen
+    best_round: int | None = None  # with --patience: the round whose model this is
+    stopped_at: int | None = None  # the last round that was trained, where --patience ran out before --rounds
+
+    @property
+    def final_round(self) -> int:
+        """The round after which the model is the result: the last, or with --patience the best."""
+        return self.rounds if self.best_round is None else self.best_round
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -117,9 +124,18 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
     rows += [("note", note) for note in result.notes]
+    rows += stopping_rows(result)
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
+
+
+def stopping_rows(result: Result) -> list[tuple[str, str]]:
+    """What --patience did, in words; no row where it was not asked for."""
+    if result.best_round is None:
+        return []
+    when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
+    return [("stopping", f"{when}; the model is that of round {result.best_round}, the best")]
 
 
 def privacy_rows(result: Result) -> list[tuple[str, str]]:

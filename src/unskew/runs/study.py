@@ -219,14 +219,14 @@ class FinishedRun:
 
     def state(self, number: int | None = None) -> ServerState:
         """The server's state after that round (None: the last): as it was kept, or by training again up to it."""
-        number = self.config.rounds if number is None else number
+        number = self.result.final_round if number is None else number
         if number not in self._states:
             self._states[number] = replay.state_after(self, number)
         return self._states[number]
 
     def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
         """By client, its local model of the round after that one; at most ``most`` clients."""
-        number = self.config.rounds if number is None else number
+        number = self.result.final_round if number is None else number
         if most < 1:
             raise UserError(f"clients={most}: give at least one")
         if (number, most) not in self._local:
@@ -234,8 +234,8 @@ class FinishedRun:
         return self._local[number, most]
 
     def number(self, round: int) -> int:
-        """The round that a knob means: −1 is the last."""
-        return self.config.rounds if round == -1 else round
+        """The round that a knob means: −1 is the one whose model is the result (the last; with --patience the best)."""
+        return self.result.final_round if round == -1 else round
 
 
 def _silent(stage: str, done: int, total: int) -> None:

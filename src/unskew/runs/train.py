@@ -15,6 +15,7 @@ from unskew.data.batches import check_visit
 from unskew.data.scan import Say
 from unskew.engines.blueprint import build
 from unskew.round.driver import Metrics
+from unskew.round.sampling import draw
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer, execute
@@ -137,6 +138,7 @@ def _rehearse(prepared: Prepared) -> None:
     prepared.initialise(side.network)
     for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
         check_visit(size, side.algorithm.local, prepared.images.shape)
+    draw(side.algorithm, Key(prepared.config.seed), 1, prepared.population.roster, prepared.config.per_round or 1)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)

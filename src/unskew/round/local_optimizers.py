@@ -1,0 +1,170 @@
+"""How a client steps along its gradients: SGD, Adam, AdamW; clipping; what weight decay leaves out.
+
+An optimiser's state (momentum, Adam's means) is new at every visit: it is neither kept nor sent. Each step is one fused
+call for all parameters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unskew.core import text
+from unskew.core.errors import UserError, nearest
+from unskew.core.types import Local
+
+Gradients = Sequence[Tensor]
+Update = Callable[[Gradients], None]  # moves the parameters in place
+Optimizer = Callable[[list[Tensor], Local], Update]
+
+DECAYS = ("all", "weights")
+
+
+def optimizer(values: list[Tensor], local: Local) -> Update:
+    """The update that the settings ask for, of these parameters."""
+    make = sgd if local.optimizer == "sgd" else parse_optimizer(local.optimizer)
+    if local.decay == "all" or local.weight_decay == 0:
+        return make(values, local)
+    groups = [
+        (replace(local, weight_decay=local.weight_decay if kept else 0.0), places)
+        for kept in (True, False)
+        if (places := [place for place, value in enumerate(values) if is_weight(value) == kept])
+    ]
+    parts = [(make([values[place] for place in places], own), places) for own, places in groups]
+
+    def update(gradients: Gradients) -> None:
+        for part, places in parts:
+            part([gradients[place] for place in places])
+
+    return update
+
+
+def is_weight(value: Tensor) -> bool:
+    """Whether a parameter is a matrix or a kernel. Biases and what norms scale and shift by have one dimension."""
+    return value.ndim > 1
+
+
+def clipped(gradients: Gradients, longest: float) -> list[Tensor]:
+    """The gradients, all together no longer than ``longest``: ×min(1, longest/(‖g‖₂ + 1e-6)), as clip_grad_norm_."""
+    length = torch.nn.utils.get_total_norm(gradients)
+    return list(torch._foreach_mul(list(gradients), torch.clamp(longest / (length + 1e-6), max=1.0)))
+
+
+def sgd(values: list[Tensor], local: Local) -> Update:
+    """PyTorch's SGD (v ← m·v + g + λ·w, v₀ = g; w ← w − η·v) as one fused call for all parameters."""
+    moving = local.momentum != 0
+    velocity = [torch.empty_like(value) for value in values] if moving else []
+    first = True
+
+    def update(gradients: Gradients) -> None:
+        nonlocal first
+        with torch.no_grad():
+            torch._fused_sgd_(
+                values,
+                [gradient.contiguous() for gradient in gradients],  # the fused call reads memory, not strides
+                velocity,
+                weight_decay=local.weight_decay,
+                momentum=local.momentum,
+                lr=local.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+                is_first_step=first,
+            )
+        first = False
+
+    return update
+
+
+def adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+    """PyTorch's Adam: steps along the mean gradient, divided by its root mean square; λ·w is part of the gradient.
+
+    Reference: Kingma, Ba, "Adam: A Method for Stochastic Optimization", ICLR 2015, Algorithm 1.
+    """
+    return _adaptive("adam", torch._fused_adam_, beta1, beta2, eps)
+
+
+def adamw(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimizer:
+    """PyTorch's AdamW: as Adam, but weight decay shrinks w by η·λ·w beside the step and is not divided.
+
+    Reference: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, Algorithm 2.
+    """
+    return _adaptive("adamw", torch._fused_adamw_, beta1, beta2, eps)
+
+
+def plain_sgd() -> Optimizer:
+    """SGD with --momentum."""
+    return sgd
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": plain_sgd, "adam": adam, "adamw": adamw}
+
+
+def parse_optimizer(source: str) -> Optimizer:
+    """The optimiser that a text such as ``"adam(beta2=0.99)"`` describes."""
+    calls = text.parse_calls(source, "optimizer")
+    if len(calls) > 1:
+        raise text.complain(source, calls[1].start, "give one optimizer")
+    call = calls[0]
+    if call.name not in OPTIMIZERS:
+        raise text.complain(
+            source, call.start, f"no optimizer is called {call.name!r}; {nearest(call.name, OPTIMIZERS)}"
+        )
+    made: Optimizer = text.apply(call, OPTIMIZERS[call.name], "optimizer")
+    return made
+
+
+def check_optimizer(source: str) -> None:
+    """Refuse a text that describes no optimiser."""
+    parse_optimizer(source)
+
+
+def uses_sgd(local: Local) -> bool:
+    """Whether the clients' steps are SGD's, so that --momentum counts."""
+    return local.optimizer.partition("(")[0].strip() == "sgd"
+
+
+def require_sgd(local: Local, method: str, why: str) -> None:
+    """Refuse a method whose formula needs SGD's steps, where the settings have another optimiser."""
+    if not uses_sgd(local):
+        raise UserError(
+            f"{method} with --optimizer {local.optimizer}: {why}, and so it needs SGD; give --optimizer sgd, or leave "
+            f"{method} out"
+        )
+
+
+def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, eps: float) -> Optimizer:
+    for knob, beta in (("beta1", beta1), ("beta2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name}({knob}={beta}): it weighs the past, give 0 or more and less than 1")
+    if not 0 < eps < float("inf"):
+        raise ValueError(f"{name}(eps={eps}): it keeps a division from zero, give a number above 0")
+
+    def make(values: list[Tensor], local: Local) -> Update:
+        means, squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
+        steps = [torch.zeros((), dtype=torch.float32, device=value.device) for value in values]
+
+        def update(gradients: Gradients) -> None:
+            with torch.no_grad():
+                torch._foreach_add_(steps, 1)
+                fused(
+                    values,
+                    [gradient.contiguous() for gradient in gradients],
+                    means,
+                    squares,
+                    [],
+                    steps,
+                    lr=local.lr,
+                    beta1=beta1,
+                    beta2=beta2,
+                    weight_decay=local.weight_decay,
+                    eps=eps,
+                    amsgrad=False,
+                    maximize=False,
+                )
+
+        return update
+
+    return make
