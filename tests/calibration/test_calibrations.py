@@ -25,7 +25,7 @@ from unskew.core.key import Key
 
 D, C = 4, 3
 QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
-EVERY = (QUICK, "uscc(per_class=20, epochs=2, lr=0.1)", "lda")
+EVERY = (QUICK, "uscc(per_class=20, epochs=2, lr=0.1)", "lda", "ridge")
 
 
 def normal(*shape, seed=0, dtype=torch.float32):
@@ -196,7 +196,7 @@ def test_a_classifier_that_favours_a_class_is_set_right():
     with torch.no_grad():
         skewed.weight.zero_()
         skewed.bias.copy_(torch.tensor([50.0, 0.0, 0.0]))
-    for method in ("ccvr(per_class=200, lr=0.5)", "lda"):
+    for method in ("ccvr(per_class=200, lr=0.5)", "lda", "ridge"):
         found = calibrate(skewed, ClassStatistics.of_features(features, labels, C), method)
         assert float((found(features).argmax(1) == labels).float().mean()) > 0.95
 
@@ -288,7 +288,7 @@ def test_lda_stands_for_several_layers_as_one():
 # what all of them have in common
 
 
-@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)"])
+@pytest.mark.parametrize("method", [*EVERY, "lda(expand=5)", "ridge(expand=5)"])
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_classifier_is_left_as_it_was_and_the_new_one_has_memory_of_its_own(method, bias):
     classifier, statistics = linear(bias=bias), fitting(method)
@@ -375,7 +375,7 @@ def test_in_a_head_of_several_layers_the_last_ones_rows_are_kept():
     assert not torch.equal(found.head[1].weight, head[1].weight)
 
 
-@pytest.mark.parametrize("method", ["lda(expand=5)", "lda(layers=2)"])
+@pytest.mark.parametrize("method", ["lda(expand=5)", "lda(layers=2)", "ridge(expand=5)", "ridge(layers=2)"])
 def test_where_there_is_no_row_to_keep_a_class_is_never_answered(method):
     statistics, classifier = fitting(method, counts=(30, 20)), linear()
     if "layers" in method:
@@ -513,7 +513,7 @@ def test_a_bound_for_study_is_known_by_its_name_in_results():
 
 
 def test_the_table_of_calibrations():
-    assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "oracle"]
+    assert list(CALIBRATIONS) == ["ccvr", "uscc", "lda", "ridge", "oracle"]
     assert all(isinstance(build(), Finisher) for build in CALIBRATIONS.values())
     assert [str(parse_calibration(name).needs.form) for name in ("lda", "ccvr")] == ["shared", "full"]
     assert str(parse_calibration("ccvr(covariance='low-rank(7)')").needs.form) == "low-rank(7)"
@@ -524,7 +524,7 @@ WRONG_TEXTS = {
     "  ": "calibration is empty",
     "ccvx": "no calibration is called 'ccvx'; did you mean 'ccvr'?",
     "CCVR": "no calibration is called 'CCVR'; did you mean 'ccvr'?",
-    "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, oracle",
+    "fedavg": "no calibration is called 'fedavg'; there are: ccvr, uscc, lda, ridge, oracle",
     "ccvr + lda": "name one calibration alone; methods and protections beside it are for runs",
     "ccvr(per_clas=5)": "calibration ccvr has no knob 'per_clas'; did you mean 'per_class'?",
     "ccvr(per_class=0)": "ccvr(per_class=0): give a number above 0",

@@ -471,7 +471,7 @@ WRONG = {
     "a training method beside one": ("fedavgm + ccvr", None, "changes the training (server), which is over"),
     "both stages of fedeccr": ("fedeccr", None, "changes the training (blend), which is over"),
     "no name": ("", None, "give a calibration as a text such as ccvr"),
-    "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda or oracle"),
+    "a protection alone": ("secure", None, "'secure' names no calibration; give ccvr, uscc, lda, ridge or oracle"),
     "an oracle and a protection": ("oracle + secure", None, "which secure does not protect; leave secure out"),
     "too many layers": ("ccvr(layers=3)", None, "layers=3: this network ends in 2 linear layers; give 1 to that many"),
     "too many directions": ("ccvr(covariance='low-rank(65)')", None, "the features have only 64 dimensions"),

@@ -131,7 +131,7 @@ def test_memories_stay_on_the_clients_side():
     assert not any("moon" in name for _, shared, _, _, _ in crossed for name in shared)
 
 
-@pytest.mark.parametrize("source", ["ccvr(per_class=20)", "lda", "ccvr(per_class=20, components=2)"])
+@pytest.mark.parametrize("source", ["ccvr(per_class=20)", "lda", "ridge", "ccvr(per_class=20, components=2)"])
 def test_calibration_sends_statistics_and_no_feature(source):
     _, crossed = crossed_in("fedavg", rounds=1, finish=[f"{source} + withhold(1)"])
     assert not list(looked_at(crossed))

@@ -6,12 +6,15 @@ from unskew.calibration.ccvr import ccvr
 from unskew.calibration.finisher import Finisher
 from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
+from unskew.calibration.ridge import ridge
 from unskew.calibration.uscc import uscc
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
 
-CALIBRATIONS: dict[str, Callable[..., Finisher]] = {"ccvr": ccvr, "uscc": uscc, "lda": lda, "oracle": oracle}
+CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
+    "ccvr": ccvr, "uscc": uscc, "lda": lda, "ridge": ridge, "oracle": oracle
+}  # fmt: skip
 
 
 def parse_calibration(source: str | Finisher) -> Finisher:

@@ -1,9 +1,9 @@
-"""The linear layers behind the features: copies, blank layers, the last layer, their device."""
+"""The linear layers behind the features: copies, blank layers, new rows, the last layer, their device."""
 
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from unskew.core.errors import UserError, a_kind
 
@@ -44,6 +44,27 @@ def last_linear(head: nn.Module) -> nn.Linear:
 def blank(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Linear:
     """A layer that draws no weights: they are about to be overwritten."""
     return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device=device)
+
+
+def with_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
+    """A linear layer that has these rows [P, d] and biases [P] for the classes held.
+
+    The others keep the rows of a linear head of the same width; where there is no such head they are never predicted.
+    """
+    width = weight.shape[1]
+    if isinstance(head, nn.Linear) and head.in_features == width:
+        linear = copy_of(head)
+    else:
+        like = torch.zeros(0) if head is None else last_linear(head).weight
+        linear = blank(width, classes, like.dtype, like.device)
+        nn.init.zeros_(linear.weight)
+        nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
+    assert isinstance(linear, nn.Linear)
+    with torch.no_grad():
+        rows = held.to(linear.weight.device)
+        linear.weight[rows] = weight.to(linear.weight)
+        linear.bias[rows] = bias.to(linear.bias)
+    return linear
 
 
 def device_of(module: nn.Module) -> torch.device:

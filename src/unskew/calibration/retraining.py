@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unskew.calibration.gaussians import without_negative
-from unskew.calibration.heads import NEVER, blank, copy_of, device_of, last_linear
+from unskew.calibration.heads import copy_of, device_of, last_linear, with_rows
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
@@ -79,7 +79,6 @@ def discriminant(
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
     the same width; where there is no such head they are never predicted.
     """
-    width = within.shape[0]
     if not varied(means, within):
         raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
     regular = _regular(within, ridge)
@@ -93,19 +92,7 @@ def discriminant(
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
-    if isinstance(head, nn.Linear) and head.in_features == width:
-        linear = copy_of(head)
-    else:
-        like = torch.zeros(0) if head is None else last_linear(head).weight
-        linear = blank(width, classes, like.dtype, like.device)
-        nn.init.zeros_(linear.weight)
-        nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
-    assert isinstance(linear, nn.Linear)
-    with torch.no_grad():
-        rows = held.to(linear.weight.device)
-        linear.weight[rows] = weight.to(linear.weight)
-        linear.bias[rows] = (-0.5 * (weight * means).sum(1)).to(linear.bias)
-    return linear
+    return with_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
 
 
 def _regular(within: Tensor, ridge: float) -> Tensor:

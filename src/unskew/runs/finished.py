@@ -164,7 +164,7 @@ def _algorithm(source: str | Finisher) -> Algorithm:
         if slot.name not in NEED_NO_TRAINING and getattr(algorithm, slot.name) is not getattr(base, slot.name):
             raise UserError(f"{source!r} changes the training ({slot.name}), which is over; name calibrations alone")
     if not algorithm.finish:
-        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda or oracle (unskew methods)")
+        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
     return algorithm
 
 
