@@ -54,6 +54,7 @@ def run(
     engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,
+    validation: float | None = None,
     evaluate_every: int | None = None,
     on_failure: str | None = None,
     checkpoint_seconds: float | None = None,

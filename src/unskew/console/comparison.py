@@ -179,6 +179,11 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
                 f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) have different "
                 "data; give with --baseline a run on the same data"
             )
+        if baseline.settings.get("validation") != result.settings.get("validation"):
+            raise UserError(
+                f"{result.path} was evaluated on {result.measured_on}, its baseline {baseline.path} on "
+                f"{baseline.measured_on}, with another --validation; give with --baseline a run with the same"
+            )
         result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
     whole = result.baseline_accuracy
     if whole is None:

@@ -24,7 +24,7 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared, skew
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, Result, to_json
+from unskew.runs.result import RESULT, TEST, VALIDATION, Result, to_json
 from unskew.runs.seals import seal
 
 
@@ -65,6 +65,7 @@ def conclude(
         calibrations={each.result.name: each.result for each in calibrated},
         settings=configs.deciding(config),
         privacy=spent,
+        evaluated_on=VALIDATION if config.validation else TEST,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:
