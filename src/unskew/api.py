@@ -1,9 +1,9 @@
 """``unskew.run`` and ``unskew.resume``: a run from Python, every option a typed parameter, with progress if wanted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,14 @@ from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, TEXT, accepts, op
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
+from unskew.runs import seeds as seeded
 from unskew.runs import train
 from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
+from unskew.runs.seeds import SeedRuns
 
+Outcome = TypeVar("Outcome")
 Text = str | PathLike[str]
 Data = Text | ImageSet | Mapping[str, Any] | Sequence[Any] | Dataset[Any] | Callable[..., Any]
 Model = Text | Callable[..., nn.Module]
@@ -85,6 +88,26 @@ def run(
     return _shown(progress, observe, lambda watch: train.run(place, out=folder, observe=watch, home=home, **options))
 
 
+@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
+def run_seeds(
+    recipe: Text | None = None, *, seeds: str | Iterable[int] | None = None, out: Text | None = None,
+    observe: Observer | None = None, progress: bool | None = None, **options: Any,
+) -> SeedRuns:  # fmt: skip
+    """Run one setting with several seeds, a run folder each: ``out/seed0``, ``out/seed1``, …
+
+    ``seeds`` are whole numbers, or a text such as ``"0-4"``; None takes the ``seeds`` of the recipe. ``options`` are
+    those of ``unskew.run``, without ``seed``. Runs that are finished are kept, and one that was interrupted goes on, if
+    their settings are these; other runs in the folder are refused. The seed decides the partition too.
+    """
+    folder, home = None if out is None else Path(out), Path.cwd()
+    place = None if recipe is None else Path(recipe)
+
+    def work(watch: Observer | None) -> SeedRuns:
+        return seeded.run_seeds(place, seeds=seeds, out=folder, observe=watch, home=home, **options)
+
+    return _shown(progress, observe, work)
+
+
 @accepts(
     path=PATH, observe=optional(FUNCTION), progress=optional(FLAG), on_failure=optional(TEXT), device=optional(TEXT),
     engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), baseline=optional(PATH),
@@ -119,7 +142,7 @@ def resume(
     return _shown(progress, observe, work)
 
 
-def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Result]) -> Result:
+def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:
     """Do the work with a view of it beside the observer, in a notebook or on the terminal."""
     if not (in_notebook() if progress is None else progress):
         return work(observe)

@@ -78,7 +78,11 @@ def draw_curves(values: Curves) -> list[Chart]:
         Line(rounds, values.train_loss, "clients, while training", 1, dashed=True),
         Line(values.round, values.loss, f"server, on {_on(values)} images", 0, points=len(values.round) <= 40),
     ]
-    alt = f"Loss by round; the last on {_on(values)} images is {values.loss[-1]:.3f}." if values.loss else "Loss by round."
+    alt = (
+        f"Loss by round; the last on {_on(values)} images is {values.loss[-1]:.3f}."
+        if values.loss
+        else "Loss by round."
+    )
     return [*charts, Chart("curves-loss", "Loss by round", alt, losses, x=Axis("round", kind="count"), y=Axis("loss"))]
 
 

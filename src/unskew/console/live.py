@@ -128,7 +128,12 @@ class View:
         if self._evaluated is not None and self._best is not None:
             accuracy, loss, number = self._evaluated
             best = f"best {self._best[0]:.2%}, round {self._best[1]}"
-            rows.append(("validation" if self._seen.config.validation else "test", f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}"))
+            rows.append(
+                (
+                    "validation" if self._seen.config.validation else "test",
+                    f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}",
+                )
+            )
         return [f"{word:<8}{fact}" for word, fact in rows if fact]
 
     def _clients(self) -> str:

@@ -1,7 +1,6 @@
 """One setting with several seeds: a run folder each, kept where finished, resumed where begun.
 
-The seed decides everything that is drawn: the partition, the initial weights, who comes, the batches. So the runs differ
-as runs of different federations of the same kind do.
+The seed decides everything that is drawn: the partition, the initial weights, who comes, the batches.
 """
 
 import re
