@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from unskew.analysis import analyse
-    from unskew.api import resume, run, run_seeds
+    from unskew.api import resume, run, run_seeds, sweep
     from unskew.calibration.calibrate import calibrate
     from unskew.calibration.classifier import CalibratedClassifier
     from unskew.calibration.statistics import ClassStatistics
@@ -44,6 +44,7 @@ __all__ = [
     "resume",
     "run",
     "run_seeds",
+    "sweep",
     "write_report",
 ]
 
@@ -67,6 +68,7 @@ _HOME = {
     "resume": "api",
     "run": "api",
     "run_seeds": "api",
+    "sweep": "api",
     "write_report": "report.write",
 }
 

@@ -23,6 +23,9 @@ from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedRuns
+from unskew.sweeps.outcomes import Sweep
+from unskew.sweeps.summary import check_format, write_summary
+from unskew.sweeps.sweep import sweep as sweep_settings
 
 Outcome = TypeVar("Outcome")
 Text = str | PathLike[str]
@@ -140,6 +143,28 @@ def resume(
         )  # fmt: skip
 
     return _shown(progress, observe, work)
+
+
+@accepts(recipe=optional(PATH), out=optional(PATH), by=TEXT, form=TEXT, trials=optional(COUNT), jobs=optional(COUNT))
+def sweep(
+    recipe: Text | None = None, *, over: str | Sequence[str], seeds: str | Iterable[int] | None = None,
+    trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
+    out: Text | None = None, form: str = "svg", **options: Any,
+) -> Sweep:  # fmt: skip
+    """Try many settings on a validation part of the training images, and write table, charts and best.toml.
+
+    ``over`` is one text or several, such as ``"lr=0.01,0.1"``; with ``trials`` also a range, ``"lr=0.001..0.3 log"``,
+    and Optuna chooses. ``by`` is accuracy, loss or a calibration's name. ``options`` are those of ``unskew.run`` as
+    texts and numbers. Called again with the same folder, the sweep goes on where it stopped.
+    """
+    check_format(form)
+    made = sweep_settings(
+        None if recipe is None else Path(recipe), over=[over] if isinstance(over, str) else over, seeds=seeds,
+        trials=trials, validation=validation, by=by, jobs=jobs, out=None if out is None else Path(out),
+        home=Path.cwd(), **options,
+    )  # fmt: skip
+    write_summary(made, form)
+    return made
 
 
 def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:

@@ -22,6 +22,7 @@ from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.console.study import Device, analyse, report
+from unskew.console.sweep import sweep
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
@@ -116,6 +117,7 @@ def calibrate(
     out.print(summary(result))
 
 
+app.command()(sweep)
 app.command()(analyse)
 app.command()(report)
 app.command()(check)
