@@ -20,7 +20,7 @@ LAYERS = [
     {"methods"},
     {"engines"},
     {"runs"},
-    {"checks", "analysis"},
+    {"checks", "analysis", "sweeps"},
     {"report", "loggers"},
     {"console", "api", "extend", "__init__"},
     {"__main__"},

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from unskew.analysis import analyse
-    from unskew.api import resume, run
+    from unskew.api import resume, run, run_seeds, sweep
     from unskew.calibration.calibrate import calibrate
     from unskew.calibration.classifier import CalibratedClassifier
     from unskew.calibration.statistics import ClassStatistics
@@ -43,6 +43,8 @@ __all__ = [
     "open_logger",
     "resume",
     "run",
+    "run_seeds",
+    "sweep",
     "write_report",
 ]
 
@@ -65,6 +67,8 @@ _HOME = {
     "open_logger": "loggers",
     "resume": "api",
     "run": "api",
+    "run_seeds": "api",
+    "sweep": "api",
     "write_report": "report.write",
 }
 

@@ -1,9 +1,9 @@
 """``unskew.run`` and ``unskew.resume``: a run from Python, every option a typed parameter, with progress if wanted."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,17 @@ from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, TEXT, accepts, op
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
+from unskew.runs import seeds as seeded
 from unskew.runs import train as runs
 from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
+from unskew.runs.seeds import SeedRuns
+from unskew.sweeps.outcomes import Sweep
+from unskew.sweeps.summary import check_format, write_summary
+from unskew.sweeps.sweep import sweep as sweep_settings
 
+Outcome = TypeVar("Outcome")
 Text = str | PathLike[str]
 Data = Text | ImageSet | Mapping[str, Any] | Sequence[Any] | Dataset[Any] | Callable[..., Any]
 Model = Text | Callable[..., nn.Module]
@@ -68,6 +74,7 @@ def run(
     engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,
+    validation: float | None = None,
     evaluate_every: int | None = None,
     on_failure: str | None = None,
     checkpoint_seconds: float | None = None,
@@ -96,6 +103,26 @@ def run(
     place = None if recipe is None else Path(recipe)
     folder, home = None if out is None else Path(out), Path.cwd()
     return _shown(progress, observe, lambda watch: runs.run(place, out=folder, observe=watch, home=home, **options))
+
+
+@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
+def run_seeds(
+    recipe: Text | None = None, *, seeds: str | Iterable[int] | None = None, out: Text | None = None,
+    observe: Observer | None = None, progress: bool | None = None, **options: Any,
+) -> SeedRuns:  # fmt: skip
+    """Run one setting with several seeds, a run folder each: ``out/seed0``, ``out/seed1``, …
+
+    ``seeds`` are whole numbers, or a text such as ``"0-4"``; None takes the ``seeds`` of the recipe. ``options`` are
+    those of ``unskew.run``, without ``seed``. Runs that are finished are kept, and one that was interrupted goes on, if
+    their settings are these; other runs in the folder are refused. The seed decides the partition too.
+    """
+    folder, home = None if out is None else Path(out), Path.cwd()
+    place = None if recipe is None else Path(recipe)
+
+    def work(watch: Observer | None) -> SeedRuns:
+        return seeded.run_seeds(place, seeds=seeds, out=folder, observe=watch, home=home, **options)
+
+    return _shown(progress, observe, work)
 
 
 @accepts(
@@ -132,7 +159,29 @@ def resume(
     return _shown(progress, observe, work)
 
 
-def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Result]) -> Result:
+@accepts(recipe=optional(PATH), out=optional(PATH), by=TEXT, form=TEXT, trials=optional(COUNT), jobs=optional(COUNT))
+def sweep(
+    recipe: Text | None = None, *, over: str | Sequence[str], seeds: str | Iterable[int] | None = None,
+    trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
+    out: Text | None = None, form: str = "svg", **options: Any,
+) -> Sweep:  # fmt: skip
+    """Try many settings on a validation part of the training images, and write table, charts and best.toml.
+
+    ``over`` is one text or several, such as ``"lr=0.01,0.1"``; with ``trials`` also a range, ``"lr=0.001..0.3 log"``,
+    and Optuna chooses. ``by`` is accuracy, loss or a calibration's name. ``options`` are those of ``unskew.run`` as
+    texts and numbers. Called again with the same folder, the sweep goes on where it stopped.
+    """
+    check_format(form)
+    made = sweep_settings(
+        None if recipe is None else Path(recipe), over=[over] if isinstance(over, str) else over, seeds=seeds,
+        trials=trials, validation=validation, by=by, jobs=jobs, out=None if out is None else Path(out),
+        home=Path.cwd(), **options,
+    )  # fmt: skip
+    write_summary(made, form)
+    return made
+
+
+def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:
     """Do the work with a view of it beside the observer, in a notebook or on the terminal."""
     if not (in_notebook() if progress is None else progress):
         return work(observe)

@@ -76,10 +76,19 @@ def draw_curves(values: Curves) -> list[Chart]:
     rounds = list(range(1, len(values.train_loss) + 1))
     losses: list[Mark] = [
         Line(rounds, values.train_loss, "clients, while training", 1, dashed=True),
-        Line(values.round, values.loss, "server, on test images", 0, points=len(values.round) <= 40),
+        Line(values.round, values.loss, f"server, on {_on(values)} images", 0, points=len(values.round) <= 40),
     ]
-    alt = f"Loss by round; the last on test images is {values.loss[-1]:.3f}." if values.loss else "Loss by round."
+    alt = (
+        f"Loss by round; the last on {_on(values)} images is {values.loss[-1]:.3f}."
+        if values.loss
+        else "Loss by round."
+    )
     return [*charts, Chart("curves-loss", "Loss by round", alt, losses, x=Axis("round", kind="count"), y=Axis("loss"))]
+
+
+def _on(values: Curves) -> str:
+    """Which images accuracy and loss were measured on."""
+    return "validation" if "validation" in values.settings else "test"
 
 
 def draw_together(runs: Sequence[Curves]) -> list[Chart]:
@@ -136,7 +145,8 @@ def curves_findings(values: Curves) -> list[str]:
     when = values.round[values.accuracy.index(best)]
     peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
     words = (
-        f"After {counted(values.round[-1], 'round')} the model gets {last:.2%} of the test images right ({peak}), for "
+        f"After {counted(values.round[-1], 'round')} the model gets {last:.2%} of the {_on(values)} images right "
+        f"({peak}), for "
     )
     return [
         f"{words}{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of clients' training."

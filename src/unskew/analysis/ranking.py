@@ -93,6 +93,8 @@ def headline(results: Sequence[Result]) -> list[str]:
         return []
     if len({each.data_sha256 for each in results}) > 1:
         return ["The runs are on different data: they are not ranked."]
+    if len({each.settings.get("validation") for each in results}) > 1:
+        return ["The runs were evaluated on different images, test or validation: they are not ranked."]
     every = candidates(groups)
     tops = [best_of([each for each in every if each.setting == name]) for name in groups
             if any(each.setting == name for each in every)]  # fmt: skip

@@ -1,8 +1,8 @@
 """Runs that differ in the seed alone: what decides a run's result, and a name for each such setting."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
+from unskew.runs import config as configs
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
 from unskew.runs.study import FinishedRun
@@ -15,7 +15,7 @@ _OF_RESULT = ("method", "data", "partition", "clients", "per_round", "rounds", "
 
 def settings_of(run: FinishedRun) -> dict[str, str]:
     """What decides a run's result except the seed: the same for runs that differ in the seed alone."""
-    return {key: str(value) for key, value in asdict(run.config).items() if key not in LEFT_OUT}
+    return {key: str(value) for key, value in configs.deciding(run.config).items() if key not in LEFT_OUT}
 
 
 def settings_of_result(result: Result) -> dict[str, str]:

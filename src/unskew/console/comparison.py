@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from unskew.analysis.ranking import headline
+from unskew.console.columns import WORDS, flat, upright
 from unskew.core.errors import UserError
 from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
 from unskew.runs.result import Result, to_json
@@ -25,7 +24,6 @@ MINIMUM_WIDTH = 70  # columns of a terminal below which one row for each run can
 
 SHARES = (10, 50, 90)  # per cent of the baseline's accuracy: Hsu et al. 2020, Table 5
 
-_WORDS = ("run", "method", "data", "partition", "model")
 _PLAIN = ("method", "data", "partition", "clients", "per_round", "rounds", "seed")
 
 
@@ -55,47 +53,73 @@ def side_by_side(
     return [_compared(result, rows, at_round, at_batch) for result, rows in runs]
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A number of the table: None where it is unknown; ``never`` where a mark was not reached."""
+
+    value: float | None
+    decimals: int
+    never: bool = False
+
+    def words(self, never: str) -> str:
+        """The number as the table has it."""
+        return never if self.never else "" if self.value is None else f"{self.value:.{self.decimals}f}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """The rows of a table, and the columns that say the same in every row: none where there is one row."""
+
+    rows: list[dict[str, str]]
+    same: list[str]
+
+
 def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]:
     """One row a run: the settings that differ, what came out, then the settings that all runs share.
 
     There is a column for whatever any run has. Accuracies are in per cent. One run alone shows its settings first.
     """
-    settings = [_settings(one.result) for one in compared]
+    return run_sheet(compared, never).rows
+
+
+def run_sheet(compared: Sequence[Compared], never: str = "-") -> Sheet:
+    """The table with one row a run."""
+    outcomes = [{key: each.words(never) for key, each in one.items()} for one in figures(compared)]
+    places = [str(one.result.path) for one in compared]
+    return arranged(places, [settings_shown(one.result) for one in compared], outcomes)
+
+
+def arranged(places: Sequence[str], settings: Sequence[Mapping[str, str]], outcomes: Sequence[dict[str, str]]) -> Sheet:
+    """The rows of a table: its place, the settings in which the rows differ, what came out, what they share."""
     keys = list(dict.fromkeys(key for each in settings for key in each))
     same = [key for key in keys if len(settings) > 1 and len({each.get(key, "") for each in settings}) == 1]
-    return [
-        {"run": str(one.result.path)}
+    made = [
+        {"run": place}
         | {key: each.get(key, "") for key in keys if key not in same}
         | outcome
         | {key: each.get(key, "") for key in same}
-        for one, each, outcome in zip(compared, settings, _outcomes(compared, never), strict=True)
+        for place, each, outcome in zip(places, settings, outcomes, strict=True)
     ]
+    return Sheet(made, same)
 
 
-def shared_settings(compared: Sequence[Compared]) -> list[str]:
-    """The columns that say the same in every run; none where there is one run."""
-    lines = rows(compared) if len(compared) > 1 else []
-    known = dict.fromkeys(key for one in compared for key in _settings(one.result))
-    return [key for key in known if lines and len({row[key] for row in lines}) == 1]
-
-
-def _settings(result: Result) -> dict[str, str]:
+def settings_shown(result: Result) -> dict[str, str]:
     """What the run was: the fields of its result, then the options that these do not have."""
     plain = {key: getattr(result, key) for key in _PLAIN}
     others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
     return {key: str(value) for key, value in (plain | others).items()} | {"emd": f"{result.emd:.2f}"}
 
 
-def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
+def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
+    """What came out of each run, with a figure for whatever any run has."""
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
     table = []
     for one in compared:
         result = one.result
+        made = {name: result.calibrations.get(name) for name in names}
         row = {"accuracy": _percent(result.accuracy)}
-        for name in names:
-            calibration = result.calibrations.get(name)
-            row[f"after {name}"] = _percent(calibration.accuracy if calibration else None)
+        row |= {f"after {name}": _percent(each.accuracy if each else None) for name, each in made.items()}
         if one.round is not None:
             row[f"acc@round {one.round:,}"] = _percent(one.accuracy_at_round)
         if one.batch is not None:
@@ -104,40 +128,40 @@ def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
             row["relative"] = _percent(result.relative_accuracy)
             for share in SHARES:
                 reached = one.rounds_to.get(share)
-                row[f"to {share} %"] = "" if not one.rounds_to else never if reached is None else str(reached)
-        row["loss"] = f"{result.loss:.4f}"
-        row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
-        for name in names:
-            calibration = result.calibrations.get(name)
-            row[f"MB up, {name}"] = f"{calibration.bytes_up / 1e6:.1f}" if calibration else ""
-        row["MB down"] = f"{result.bytes_down / 1e6:.1f}"
-        row["seconds"] = f"{result.seconds:.1f}"
+                row[f"to {share} %"] = Figure(reached, 0, bool(one.rounds_to) and reached is None)
+        row["loss"] = Figure(result.loss, 4)
+        row["MB up"] = Figure(result.bytes_up / 1e6, 1)
+        row |= {f"MB up, {name}": Figure(each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
+        row["MB down"] = Figure(result.bytes_down / 1e6, 1)
+        row["seconds"] = Figure(result.seconds, 1)
         table.append(row)
     return table
 
 
-def as_table(compared: Sequence[Compared], width: int = 80) -> Group:
+def as_table(compared: Sequence[Compared], width: int = 80, sheet: Sheet | None = None) -> Group:
     """For the terminal; what is the same in every run, or repeats the accuracy, is written once, below.
 
     The last line says which setting is best, if the seeds support it.
     Columns that do not fit side by side go into a further table; on narrow terminals each figure has its own row.
+    ``sheet`` has the rows, where they are not one for each run.
     """
-    lines = rows(compared)
-    upright = len(lines) == 1 or width < MINIMUM_WIDTH
-    same = shared_settings(compared)
+    sheet = sheet or run_sheet(compared)
+    lines, same = sheet.rows, sheet.same
+    tall = len(lines) == 1 or width < MINIMUM_WIDTH
     again = [key for key in lines[0] if key.startswith("acc@") and all(row[key] == row["accuracy"] for row in lines)]
     shown = [key for key in lines[0] if key not in same and key not in again]
-    tables = [_upright(lines, shown)] if upright else _flat(lines, shown, width)
+    tables = [upright(lines, shown)] if tall else flat(lines, shown, width)
     notes = [f"{key} {lines[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
     best = headline([one.result for one in compared])
     return Group(*tables, *([Text("; ".join(notes))] if notes else []), *map(Text, best))
 
 
-def as_text(compared: Sequence[Compared], form: str) -> str:
+def as_text(compared: Sequence[Compared], form: str, sheet: Sheet | None = None) -> str:
     """The same as Markdown, CSV, LaTeX or JSON; JSON has the whole results."""
     if form == "json":
-        return json.dumps([_values(one) for one in compared], indent=2)
-    lines = rows(compared, never="" if form == "csv" else "-")
+        return json.dumps([values_of(one) for one in compared], indent=2)
+    sheet = sheet or run_sheet(compared, never="" if form == "csv" else "-")
+    lines, same = sheet.rows, sheet.same
     keys = list(lines[0])
     if form == "csv":
         out = io.StringIO()
@@ -145,12 +169,11 @@ def as_text(compared: Sequence[Compared], form: str) -> str:
         writer.writeheader()
         writer.writerows(lines)
         return out.getvalue().rstrip("\n")
-    same = shared_settings(compared)
     keys = [key for key in keys if key not in same]
     notes = [f"{key} {lines[0][key]}" for key in same]
     if form == "latex":
         return _latex(lines, keys, notes)
-    rules = ["---" if key in _WORDS else "---:" for key in keys]
+    rules = ["---" if key in WORDS else "---:" for key in keys]
     table = [keys, rules, *([row[key].replace("|", "\\|") for key in keys] for row in lines)]
     text = "\n".join("| " + " | ".join(line) + " |" for line in table)
     return text + (f"\n\nThe same in all runs: {'; '.join(notes)}." if notes else "")
@@ -159,7 +182,7 @@ def as_text(compared: Sequence[Compared], form: str) -> str:
 def _latex(lines: Sequence[Mapping[str, str]], keys: Sequence[str], notes: Sequence[str]) -> str:
     """A table of the package booktabs; what all runs share is a comment below it."""
     body = [" & ".join(map(_escaped, line)) + r" \\" for line in (keys, *([row[key] for key in keys] for row in lines))]
-    columns = "".join("l" if key in _WORDS else "r" for key in keys)
+    columns = "".join("l" if key in WORDS else "r" for key in keys)
     head = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"]
     below = [f"% the same in all runs: {'; '.join(notes)}"] if notes else []
     return "\n".join([*head, r"\end{tabular}", *below])
@@ -167,7 +190,7 @@ def _latex(lines: Sequence[Mapping[str, str]], keys: Sequence[str], notes: Seque
 
 def _escaped(text: str) -> str:
     """A text as LaTeX writes it."""
-    signs = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    signs = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
 
 
@@ -178,6 +201,11 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
             raise UserError(
                 f"{result.path} ({result.data}) and its baseline {baseline.path} ({baseline.data}) have different "
                 "data; give with --baseline a run on the same data"
+            )
+        if baseline.settings.get("validation") != result.settings.get("validation"):
+            raise UserError(
+                f"{result.path} was evaluated on {result.measured_on}, its baseline {baseline.path} on "
+                f"{baseline.measured_on}, with another --validation; give with --baseline a run with the same"
             )
         result = replace(result, baseline=str(baseline.path.absolute()), baseline_accuracy=baseline.accuracy)
     whole = result.baseline_accuracy
@@ -218,11 +246,12 @@ def _compared(result: Result, rows: Rows, at_round: int | None, at_batch: int | 
         )
 
 
-def _percent(accuracy: float | None) -> str:
-    return "" if accuracy is None else f"{100 * accuracy:.2f}"
+def _percent(accuracy: float | None) -> Figure:
+    return Figure(None if accuracy is None else 100 * accuracy, 2)
 
 
-def _values(one: Compared) -> dict[str, Any]:
+def values_of(one: Compared) -> dict[str, Any]:
+    """The whole result of a run, as JSON has it."""
     values = {
         "run": str(one.result.path),
         **to_json(one.result),
@@ -230,35 +259,3 @@ def _values(one: Compared) -> dict[str, Any]:
         "accuracy_at_batch": {"batch": one.batch, "accuracy": one.accuracy_at_batch},
     }
     return values | ({"rounds_to": {str(key): value for key, value in one.rounds_to.items()}} if one.rounds_to else {})
-
-
-def _upright(lines: Sequence[Mapping[str, str]], shown: Sequence[str]) -> Table:
-    table = Table(show_header=False)
-    for key in shown:
-        table.add_row(Text(key), *(Text(row[key], overflow="fold") for row in lines))
-    return table
-
-
-def _flat(lines: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[Table]:
-    tables = []
-    for keys in _blocks(lines, shown, width):
-        table = Table()
-        for key in keys:
-            words = key in _WORDS
-            table.add_column(key, justify="left" if words else "right", max_width=width // 4 if words else None)
-        for row in lines:
-            table.add_row(*(Text(row[key], overflow="fold") for key in keys))
-        tables.append(table)
-    return tables
-
-
-def _blocks(lines: Sequence[Mapping[str, str]], shown: Sequence[str], width: int) -> list[list[str]]:
-    """The columns of each table: as many as fit unbroken, after the run, which every table begins with."""
-    needs = {key: 3 + max(cell_len(text) for text in (key, *(row[key] for row in lines))) for key in shown}
-    needs |= {key: min(needs[key], 3 + width // 4) for key in shown if key in _WORDS}
-    blocks = [["run"]]
-    for key in shown[1:]:
-        if len(blocks[-1]) > 1 and 1 + sum(needs[other] for other in (*blocks[-1], key)) > width:
-            blocks.append(["run"])
-        blocks[-1].append(key)
-    return blocks

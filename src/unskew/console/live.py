@@ -20,6 +20,7 @@ from unskew.core.units import counted, format_bytes
 from unskew.round.driver import Metrics
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
+from unskew.runs.result import measured_on
 
 MIN_SIZE = (60, 16)  # columns and lines; with fewer there is the bar alone
 RATE_WIDTH = 80  # columns; with fewer the rate is only in the lines below the bar
@@ -112,7 +113,7 @@ class View:
         points = list(self._accuracies.points or self._losses.points)  # a copy: the run may add to it while this draws
         if not points:
             return []
-        name = "accuracy on the test set" if evaluated else "training loss"
+        name = f"accuracy on {measured_on(bool(self._seen.config.validation))}" if evaluated else "training loss"
         spell = (lambda value: f"{value:.1%}") if evaluated else (lambda value: f"{value:.3f}")
         return [name, *curve(points, width, HEIGHT, spell, self._console.options.ascii_only)]
 
@@ -127,7 +128,12 @@ class View:
         if self._evaluated is not None and self._best is not None:
             accuracy, loss, number = self._evaluated
             best = f"best {self._best[0]:.2%}, round {self._best[1]}"
-            rows.append(("test", f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}"))
+            rows.append(
+                (
+                    "validation" if self._seen.config.validation else "test",
+                    f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}",
+                )
+            )
         return [f"{word:<8}{fact}" for word, fact in rows if fact]
 
     def _clients(self) -> str:

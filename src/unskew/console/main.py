@@ -13,6 +13,7 @@ import typer
 
 import unskew
 from unskew.console import comparison as comparing
+from unskew.console import many, over_seeds
 from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
 from unskew.console.letters import print_any_letter
@@ -22,6 +23,7 @@ from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.console.stage_progress import StageProgress
 from unskew.console.study import Device, analyse, report
+from unskew.console.sweep import sweep
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
@@ -66,8 +68,14 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
     log: Annotated[list[str] | None, LOG] = None,
     page: Annotated[bool, typer.Option("--report", help="Then write the run's report, as unskew report does.")] = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N…", help='Several runs, one for each seed: "0,1,2" or "0-4".')
+    ] = None,
 ) -> None:
     """Train, evaluate, write the run folder."""
+    if seeds is not None or ("seed" not in options and many.lists_seeds(recipe)):
+        many.run_seeds(recipe, seeds, out, log, page, options)
+        return
     result = watched(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
     if page:
         report([result.path])
@@ -110,6 +118,7 @@ def calibrate(
     out.print(summary(result))
 
 
+app.command()(sweep)
 app.command()(analyse)
 app.command()(report)
 app.command()(check)
@@ -117,7 +126,7 @@ app.command()(check)
 
 @app.command()
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that have some.")],
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
     ] = None,
@@ -128,13 +137,17 @@ def compare(
         int | None, typer.Option(help="Accuracy at this batch count (default: the largest that all runs reached).")
     ] = None,
     form: Annotated[str, typer.Option("--format", help="table | markdown | csv | latex | json")] = "table",
+    each: Annotated[
+        bool, typer.Option("--each", help="A row for each run, also where runs differ in the seed alone.")
+    ] = False,
 ) -> None:
-    """Show finished runs side by side."""
+    """Show finished runs side by side; runs that differ in the seed alone are one row, mean ± deviation."""
     if form not in comparing.FORMATS:
         raise UserError(f"--format {form}: {nearest(form, comparing.FORMATS)}")
     for name, place in (("round", at_round), ("batch", at_batch)):
         if place is not None and place < 1:
             raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
+    paths = many.runs_named(paths)
     note_unsealed([*paths, *([baseline] if baseline else [])])
     compared = comparing.side_by_side(
         [read_result(path) for path in paths],
@@ -143,10 +156,13 @@ def compare(
         at_round=at_round,
         at_batch=at_batch,
     )
+    sheet = None if each or not over_seeds.several_seeds(compared) else over_seeds.seed_sheet(compared, form)
     if form == "table":
-        out.print(comparing.as_table(compared, out.width))
+        out.print(comparing.as_table(compared, out.width, sheet))
+    elif form == "json":
+        print(over_seeds.seeds_json(compared))  # noqa: T201
     else:
-        print(comparing.as_text(compared, form))  # noqa: T201  for programs: no wrapping, no colour
+        print(comparing.as_text(compared, form, sheet))  # noqa: T201  for programs: no wrapping, no colour
 
 
 @app.command()

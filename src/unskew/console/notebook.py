@@ -12,7 +12,7 @@ from unskew.round.driver import Metrics
 from unskew.runs.finish import Event, Stage
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
-from unskew.runs.result import accuracy_picture
+from unskew.runs.result import accuracy_picture, measured_on
 
 SECONDS = 0.5  # between two drawings
 
@@ -34,7 +34,7 @@ class NotebookView:
         self._title, self._rounds, self._first = "", 0, 1
         self._began, self._drawn = 0.0, 0.0
         self._rows: list[dict[str, Any]] = []
-        self._figures = ""
+        self._figures, self._on = "", measured_on(False)
         self._lines: list[str] = []
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
@@ -42,6 +42,7 @@ class NotebookView:
         if isinstance(event, Overview):
             config = event.config
             self._title = f"{config.method} on {event.images.name}, {config.model}, {event.engine} engine"
+            self._on = measured_on(bool(config.validation))
             self._rounds, self._first, self._began = config.rounds, event.first_round, time.monotonic()
             self._rows = [row for row in read_metrics(event.path) if row["round"] < event.first_round]
         elif isinstance(event, Metrics):
@@ -71,4 +72,5 @@ class NotebookView:
             f"round {done} of {self._rounds}{remaining}",
             *map(escape, filter(None, (self._figures, *self._lines))),
         ]
-        self._place.update(self._html(f"<div>{'<br>'.join(lines)}<br>{accuracy_picture(self._rows)}</div>"))
+        picture = accuracy_picture(self._rows, on=self._on)
+        self._place.update(self._html(f"<div>{'<br>'.join(lines)}<br>{picture}</div>"))

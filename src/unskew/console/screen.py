@@ -122,7 +122,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     return [
         (
             "data",
-            f"{images.name}: {len(images.train):,} train, {len(images.test):,} test, {len(images.classes)} classes, "
+            f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes)} classes, "
             f"{width}x{height} {kind}",
         ),
         ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}"),
@@ -152,6 +152,12 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     ]
 
 
+def _evaluation(seen: Overview) -> str:
+    """How many images accuracy is measured on, and which."""
+    count = len(seen.images.test)
+    return f"{count:,} of them for validation, no test" if seen.config.validation else f"{count:,} test"
+
+
 def calibration_lines(event: Event) -> list[str]:
     """A calibration in words: before it is made, and after."""
     if isinstance(event, Stage):
@@ -177,7 +183,7 @@ def calibration_lines(event: Event) -> list[str]:
 
 def summary(result: Result) -> Table:
     """The last table: the result, and the run folder."""
-    accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on the test set, loss {result.loss:.4f}")
+    accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on {result.measured_on}, loss {result.loss:.4f}")
     rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
     if result.relative_accuracy is not None:
         rows.append(

@@ -16,8 +16,11 @@ from unskew.runs.result import Result
 out = PlainConsole()
 
 
-def watched(log: Sequence[str] | None, work: Callable[[Observer], Result]) -> Result:
-    """Run with the screen and these loggers as observers, then show the result."""
+def watched(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
+    """Run with the screen and these loggers as observers, then show the result.
+
+    ``again`` says how to go on after an interrupt, where that is not ``unskew resume``.
+    """
     screen, place = Screen(out), list[Path]()
     loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
 
@@ -41,6 +44,8 @@ def watched(log: Sequence[str] | None, work: Callable[[Observer], Result]) -> Re
             interrupted = isinstance(error, KeyboardInterrupt)
             what = "interrupted" if interrupted else str(error)
             hint = f"resume it with: unskew resume {shlex.quote(str(place[0]))}"
+            if interrupted and again:
+                hint = again
             if isinstance(error, ClientFailure) and what.startswith("client"):
                 hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
             fail(f"{what}; {hint}", 130 if interrupted else 2)

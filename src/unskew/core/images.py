@@ -48,10 +48,14 @@ class StoredImages(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels, as they are in the files: bytes, not yet normalised."""
+    """Images and their labels, as they are in the files: bytes, not yet normalised.
 
-    images: npt.NDArray[np.uint8] | StoredImages  # [N, ch, H, W]
+    What a frozen part of a network made of the images may be in their place: floating point.
+    """
+
+    images: npt.NDArray[Any] | StoredImages  # [N, ch, H, W]
     labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
+    rows: npt.NDArray[np.int64] | None = None  # [N], which of more images these are; None: all, in their order
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -4,7 +4,7 @@ Every engine sees the same plan, since it is drawn from the visit's key alone.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,8 @@ class Pixels:
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
     size: tuple[int, int, int] | None = None  # [ch, H, W] that images are brought to; None: as they are
+    kept: int = 1  # how many of ``images`` there are for an example: the plain one and its views
+    rows: Tensor | None = None  # int64 [N], which of more examples these are; None: all
 
     @staticmethod
     def of(
@@ -58,7 +60,13 @@ class Pixels:
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
         same = size is None or _floating(images) or tuple(images.shape[1:]) == size
-        return Pixels(images, labels, (1 / (255 * std)).to(dtype), (-mean / std).to(dtype), None if same else size)
+        kept = len(images) // max(1, len(labels))
+        scale, offset = (1 / (255 * std)).to(dtype), (-mean / std).to(dtype)
+        return Pixels(images, labels, scale, offset, None if same else size, kept)
+
+    def chosen(self, rows: Tensor) -> "Pixels":
+        """These examples alone; the images stay where they are."""
+        return replace(self, labels=self.labels.index_select(0, rows), rows=rows)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,7 +83,8 @@ class Pixels:
         """The same images on that device; those that are read when asked for go there batch by batch."""
         images = self.images.to(device) if isinstance(self.images, Tensor) else self.images
         labels, scale, offset = (value.to(device) for value in (self.labels, self.scale, self.offset))
-        return Pixels(images, labels, scale, offset, self.size)
+        rows = None if self.rows is None else self.rows.to(device)
+        return replace(self, images=images, labels=labels, scale=scale, offset=offset, rows=rows)
 
     @property
     def device(self) -> torch.device:
@@ -83,7 +92,7 @@ class Pixels:
         return self.labels.device
 
     def taken(self, index: Tensor) -> Tensor:
-        """uint8 [B, ch, H, W], the examples' images as they are; ``index`` is on the device."""
+        """[B, ch, H, W], images as they are, by their number among all; ``index`` is on the device."""
         if isinstance(self.images, Tensor):
             return self.images.index_select(0, index)
         return torch.from_numpy(self.images.take(index.cpu().numpy())).to(self.device)
@@ -91,8 +100,10 @@ class Pixels:
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
         index = index.to(self.device)
+        labels = self.labels.index_select(0, index)
+        index = index if self.rows is None else self.rows.index_select(0, index)
         if self.stored:
-            return self._views(index, shift, flip).to(self.scale.dtype), self.labels.index_select(0, index)
+            return self._views(index, shift, flip).to(self.scale.dtype), labels
         images = self.taken(index)
         if shift is not None and flip is not None:
             images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
@@ -101,15 +112,14 @@ class Pixels:
             normal = fitted(images, self.size).mul(self.scale).add_(self.offset)
         else:
             normal = images.mul_(self.scale).add_(self.offset)
-        return normal, self.labels.index_select(0, index)
+        return normal, labels
 
     def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
         """The stored output for these examples: of the plain image, or of the view that the draws choose."""
-        kept = len(self.images) // max(1, len(self.labels))  # the plain one and the views
-        rows = index * kept
-        if shift is not None and flip is not None and kept > 1:
+        rows = index * self.kept
+        if shift is not None and flip is not None and self.kept > 1:
             drawn = 2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()
-            rows = rows + 1 + drawn.to(rows.device) % (kept - 1)
+            rows = rows + 1 + drawn.to(rows.device) % (self.kept - 1)
         return self.taken(rows)
 
 

@@ -29,6 +29,7 @@ CANNOT_CROSS = (
     "a lambda, a closure or a function of __main__ cannot go to another process; "
     "give --engine loop, or put it into a module as a plain function"
 )
+CPU = torch.device("cpu")
 FROZEN = "frozen/"  # begins the names of the weights that every process has and nobody trains
 
 
@@ -90,11 +91,13 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
     """All that the clients hold, as tensors by name: what goes into shared memory.
 
     Images that are read when asked for go as their description: "<part>/stored", JSON in UTF-8, and arrays under it.
+    Test examples that are some of the training images go as their rows.
     """
+    rows = images.test.rows
     return {
         **_images("train", images.train),
         "train/labels": torch.from_numpy(images.train.labels),
-        **_images("test", images.test),
+        **(_images("test", images.test) if rows is None else {"test/rows": torch.from_numpy(rows)}),
         "test/labels": torch.from_numpy(images.test.labels),
         "population/order": torch.tensor(population.order),
         "population/offsets": torch.tensor(population.offsets),
@@ -103,13 +106,17 @@ def dataset(images: ImageSet, population: Population) -> Tensors:
     }
 
 
-def pixels(blueprint: Blueprint, data: Tensors) -> dict[str, Pixels]:
-    """The images of the train and test part as the network takes them, on the CPU."""
+def pixels(blueprint: Blueprint, data: Tensors, device: torch.device | None = None) -> dict[str, Pixels]:
+    """The images of the train and test part as the network takes them; on the CPU where no device is given."""
     dtype = getattr(torch, blueprint.dtype)
-    return {
-        part: Pixels.of(_opened(part, data), data[f"{part}/labels"], data["mean"], data["std"], dtype, blueprint.shape)
-        for part in ("train", "test")
-    }
+
+    def part(name: str) -> Pixels:
+        images, labels = _opened(name, data), data[f"{name}/labels"]
+        return Pixels.of(images, labels, data["mean"], data["std"], dtype, blueprint.shape).to(device or CPU)
+
+    train = part("train")
+    test = train.chosen(data["test/rows"].to(train.device)) if "test/rows" in data else part("test")
+    return {"train": train, "test": test}
 
 
 def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> ClientSide:
@@ -118,7 +125,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
     """
     dtype, device = getattr(torch, blueprint.dtype), ready_device(blueprint.device)
-    parts = {part: each.to(device) for part, each in pixels(blueprint, data).items()}
+    parts = pixels(blueprint, data, device)
     algorithm, network = blueprint.algorithm(), blueprint.network()
     if isinstance(network, FineTuned):
         tensors.overwrite_some(network.whole, tensors.under(data, FROZEN))

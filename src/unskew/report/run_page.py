@@ -11,6 +11,7 @@ from unskew.analysis.store import stored_measure, stored_or_taken
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.report.page import Page, Section
+from unskew.runs.result import VALIDATION
 from unskew.runs.study import FinishedRun
 
 
@@ -118,6 +119,8 @@ def _settings(run: FinishedRun) -> Table:
 def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     result = run.result
     facts = [("accuracy", f"{result.accuracy:.2%}")]
+    if result.evaluated_on == VALIDATION:
+        facts.append(("measured on", "validation images, wherever this page says test images"))
     if result.calibrations:
         usable = [each for each in result.calibrations.values() if not bound(each.name)]
         best = max(usable or result.calibrations.values(), key=lambda each: each.accuracy)

@@ -25,7 +25,7 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared, skew
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, Result, to_json
+from unskew.runs.result import RESULT, TEST, VALIDATION, Result, to_json
 from unskew.runs.seals import seal
 
 
@@ -71,6 +71,7 @@ def conclude(
         notes=list(prepared.start.notes),
         best_round=best["round"] if best else None,
         stopped_at=len(rows) if len(rows) < config.rounds else None,
+        evaluated_on=VALIDATION if config.validation else TEST,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:

@@ -22,6 +22,7 @@ from unskew.runs.options import OPTIONS, Option, Value
 from unskew.runs.options import Config as Config
 
 CONFIG = "config.toml"
+SEEDS = "seeds"  # in a recipe: several runs
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
 SHA256 = "?sha256="  # what follows is the hash of pretrained weights
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
@@ -33,11 +34,22 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 def read(path: Path) -> Config:
     """A recipe: a TOML file whose keys are the options of ``unskew run``."""
+    return read_recipe(path)[0]
+
+
+def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
+    """A recipe, and the ``seeds`` that it lists for several runs, as they are there."""
     check_plain(path)
     content = read_content(path, MAX_RECIPE)
     if content is None:
         raise UserError(f"there is no recipe {path}")
-    return _parsed(content, path)
+    table = _table(content, path)
+    seeds = table.pop(SEEDS, [])
+    if not isinstance(seeds, list):
+        raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], {brief(seeds)} given")
+    if seeds and "seed" in table:
+        raise UserError(f"{path}: seed and {SEEDS} are both given; give seed for one run, or {SEEDS} for several")
+    return with_values(Config(), table, str(path)), tuple(seeds)
 
 
 def read_run(path: Path) -> Config:
@@ -45,19 +57,18 @@ def read_run(path: Path) -> Config:
     content = read_sealed(path, CONFIG)
     if content is None:
         raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
-    return _parsed(content, path / CONFIG)
+    return with_values(Config(), _table(content, path / CONFIG), str(path / CONFIG))
 
 
-def _parsed(content: bytes, path: Path) -> Config:
+def _table(content: bytes, path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(content.decode("utf-8"))
+        return tomllib.loads(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"the recipe {path} cannot be read: {error}") from error
     except ValueError as error:  # also an integer of more digits than Python reads
         raise UserError(f"the recipe {path} is not TOML: {error}") from error
     except RecursionError as error:
         raise UserError(f"the recipe {path} is nested too deeply; options are not nested") from error
-    return with_values(Config(), table, str(path))
 
 
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:

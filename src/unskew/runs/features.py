@@ -81,10 +81,13 @@ def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
     size = stored_bytes(images, cut.shape, frozen.views)
     words = f"features of the frozen part: {format_bytes(size)} in {folder}"
     _check_room(folder, size)
-    total = len(images.train) * (1 + frozen.views) + len(images.test)
+    total = len(images.train) * (1 + frozen.views) + (len(images.test) if images.test.rows is None else 0)
     done, parts = 0, dict[str, Floats]()
     with _locked(folder), _Encoder(cut, frozen.blueprint) as encoder:
         for part, split in (("train", images.train), ("test", images.test)):
+            if split.rows is not None:  # some of the training images
+                parts[part] = parts["train"]
+                continue
             kept = 1 + (frozen.views if part == "train" else 0)
             made: Floats = np.empty((len(split) * kept, *cut.shape), np.float32)
             for start in range(0, len(split), BLOCK):
@@ -97,7 +100,8 @@ def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
                     _write(file, fingerprint, rows)
                 done += len(rows)
             parts[part] = made
-    train, test = (Split(parts[part], split.labels) for part, split in (("train", images.train), ("test", images.test)))
+    train = Split(parts["train"], images.train.labels)
+    test = Split(parts["test"], images.test.labels, images.test.rows)
     return replace(images, train=train, test=test)
 
 

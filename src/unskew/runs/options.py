@@ -185,6 +185,11 @@ class Config:
         None, "Processes of the pool.", otherwise="one for each core, or each GPU", decides=False
     )
     seed: int = _option(0, "The same seed gives the same weights.", metavar="N", least=0, below=2**63)
+    validation: float = _option(
+        0.0,
+        "The share of the training images that is held out; accuracy is then measured on it, never on the test images.",
+        metavar="SHARE", least=0, below=1, added_later=True,
+    )  # fmt: skip
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(
         "stop", "What happens when a client fails: stop the run, or skip the client.", metavar="stop|skip",

@@ -18,6 +18,7 @@ from unskew.data.population import Ints, Partition, Population, emd
 from unskew.data.scan import Say
 from unskew.data.sources import load
 from unskew.data.tables import cache_of, silent
+from unskew.data.validation import with_validation
 from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, dataset, pixels
 from unskew.models.layers import Network
 from unskew.round import driver
@@ -37,7 +38,10 @@ PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
 
 @dataclass(frozen=True)
 class Prepared:
-    """A federation ready to start."""
+    """A federation ready to start.
+
+    With a validation part, ``images.test`` is that part, and ``population`` does not have it; ``partition`` is whole.
+    """
 
     config: Config
     images: ImageSet
@@ -161,8 +165,11 @@ def prepare(
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
     sha256 = _fingerprint(images)
-    baseline = _baseline(config.baseline, sha256) if config.baseline else None
-    population = Population.from_partition(parts)
+    baseline = _baseline(config, sha256) if config.baseline else None
+    held = parts
+    if filled.validation:
+        images, held = with_validation(images, parts, filled.validation, Key(config.seed).fold("validation"))
+    population = Population.from_partition(held)
     return Prepared(
         filled, images, parts, population, blueprint, algorithm, sha256, baseline, start, recordings, finished, say
     )
@@ -290,8 +297,9 @@ def _fingerprint(images: ImageSet) -> str:
     return digest.hexdigest()
 
 
-def _baseline(path: str, sha256: str) -> Result:
+def _baseline(config: Config, sha256: str) -> Result:
     """The finished run that accuracy is compared with; one on other data would compare nothing."""
+    path = config.baseline or ""
     try:
         result = read_result(Path(path))
         configs.read_run(Path(path))
@@ -301,6 +309,11 @@ def _baseline(path: str, sha256: str) -> Result:
         ) from error
     if result.data_sha256 != sha256:
         raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
+    if result.settings.get("validation", 0.0) != config.validation:
+        raise UserError(
+            f"--baseline {path} was evaluated on {result.measured_on}, with another --validation than this run's; give "
+            f"a baseline with --validation {config.validation:g}"
+        )
     if not result.accuracy > 0:
         raise UserError(f"--baseline {path} has an accuracy of {result.accuracy}; nothing can be relative to that")
     return result

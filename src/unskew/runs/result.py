@@ -18,6 +18,7 @@ from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
 RESULT = "result.json"
+TEST, VALIDATION = "test", "validation"
 MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
@@ -74,6 +75,13 @@ class Result:
         """The round after which the model is the result: the last, or with --patience the best."""
         return self.rounds if self.best_round is None else self.best_round
 
+    evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
+
+    @property
+    def measured_on(self) -> str:
+        """What accuracy and loss are measured on, in words."""
+        return measured_on(self.evaluated_on == VALIDATION)
+
     @property
     def history(self) -> list[dict[str, Any]]:
         """The rows of metrics.jsonl, one for each round: ``round``, ``train_loss``, ``accuracy`` where evaluated, …"""
@@ -96,10 +104,16 @@ class Result:
             for word, fact in summary_rows(self)
         )
         try:
-            picture = accuracy_picture(self.history, {name: row.accuracy for name, row in self.calibrations.items()})
+            after = {name: row.accuracy for name, row in self.calibrations.items()}
+            picture = accuracy_picture(self.history, after, self.measured_on)
         except UserError as error:  # the folder was damaged or moved: the numbers are still right
             picture = f"<p>{escape(str(error))}</p>"
         return f"<div><table>{cells}</table>{picture}</div>"
+
+
+def measured_on(validation: bool) -> str:
+    """The images that accuracy is measured on, in words."""
+    return "the validation images" if validation else "the test set"
 
 
 def summary_rows(result: Result) -> list[tuple[str, str]]:
@@ -107,7 +121,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     rows = [
         ("method", result.method),
         ("data", f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {result.emd:.2f}"),
-        ("accuracy", f"{result.accuracy:.2%} on the test set, loss {result.loss:.4f}"),
+        ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:
         relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
@@ -148,7 +162,9 @@ def privacy_rows(result: Result) -> list[tuple[str, str]]:
     return [("privacy", result.privacy.words() + more)]
 
 
-def accuracy_picture(rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None) -> str:
+def accuracy_picture(
+    rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str, float] | None = None, on: str = "the test set"
+) -> str:
     """Accuracy by round as inline SVG, with a dashed line for each calibration; empty where no round was evaluated."""
     known = [row for row in rows if row.get("accuracy") is not None]
     if not known:
@@ -160,7 +176,7 @@ def accuracy_picture(rows: Sequence[Mapping[str, Any]], calibrated: Mapping[str,
         marks.append(Line(ends, [accuracy, accuracy], f"after {name}", colour % 10, dashed=True))
     alt = f"Accuracy by round; the last is {known[-1]['accuracy']:.2%}."
     x, y = Axis("round", kind="count"), Axis("accuracy", kind="percent")
-    return svg(Chart("accuracy", "Accuracy on the test set", alt, marks, x=x, y=y))
+    return svg(Chart("accuracy", f"Accuracy on {on}", alt, marks, x=x, y=y))
 
 
 def to_json(result: Result) -> dict[str, Any]:

@@ -153,7 +153,8 @@ def _stored(
 
 def stored_bytes(images: ImageSet, shape: tuple[int, int, int], views: int) -> int:
     """What the stored output takes, in memory and on disk."""
-    return 4 * shape[0] * shape[1] * shape[2] * (len(images.train) * (1 + views) + len(images.test))
+    own = len(images.test) if images.test.rows is None else 0  # a validation part is some of the training images
+    return 4 * shape[0] * shape[1] * shape[2] * (len(images.train) * (1 + views) + own)
 
 
 def _trained_words(train: str, network: Network, layers: int, shape: tuple[int, int, int]) -> str:

@@ -1,6 +1,7 @@
 """Running and resuming: from a configuration to a prepared federation and its run folder."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from unskew import engines
 from unskew.calibration.feasible import check
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
@@ -38,7 +40,7 @@ PARTITION = "partition.npz"
 
 @neutral()
 def run(
-    recipe: str | Path | None = None, *, out: str | Path | None = None, observe: Observer | None = None,
+    recipe: str | Path | Config | None = None, *, out: str | Path | None = None, observe: Observer | None = None,
     home: Path = Path(), **options: Any,
 ) -> Result:  # fmt: skip
     """Train, evaluate, write the run folder. ``unskew.run`` is this function with every option spelled out.
@@ -46,13 +48,13 @@ def run(
     Whatever is refused is refused before the run folder is made. ``home`` is what a relative ``out`` is below: with an
     absolute one the run goes on where it is, even if the observer changes the working directory.
     """
-    base = configs.read(Path(recipe)) if recipe else Config()
+    base = recipe if isinstance(recipe, Config) else _one_run(recipe, options) if recipe else Config()
     place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given, say=_telling(observe))
     _rehearse(prepared)
-    path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
+    path = home / place if place else unused_path(home / "runs", slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         if (path / CONFIG).exists():
@@ -149,8 +151,16 @@ def _partition_bytes(prepared: Prepared) -> bytes:
     return arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
 
 
-def _slug(config: Config) -> str:
+def _one_run(recipe: str | Path, options: Mapping[str, Any]) -> Config:
+    base, seeds = configs.read_recipe(Path(recipe))
+    if seeds and options.get("seed") is None:
+        raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")
+    return base
+
+
+def slug(config: Config, *, seed: bool = True) -> str:
+    """A name for a run's folder."""
     data = config.data.removeprefix(configs.FROM_PYTHON).partition(",")[0]
     method = "method-from-python" if configs.from_python(config.method) else config.method
-    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(data).stem}-{method}-seed{config.seed}".lower())
-    return words.strip("-")[:80]
+    words = re.sub(r"[^a-z0-9.]+", "-", f"{Path(data).stem}-{method}".lower()).strip("-")
+    return f"{words}-seed{config.seed}"[:80] if seed else words[:80]

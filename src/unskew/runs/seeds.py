@@ -1,0 +1,183 @@
+"""One setting with several seeds: a run folder each, kept where finished, resumed where begun.
+
+The seed decides everything that is drawn: the partition, the initial weights, who comes, the batches.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from unskew.core.context import neutral
+from unskew.core.errors import UserError
+from unskew.core.limits import usable_path
+from unskew.core.text import cut
+from unskew.runs import config as configs
+from unskew.runs import train
+from unskew.runs.config import CONFIG, Config
+from unskew.runs.execute import Observer
+from unskew.runs.folder import is_blank
+from unskew.runs.given import take_values
+from unskew.runs.prepare import prepare
+from unskew.runs.result import RESULT, Result, read_result
+from unskew.runs.spread import Spread, spread
+
+MAX_SEEDS = 1000
+NEW, BEGUN, FINISHED = "new", "begun", "finished"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of several: its folder, and how far it is."""
+
+    seed: int
+    path: Path
+    state: str  # NEW | BEGUN | FINISHED
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of one setting, before they are done."""
+
+    path: Path  # the folder that has the runs' folders
+    base: Config
+    options: dict[str, Any]
+    steps: tuple[Step, ...]
+
+    def complete(self, step: Step, observe: Observer | None = None) -> Result:
+        """The result of one of the runs: read, resumed or trained."""
+        if step.state == FINISHED:
+            return read_result(step.path)
+        if step.state == BEGUN:
+            values = {name: self.options.get(name) for name in ("data", "model", "method")}
+            given = {name: value for name, value in values.items() if value is not None and not isinstance(value, str)}
+            work = {name: self.options.get(name) for name in ("on_failure", "device", "engine", "workers", "data_dir")}
+            return train.resume(step.path, observe=observe, **work, **given)
+        return train.run(self.base, out=step.path, observe=observe, **{**self.options, "seed": step.seed})
+
+
+@dataclass(frozen=True, repr=False)
+class SeedRuns:
+    """What ``unskew.run_seeds`` gives: the results in the order of the seeds, and the folder that has them."""
+
+    path: Path
+    results: tuple[Result, ...]
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Mean and deviation of the runs' accuracy."""
+        return spread(each.accuracy for each in self.results)
+
+    @property
+    def calibrations(self) -> dict[str, Spread | None]:
+        """Mean and deviation of the accuracy after each calibration, over the runs that have it."""
+        names = dict.fromkeys(name for each in self.results for name in each.calibrations)
+        return {
+            name: spread(each.calibrations[name].accuracy for each in self.results if name in each.calibrations)
+            for name in names
+        }
+
+    def __repr__(self) -> str:
+        known = {"accuracy": self.accuracy, **self.calibrations}
+        words = ", ".join(f"{name} {each.words(100)} %" for name, each in known.items() if each)
+        return f"<{len(self.results)} runs of {self.results[0].method} on {self.results[0].data}: {words}; {self.path}>"
+
+
+@neutral()
+def run_seeds(
+    recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
+    observe: Observer | None = None, home: Path = Path(), **options: Any,
+) -> SeedRuns:  # fmt: skip
+    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped."""
+    plan = plan_seeds(recipe, seeds=seeds, out=out, home=home, **options)
+    return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
+
+
+def plan_seeds(
+    recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
+    home: Path = Path(), **options: Any,
+) -> Plan:  # fmt: skip
+    """The runs that are asked for, and how far each is; a folder that has something else is refused now."""
+    base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
+    numbers = parse_seeds(listed if seeds is None else seeds)
+    if options.get("seed") is not None:
+        raise UserError("seed and seeds were both given; give seed for one run, or seeds for several")
+    texts, given = take_values(options)
+    config = configs.checked(configs.with_values(base, texts, "run"))
+    filled = prepare(replace(config, seed=numbers[0]), given=given).config
+    path = home / usable_path(out) if out else _own_folder(home / "runs", filled)
+    steps = [Step(seed, each := path / f"seed{seed}", standing(each, replace(filled, seed=seed))) for seed in numbers]
+    return Plan(path, base, dict(options), tuple(steps))
+
+
+def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
+    """``"0,1,2"``, ``"0-4"``, ``"0-2,7"`` or whole numbers, each once."""
+    numbers = list(_spelled(given)) if isinstance(given, str) else list(given)
+    if not numbers:
+        raise UserError("seeds are empty; give whole numbers such as 0,1,2 or 0-4")
+    if len(numbers) > MAX_SEEDS:
+        raise UserError(f"{len(numbers):,} seeds: {MAX_SEEDS:,} are the most")
+    typed = [configs.with_values(Config(), {"seed": number}, "seeds").seed for number in numbers]
+    for number in typed:
+        configs.checked(Config(seed=number))
+        if typed.count(number) > 1:
+            raise UserError(f"the seed {number} is given twice; give each once")
+    return tuple(typed)
+
+
+def _spelled(text: str) -> Iterable[int]:
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,19})\s*(?:-\s*(\d{1,19})\s*)?", part)
+        if match is None:
+            raise UserError(f"--seeds {cut(text)}: {cut(part.strip())!r} is not a seed; give 0,1,2 or 0-4")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last - first >= MAX_SEEDS:
+            raise UserError(f"--seeds {cut(text)}: {part.strip()} is no range of at most {MAX_SEEDS:,} seeds, upwards")
+        yield from range(first, last + 1)
+
+
+def standing(path: Path, config: Config) -> str:
+    """How far the run of this configuration is in that folder; a folder that has something else is refused."""
+    if not (path / CONFIG).exists():
+        if path.exists() and not (path.is_dir() and is_blank(path)):
+            raise UserError(f"{path} exists and is not a run folder; choose another --out")
+        return NEW
+    found = configs.read_run(path)
+    if configs.fingerprint(found) != configs.fingerprint(config):
+        raise UserError(f"{path} has a run with other settings: {_differences(found, config)}; choose another --out")
+    return FINISHED if (path / RESULT).exists() else BEGUN
+
+
+def _differences(there: Config, here: Config) -> str:
+    before, now = configs.deciding(there), configs.deciding(here)
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name, 'left out')} there, {now.get(name, 'left out')} here" for name in names)
+
+
+def _own_folder(parent: Path, config: Config) -> Path:
+    """The first of ``name``, ``name-2``, … that is unused, or has runs of this setting."""
+    name, number = train.slug(config, seed=False), 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        if not path.exists() or _fits(path, config):
+            return path
+        number += 1
+
+
+def _fits(path: Path, config: Config) -> bool:
+    """Whether a folder has nothing but runs of this setting, whatever their seeds."""
+    runs = sorted(path.glob("seed*"))
+    try:
+        return bool(runs) and all(
+            standing(each, replace(config, seed=int(each.name.removeprefix("seed")))) for each in runs
+        )
+    except (UserError, ValueError):
+        return False
+
+
+def words_of(steps: Sequence[Step]) -> str:
+    """How many runs there are, and how far they are."""
+    counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
+    told = [f"{count} {state}" for state, count in counts.items() if count]
+    return f"{len(steps)} seeds" + (f", {' and '.join(told)} already" if told else "")

@@ -1,0 +1,171 @@
+"""What a sweep tries: ``lr=0.01,0.1`` lists values of an option, ``lr=0.001..0.3 log`` is a range to search."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from unskew.core import text as language
+from unskew.core.errors import UserError, nearest
+from unskew.runs import config as configs
+from unskew.runs.config import Config
+from unskew.runs.options import OPTIONS, Option, Value
+
+MAX_SETTINGS = 10_000
+LONGEST = 80  # characters of a folder's name
+
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
+_RANGE = re.compile(rf"\s*({_NUMBER})\s*\.\.\s*({_NUMBER})\s*(log)?\s*")
+_OTHERWISE = {"seed": "give --seeds 0,1,2 for several seeds", "validation": "give --validation SHARE"}
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One option that a sweep varies: the values to try, or the ends of a range."""
+
+    option: str
+    text: str  # as it was given
+    values: tuple[Value, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+
+    @property
+    def ranged(self) -> bool:
+        """Whether it is a range."""
+        return not self.values
+
+    @property
+    def whole(self) -> bool:
+        """Whether its values are whole numbers."""
+        return OPTIONS[self.option].kind is int
+
+    @property
+    def ends(self) -> tuple[Value, ...]:
+        """The values that show whether all are possible."""
+        if self.values:
+            return self.values
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+
+def parse_over(texts: Sequence[str]) -> tuple[Dimension, ...]:
+    """The options to vary, each once, their values typed and within the options' limits."""
+    if not texts:
+        raise UserError('a sweep needs something to vary; give --over "lr=0.01,0.03,0.1"')
+    found: dict[str, Dimension] = {}
+    for text in texts:
+        dimension = _parsed(text)
+        if dimension.option in found:
+            raise UserError(f"--over {language.cut(text)}: {dimension.option} is given twice; list its values once")
+        found[dimension.option] = dimension
+    return tuple(found.values())
+
+
+def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
+    """Every combination of the values, the last option changing fastest."""
+    if ranges := [each.text for each in dimensions if each.ranged]:
+        raise UserError(f"--over {ranges[0]}: a range is searched; give --trials N with it, or list values")
+    count = prod(len(each.values) for each in dimensions)
+    if count > MAX_SETTINGS:
+        raise UserError(f"{count:,} settings: {MAX_SETTINGS:,} are the most; list fewer values, or give --trials N")
+    names = [each.option for each in dimensions]
+    return [dict(zip(names, values, strict=True)) for values in product(*(each.values for each in dimensions))]
+
+
+def words(values: Mapping[str, Value]) -> str:
+    """A setting in words: ``lr 0.01, momentum 0.9``."""
+    return ", ".join(f"{name.replace('_', ' ')} {spelled(value)}" for name, value in values.items())
+
+
+def spelled(value: Value) -> str:
+    """A value as a user writes it."""
+    return f"{value:.12g}" if isinstance(value, float) else value if isinstance(value, str) else language.spell(value)
+
+
+def folder_name(values: Mapping[str, Value]) -> str:
+    """A setting as a folder's name; where letters had to go, a hash tells it from others."""
+    whole = "_".join(f"{name.replace('_', '-')}-{spelled(value)}" for name, value in values.items())
+    plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", whole).strip("-.")
+    if plain == whole and len(plain) <= LONGEST:
+        return plain
+    return f"{plain[:LONGEST].strip('-.')}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _parsed(text: str) -> Dimension:
+    name, equals, rest = text.partition("=")
+    option = OPTIONS.get(name.strip().removeprefix("--").replace("-", "_"))
+    if not equals:
+        raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
+    if option is None:
+        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, OPTIONS)}")
+    if not option.decides or option.name in _OTHERWISE:
+        why = _OTHERWISE.get(option.name, "it does not change the result")
+        raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {why}")
+    if (ends := _RANGE.fullmatch(rest)) and option.kind in (int, float):
+        return _ranged(option, text, ends)
+    values = tuple(_typed(option, part, text) for part in _split(rest))
+    for value in values:
+        if values.count(value) > 1:
+            raise UserError(f"--over {language.cut(text)}: {spelled(value)} is given twice; give each value once")
+        _check(option, value, text)
+    return Dimension(option.name, text, values)
+
+
+def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
+    low, high = (_typed(option, end, text) for end in ends.group(1, 2))
+    assert isinstance(low, int | float)
+    assert isinstance(high, int | float)
+    if not low < high:
+        raise UserError(f"--over {language.cut(text)}: the range is empty; give the lower end first")
+    if ends[3] and low <= 0:
+        raise UserError(f"--over {language.cut(text)}: a logarithmic range begins above 0")
+    for end in (low, high):
+        _check(option, end, text)
+    return Dimension(option.name, text, (), float(low), float(high), bool(ends[3]))
+
+
+def _split(text: str) -> list[str]:
+    """The text at its commas; those in brackets and in quotes belong to a value."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        elif letter in "([":
+            depth += 1
+        elif letter in ")]":
+            depth -= 1
+        if letter == "," and depth == 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _typed(option: Option, text: str, whole: str) -> Value:
+    """A value in the option's type."""
+    shown = f"--over {language.cut(whole)}: "
+    if not text:
+        raise UserError(f"{shown}a value is empty; give NAME=VALUE,VALUE")
+    if option.kind is str:
+        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+        return text[1:-1] if quoted else text
+    if option.kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise UserError(f"{shown}{option.name} is true or false, {language.cut(text)!r} given")
+    try:
+        return int(text) if option.kind is int else float(text)
+    except ValueError:
+        kind = "a whole number" if option.kind is int else "a number"
+        raise UserError(f"{shown}{option.name} takes {kind}, {language.cut(text)!r} given") from None
+
+
+def _check(option: Option, value: Value, text: str) -> None:
+    try:
+        configs.checked(configs.with_values(Config(), {option.name: value}, "--over"))
+    except UserError as error:
+        raise UserError(f"--over {language.cut(text)}: {error}") from error

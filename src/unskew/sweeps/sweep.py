@@ -1,0 +1,126 @@
+"""A sweep from beginning to end: check every setting, train what is not finished, judge on the validation part."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unskew.core.context import neutral
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.limits import usable_path
+from unskew.core.machine import cores, resolve_device
+from unskew.runs import config as configs
+from unskew.runs.config import Config
+from unskew.runs.finished import plain_name
+from unskew.runs.folder import unused_path
+from unskew.runs.options import OPTIONS, Value
+from unskew.runs.prepare import prepare
+from unskew.runs.seeds import parse_seeds
+from unskew.runs.train import slug
+from unskew.sweeps.folder import Asked, opened
+from unskew.sweeps.outcomes import SCORES, Outcome, Sweep
+from unskew.sweeps.search import TOGETHER, Search
+from unskew.sweeps.space import MAX_SETTINGS, grid, parse_over, words
+from unskew.sweeps.trials import Finished, Rounds, Told, Trials
+
+VALIDATION = 0.15  # of the training images, as in the papers
+WORST = {"loss": 1e6}  # what a setting that failed counts as in a search; 0 for an accuracy
+
+
+@neutral()
+def sweep(
+    recipe: str | Path | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
+    trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
+    out: str | Path | None = None, finished: Finished | None = None, progress: Rounds | None = None,
+    begun: Callable[[Path], Any] | None = None, home: Path = Path(), **options: Any,
+) -> Sweep:  # fmt: skip
+    """Try every combination of the values of ``over``, or ``trials`` settings that Optuna chooses.
+
+    Each setting is judged on the validation part. Called again with the same folder, the sweep goes on where it
+    stopped. Whatever is refused is refused before anything runs.
+    """
+    asked = _asked(recipe, over, seeds, trials, validation, by, options)
+    settings = None if asked.searched else grid(asked.over)
+    _check_settings(asked, settings)
+    if jobs is not None and jobs < 1:
+        raise UserError(f"--jobs {jobs}: give at least 1")
+    path = home / usable_path(out) if out else _own_folder(home / "runs", asked)
+    with opened(path, asked) as failures:
+        if begun is not None:
+            begun(path)
+        total = asked.trials or len(settings or ())
+        work = Trials(path, asked, failures, jobs or _default_jobs(asked), Told(total, finished, progress))
+        outcomes = _searched(work, asked) if settings is None else work.do(settings)
+        once = {each.name: each for each in outcomes}  # a search may come back to a setting
+        return Sweep(path, asked.over, asked.seeds, asked.by, tuple(once.values()))
+
+
+def _asked(
+    recipe: str | Path | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
+    validation: float | None, by: str, options: dict[str, Any],
+) -> Asked:  # fmt: skip
+    dimensions = parse_over(over)
+    base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
+    for each in dimensions:
+        if options.get(each.option) is not None:
+            raise UserError(f"{each.option} is given and varied (--over {each.text}); leave one of them out")
+    if seeds is not None and options.get("seed") is not None:
+        raise UserError("seed and seeds were both given; give one of them")
+    config = configs.with_values(base, options, "sweep")
+    share = validation if validation is not None else config.validation or VALIDATION
+    if not share > 0:
+        raise UserError(f"--validation {share:g}: a sweep never looks at the test images; give a share above 0")
+    config = configs.checked(replace(config, validation=float(share)))
+    numbers = parse_seeds(seeds if seeds is not None else listed or [config.seed])
+    if trials is not None and not 1 <= trials <= MAX_SETTINGS:
+        raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")
+    return Asked(config, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
+
+
+def _check_settings(asked: Asked, settings: Sequence[dict[str, Value]] | None) -> None:
+    """Refuse what could not run: every combination's limits, and each value once with the whole set-up of a run."""
+    first = {each.option: each.ends[0] for each in asked.over}
+    for values in settings or [first]:
+        configs.checked(configs.with_values(asked.base, values, "--over"))
+    tried = [first, *({**first, each.option: value} for each in asked.over for value in each.ends[1:])]
+    costly = {each.option for each in asked.over if OPTIONS[each.option].kind in (str, bool)} | {"clients", "per_round"}
+    for place, values in enumerate(tried):
+        changed = {name for name in values if values[name] != first[name]}
+        if place and not changed & costly:
+            continue
+        try:
+            config = configs.with_values(asked.base, values, "--over")
+            algorithm = prepare(replace(config, seed=asked.seeds[0])).algorithm
+        except UserError as error:
+            raise UserError(f"with {words(values)}: {error}") from error
+        if asked.by not in SCORES and not algorithm.finish:
+            raise UserError(f"--by {asked.by}: the method makes no calibration; add it, such as fedavg + {asked.by}")
+
+
+def _own_folder(parent: Path, asked: Asked) -> Path:
+    """``sweep-name`` where that is unused or has this sweep, or the first of ``sweep-name-2``, … that is unused."""
+    name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(each.option for each in asked.over)}"[:100]
+    try:
+        with opened(parent / name, asked):
+            return parent / name
+    except UserError:
+        return unused_path(parent, name)
+
+
+def _searched(trials: Trials, asked: Asked) -> list[Outcome]:
+    """Ask for a few settings at a time, train them, say what they came to."""
+    count, outcomes = asked.trials or 0, list[Outcome]()
+    search = Search(asked.over, Key(asked.seeds[0]), maximise=asked.by != "loss", worst=WORST.get(asked.by, 0.0))
+    for start in range(0, count, TOGETHER):
+        some = [search.ask() for _ in range(min(TOGETHER, count - start))]
+        came = trials.do([values for _, values in some])
+        for (trial, _), outcome in zip(some, came, strict=True):
+            search.tell(trial, outcome.score.mean if outcome.score else None)
+        outcomes += came
+    return outcomes
+
+
+def _default_jobs(asked: Asked) -> int:
+    """One for each core; on a GPU one at a time."""
+    return cores() if resolve_device(asked.base.device).type == "cpu" else 1

@@ -1,0 +1,105 @@
+"""Runs that differ in the seed alone as one row, in every format."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+
+import pytest
+
+from console.test_comparison import CENTRAL, PLAIN, compared, rounds
+from unskew.console.comparison import as_table, as_text
+from unskew.console.over_seeds import grouped, seed_sheet, seeds_json, several_seeds
+from unskew.runs.result import Calibration
+
+
+def seeded(method, accuracies, **changes):
+    return [
+        replace(PLAIN, path=Path(f"runs/{method}/seed{seed}"), method=method, seed=seed, accuracy=value, **changes)
+        for seed, value in enumerate(accuracies)
+    ]
+
+
+ONE, TWO = seeded("one", [0.5, 0.51, 0.55]), seeded("two", [0.4])
+BOTH = compared(*ONE, *TWO)
+
+
+def test_runs_of_one_setting_are_one_row_with_mean_deviation_and_how_many():
+    one, two = seed_sheet(BOTH).rows
+    assert (one["run"], one["n"], one["accuracy"]) == ("runs/one", "3", f"52.00 ± {stdev([50, 51, 55]):.2f}")
+    assert (two["run"], two["n"], two["accuracy"]) == ("runs/two/seed0", "1", "40.00")
+    assert "seed" not in one
+    assert one["seeds"] == "0 1 2"
+
+
+def test_what_is_the_same_in_all_rows_is_behind_them():
+    sheet = seed_sheet(BOTH)
+    assert "data" in sheet.same
+    assert "method" not in sheet.same
+    assert list(sheet.rows[0])[-len(sheet.same) :] == sheet.same
+
+
+def test_the_same_seed_twice_is_not_two_seeds():
+    twice = compared(PLAIN, replace(PLAIN, path=Path("runs/copy")))
+    assert not several_seeds(twice)
+    assert grouped(twice) == [[0], [1]]
+
+
+def test_other_data_under_the_same_name_is_another_setting():
+    assert not several_seeds(compared(PLAIN, replace(PLAIN, seed=1, data_sha256="e" * 64)))
+
+
+def test_a_calibration_that_some_runs_lack_says_of_how_many_it_is():
+    runs = seeded("one", [0.5, 0.6, 0.7])
+    after = {"ccvr": Calibration("ccvr", 0.8, 0.1, 10, 1.0)}
+    runs[0], runs[2] = (replace(each, calibrations=after) for each in (runs[0], runs[2]))
+    assert seed_sheet(compared(*runs)).rows[0]["after ccvr"] == "80.00 ± 0.00 (2 of 3)"
+
+
+def test_rounds_to_a_share_are_averaged_over_the_runs_that_reached_it():
+    metrics = [rounds(0.05, 0.5), rounds(0.5, 0.5), rounds(0.5, 0.95)]
+    (row,) = seed_sheet(compared(*ONE, metrics=metrics, baseline=CENTRAL)).rows
+    assert row["to 50 %"] == "1.3 ± 0.6"
+    assert row["to 90 %"] == "2.0 (1 of 3)"
+    (never,) = seed_sheet(compared(*ONE, metrics=[rounds(0.1)] * 3, baseline=CENTRAL)).rows
+    assert never["to 90 %"] == "-"
+
+
+def test_csv_has_the_deviation_in_a_column_behind_the_mean():
+    lines = list(csv.DictReader(io.StringIO(as_text(BOTH, "csv", seed_sheet(BOTH, "csv")))))
+    assert [line["accuracy"] for line in lines] == ["52.00", "40.00"]
+    assert [line["accuracy ±"] for line in lines] == [f"{stdev([50, 51, 55]):.2f}", ""]
+    head = list(lines[0])
+    assert head.index("accuracy ±") == head.index("accuracy") + 1
+    assert not any("±" in cell for line in lines for cell in line.values())
+
+
+@pytest.mark.parametrize(("form", "sign"), [("markdown", "52.00 ± 2.65"), ("latex", r"52.00 $\pm$ 2.65")])
+def test_other_formats_write_the_sign(form, sign):
+    text = as_text(BOTH, form, seed_sheet(BOTH, form))
+    assert sign in text
+    assert len({line.count("&") for line in text.splitlines() if line.endswith("\\\\")}) <= 1
+
+
+def test_json_keeps_a_record_for_each_run_and_adds_what_its_setting_comes_to():
+    found = json.loads(seeds_json(BOTH))
+    assert [each["run"] for each in found] == [str(one.path) for one in (*ONE, *TWO)]
+    told = found[0]["over_seeds"]
+    assert told == found[2]["over_seeds"]
+    assert told["accuracy"] == {
+        "mean": pytest.approx(0.52),
+        "deviation": pytest.approx(stdev([0.5, 0.51, 0.55])),
+        "n": 3,
+    }
+    assert (told["seeds"], found[3]["over_seeds"]["accuracy"]["deviation"]) == ([0, 1, 2], None)
+
+
+def test_the_table_fits_the_terminal():
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=80).print(as_table(BOTH, 80, seed_sheet(BOTH)))
+    assert "52.00 ± 2.65" in out.getvalue()
+    assert "…" not in out.getvalue()

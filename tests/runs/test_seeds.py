@@ -1,0 +1,170 @@
+"""Several seeds: a run folder each, kept where finished, resumed where begun, refused where something else is there."""
+
+import pytest
+
+import unskew
+from unskew.console.main import main
+from unskew.core.errors import UserError
+from unskew.runs import config as configs
+from unskew.runs.seeds import BEGUN, FINISHED, NEW, parse_seeds, plan_seeds, run_seeds
+from unskew.runs.several import finished_runs
+from unskew.runs.spread import spread
+from unskew.runs.train import run
+
+SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "engine": "loop", "partition": "iid"}
+WORDS = ["--rounds", "2", "--epochs", "1", "--clients", "3", "--engine", "loop", "--partition", "iid"]
+
+
+def unskew_says(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    return run_seeds(seeds="0-2", out=tmp_path_factory.mktemp("seeds") / "all", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("text", "seeds"), [("0,1,2", (0, 1, 2)), ("0-4", (0, 1, 2, 3, 4)), ("7", (7,)), (" 3 , 1-2 ", (3, 1, 2))]
+)
+def test_seeds_are_listed_or_counted(text, seeds):
+    assert parse_seeds(text) == seeds
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("", "is not a seed"),
+        ("1,,2", "is not a seed"),
+        ("a", "is not a seed"),
+        ("-1", "is not a seed"),
+        ("1.5", "is not a seed"),
+        ("4-0", "is no range"),
+        ("0-99999", "is no range of at most 1,000"),
+        ("1,1", "the seed 1 is given twice"),
+        ("9" * 19, "--seed .*less than 2"),
+        ([], "seeds are empty"),
+        ([True], "must be a whole number"),
+        (["0"], "must be a whole number"),
+        ([-1], "--seed -1: give 0 or more"),
+    ],
+)
+def test_what_is_not_a_list_of_seeds_is_refused(given, message):
+    with pytest.raises(UserError, match=message):
+        parse_seeds(given)
+
+
+def test_each_run_is_that_of_its_seed_alone(three, tmp_path):
+    assert [each.path.name for each in three.results] == ["seed0", "seed1", "seed2"]
+    alone = run(out=tmp_path / "alone", seed=1, **SMALL)
+    assert alone.weights_sha256 == three.results[1].weights_sha256
+    assert len({each.partition_hash for each in three.results}) == 3  # the seed decides the partition too
+
+
+def test_mean_and_sample_deviation_are_those_of_the_runs(three):
+    values = [each.accuracy for each in three.results]
+    mean = sum(values) / 3
+    deviation = (sum((value - mean) ** 2 for value in values) / 2) ** 0.5
+    assert three.accuracy.mean == pytest.approx(mean)
+    assert three.accuracy.deviation == pytest.approx(deviation)
+    assert "3 runs of fedavg" in repr(three)
+
+
+def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count():
+    assert spread([0.5]).words() == "0.50"
+    assert spread([0.5, None, float("nan")]).count == 1
+    assert spread([None]) is None
+
+
+def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
+    before = {each.path: (each.path / "result.json").stat().st_mtime_ns for each in three.results}
+    plan = plan_seeds(seeds=[0, 1, 2, 5], out=three.path, **SMALL)
+    assert [step.state for step in plan.steps] == [FINISHED, FINISHED, FINISHED, NEW]
+    again = run_seeds(seeds=[2, 0], out=three.path, **SMALL)
+    assert [each.seed for each in again.results] == [2, 0]
+    assert before == {path: (path / "result.json").stat().st_mtime_ns for path in before}
+
+
+def test_a_folder_with_runs_of_other_settings_is_refused_and_they_are_named(three):
+    with pytest.raises(UserError, match=r"seed0 has a run with other settings: lr 0.01 there, 0.1 here; choose"):
+        run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
+    assert not (three.path / "seed9").exists()
+
+
+def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_path):
+    def stop(event):
+        return unskew.STOP if getattr(event, "round", 0) == 1 and event.round != SMALL["rounds"] else None
+
+    with pytest.raises(unskew.StopRun):
+        run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
+    assert [step.state for step in plan_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL).steps] == [BEGUN, NEW]
+    whole = run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
+    assert [each.weights_sha256 for each in whole.results] == [each.weights_sha256 for each in three.results[:2]]
+
+
+def test_without_a_folder_other_settings_get_another_one_and_the_same_ones_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = unskew.run_seeds(seeds=[0], **SMALL)
+    assert one.path.name == "digits-fedavg"
+    assert unskew.run_seeds(seeds=[0, 1], **SMALL).path == one.path
+    other = plan_seeds(seeds=[0], home=tmp_path, **SMALL | {"rounds": 3})
+    assert other.path.name == "digits-fedavg-2"
+
+
+def test_a_recipe_lists_seeds(three, tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('partition = "iid"\nrounds = 2\nepochs = 1\nclients = 3\nseeds = [0, 2]\n')
+    assert [step.state for step in plan_seeds(recipe, out=three.path).steps] == [FINISHED, FINISHED]
+    with pytest.raises(UserError, match=r"lists seeds for several runs; use unskew\.run_seeds, or give seed"):
+        unskew.run(recipe)
+    assert unskew.run(recipe, seed=1, out=tmp_path / "one").seed == 1
+    for text, message in (
+        ("seeds = 3", "must be a list of whole numbers"),
+        ("seed = 1\nseeds = [1, 2]", "seed and seeds are both given"),
+    ):
+        recipe.write_text(text)
+        with pytest.raises(UserError, match=message):
+            configs.read_recipe(recipe)
+
+
+def test_the_command_trains_each_seed_and_ends_with_mean_and_deviation(three, capsys):
+    words = ["run", *WORDS, "--seeds", "0-2", "--out", three.path, "--report"]
+    code, said, _ = unskew_says(capsys, *words)
+    assert code == 0
+    assert "3 seeds, 3 finished already" in said
+    assert three.accuracy.words(100) in said
+    assert "n = 3" in said
+    assert "3 runs compared" in (three.path / "report.html").read_text()
+    code, _, error = unskew_says(capsys, "run", "--seeds", "0", "--seed", "1")
+    assert (code, "seed and seeds were both given" in error) == (2, True)
+
+
+def test_compare_takes_the_folder_and_shows_one_row_unless_each_is_asked_for(three, capsys):
+    code, said, _ = unskew_says(capsys, "compare", three.path, "--format", "csv")
+    assert code == 0
+    head, row = (line.split(",") for line in said.strip().splitlines())
+    cells = dict(zip(head, row, strict=True))
+    assert (cells["n"], cells["seeds"], cells["run"]) == ("3", "0 1 2", str(three.path))
+    assert cells["accuracy"] == f"{100 * three.accuracy.mean:.2f}"
+    assert cells["accuracy ±"] == f"{100 * three.accuracy.deviation:.2f}"
+    assert len(unskew_says(capsys, "compare", three.path, "--format", "csv", "--each")[1].strip().splitlines()) == 4
+
+
+def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="has no finished run"):
+        finished_runs([tmp_path / "empty"])
+    begun = three.path / "seed77"
+    begun.mkdir()
+    (begun / "config.toml").write_text("")
+    try:
+        found, left = finished_runs([three.path, three.results[0].path])
+        assert [each.name for each in found] == ["seed0", "seed1", "seed2"]
+        assert left == [begun]
+        assert "1 run in the folder not finished" in unskew_says(capsys, "compare", three.path)[2]
+    finally:
+        (begun / "config.toml").unlink()
+        begun.rmdir()
