@@ -89,6 +89,7 @@ def _settings(result: Result) -> dict[str, str]:
 def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
+    told = any(one.result.clients_accuracy is not None for one in compared)
     table = []
     for one in compared:
         result = one.result
@@ -105,6 +106,7 @@ def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
             for share in SHARES:
                 reached = one.rounds_to.get(share)
                 row[f"to {share} %"] = "" if not one.rounds_to else never if reached is None else str(reached)
+        row |= _clients(result, names, told)
         row["loss"] = f"{result.loss:.4f}"
         row["MB up"] = f"{result.bytes_up / 1e6:.1f}"
         for name in names:
@@ -114,6 +116,17 @@ def _outcomes(compared: Sequence[Compared], never: str) -> list[dict[str, str]]:
         row["seconds"] = f"{result.seconds:.1f}"
         table.append(row)
     return table
+
+
+def _clients(result: Result, names: Sequence[str], told: bool) -> dict[str, str]:
+    """The accuracy of the worst client and of the tenth from below, before calibration and after each."""
+    spreads = {"": result.clients_accuracy}
+    for name in names:
+        made = result.calibrations.get(name)
+        spreads[f", {name}"] = made.clients_accuracy if made else None
+    figures = {f"{word}{name}": None if each is None else getattr(each, word)
+               for name, each in spreads.items() for word in ("worst", "p10")}  # fmt: skip
+    return {name: _percent(figure) for name, figure in figures.items()} if told else {}
 
 
 def as_table(compared: Sequence[Compared], width: int = 80) -> Group:

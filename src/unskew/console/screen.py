@@ -21,7 +21,7 @@ from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.runs.finish import Event
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, privacy_rows
+from unskew.runs.result import Result, clients_rows, privacy_rows
 
 
 class Screen:
@@ -158,6 +158,7 @@ def summary(result: Result) -> Table:
     for name, row in result.calibrations.items():
         cost = f", loss {row.loss:.4f}; {format_bytes(row.bytes_up)} up, {format_duration(row.seconds)}"
         rows.append((f"after {name}", Text.assemble((f"{row.accuracy:.2%}", "bold"), cost)))
+    rows += clients_rows(result)
     rows += privacy_rows(result)
     rows += [
         (

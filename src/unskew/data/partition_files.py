@@ -5,6 +5,7 @@ Nothing is written here: ``to_arrays`` and ``to_csv_rows`` give what a file hold
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,15 @@ class Holdings:
     cells: Ints  # [cells, 3]: client, class, examples
     emd: float
     hash: str
+
+    @cached_property
+    def distances(self) -> npt.NDArray[np.float64]:
+        """[K], ‖q_k − p‖₁ of each client's label distribution from the whole; NaN where it has no examples."""
+        owner, label, count = self.cells.T
+        whole = np.bincount(label, count) / max(int(count.sum()), 1)
+        share = count / self.sizes[owner]
+        filled = np.abs(share - whole[label]) - whole[label]  # the empty cells of a client add what is left of 1
+        return np.where(self.sizes > 0, 1 + np.bincount(owner, filled, len(self.sizes)), np.nan)
 
 
 def read_holdings(file: Path) -> Holdings:

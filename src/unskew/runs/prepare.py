@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +14,13 @@ from unskew.core.key import Key
 from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
-from unskew.data.population import Ints, Partition, Population, emd
+from unskew.data.population import Clients, Ints, Partition, Population, emd
 from unskew.data.sources import load
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.runs import config as configs
+from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.given import Given, parse_given
 from unskew.runs.recording import Recorded, parse_recording, plain_spelling
@@ -41,6 +43,16 @@ class Prepared:
     data_sha256: str
     baseline: Result | None
     recordings: tuple[Recorded, ...] = ()
+
+    @cached_property
+    def emd(self) -> float:
+        """The partition's EMD."""
+        return emd(self.partition.client, self.images.train.labels, len(self.images.classes))
+
+    @cached_property
+    def test_owners(self) -> Clients | None:
+        """[n], the client that each test image belongs to; None where that is not known."""
+        return test_owners(self.partition.names, self.images.test_users)
 
 
 @dataclass(frozen=True)
@@ -147,7 +159,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         images=prepared.images,
         partition=prepared.partition,
         population=prepared.population,
-        emd=skew(prepared.partition, prepared.images),
+        emd=prepared.emd,
         engine=engine,
         workers=workers,
         parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
@@ -171,11 +183,6 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
             2 * min(len(prepared.population.roster.inhabited), prepared.config.rounds * len(visits)) + len(visits)
         ),  # a checkpoint's, the latest, those under way
     )
-
-
-def skew(partition: Partition, images: ImageSet) -> float:
-    """The partition's EMD."""
-    return emd(partition.client, images.train.labels, len(images.classes))
 
 
 def _check_given(config: Config, given: Given, kept: str | None) -> None:
