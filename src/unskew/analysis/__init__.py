@@ -10,6 +10,7 @@ from unskew.analysis.cka import CKA
 from unskew.analysis.confusion import CONFUSION
 from unskew.analysis.curves import CURVES
 from unskew.analysis.drift import DRIFT
+from unskew.analysis.fairness import FAIRNESS
 from unskew.analysis.inversion import INVERSION
 from unskew.analysis.measure import Comparison as Comparison
 from unskew.analysis.measure import Measure as Measure
@@ -31,7 +32,7 @@ from unskew.runs.study import FinishedRun, Say
 
 MEASURES: dict[str, Measure[Any]] = {
     measure.name: measure
-    for measure in (SKEW, CURVES, CKA, NORMS, DRIFT, SEPARABILITY, PROJECTION, CONFUSION, INVERSION)
+    for measure in (SKEW, CURVES, CKA, NORMS, DRIFT, SEPARABILITY, PROJECTION, CONFUSION, FAIRNESS, INVERSION)
 }  # in the order of the report
 
 

@@ -15,7 +15,7 @@ from unskew.core.types import Sums, Tensors, TestPart, Visit
 from unskew.models.cut import cut
 from unskew.privacy.secure_sum import mask_seed, masked_statistics_job, public_key
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.evaluation import score
+from unskew.round.evaluation import IMAGES, score
 from unskew.round.jobs import Job
 
 
@@ -49,7 +49,8 @@ def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: 
     )
     with torch.no_grad():
         images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        return score(classifier.cpu()(encoder(images).cpu()), labels.cpu())  # it clips features in float64
+        logits = classifier.cpu()(encoder(images).cpu())  # it clips features in float64
+        return score(logits, labels.cpu(), (part, len(side.test.labels)) if options == IMAGES else None)
 
 
 JOBS: Mapping[str, Job] = {

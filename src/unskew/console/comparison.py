@@ -114,6 +114,7 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
     """What came out of each run, with a figure for whatever any run has."""
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
+    told = any(one.result.clients_accuracy is not None for one in compared)
     table = []
     for one in compared:
         result = one.result
@@ -129,6 +130,7 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
             for share in SHARES:
                 reached = one.rounds_to.get(share)
                 row[f"to {share} %"] = Figure(reached, 0, bool(one.rounds_to) and reached is None)
+        row |= _clients(result, names, told)
         row["loss"] = Figure(result.loss, 4)
         row["MB up"] = Figure(result.bytes_up / 1e6, 1)
         row |= {f"MB up, {name}": Figure(each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
@@ -136,6 +138,17 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
         row["seconds"] = Figure(result.seconds, 1)
         table.append(row)
     return table
+
+
+def _clients(result: Result, names: Sequence[str], told: bool) -> dict[str, Figure]:
+    """The accuracy of the worst client and of the tenth from below, before calibration and after each."""
+    spreads = {"": result.clients_accuracy}
+    for name in names:
+        made = result.calibrations.get(name)
+        spreads[f", {name}"] = made.clients_accuracy if made else None
+    figures = {f"{word}{name}": None if each is None else getattr(each, word)
+               for name, each in spreads.items() for word in ("worst", "p10")}  # fmt: skip
+    return {name: _percent(figure) for name, figure in figures.items()} if told else {}
 
 
 def as_table(compared: Sequence[Compared], width: int = 80, sheet: Sheet | None = None) -> Group:

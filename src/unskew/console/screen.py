@@ -24,7 +24,7 @@ from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.config import Config
 from unskew.runs.finish import Event, Stage
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, privacy_rows, stopping_rows
+from unskew.runs.result import Result, clients_rows, privacy_rows, stopping_rows
 
 
 class Screen:
@@ -192,6 +192,7 @@ def summary(result: Result) -> Table:
     for name, row in result.calibrations.items():
         cost = f", loss {row.loss:.4f}; {format_bytes(row.bytes_up)} up, {format_duration(row.seconds)}"
         rows.append((f"after {name}", Text.assemble((f"{row.accuracy:.2%}", "bold"), cost)))
+    rows += clients_rows(result)
     rows += privacy_rows(result)
     rows += [
         (

@@ -5,6 +5,7 @@ Nothing is written here: ``to_arrays`` and ``to_csv_rows`` give what a file hold
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from unskew.core.limits import read_plain, user_path
 from unskew.data.npz import DAMAGED, read_npz
 from unskew.data.partition_csv import IDS, from_csv
 from unskew.data.partition_csv import to_csv_rows as to_csv_rows
-from unskew.data.population import Ints, Partition, cells, check_clients, emd
+from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:
@@ -25,6 +26,7 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
     ``counts`` [cells, 3] lists (client, class, examples) where there are any, so that 100,000 clients and
     1203 classes stay small.
     """
+    filled = cells(partition.client, labels, classes)
     seed = partition.seed if abs(partition.seed) < 2**63 else str(partition.seed)
     arrays: dict[str, npt.NDArray[Any]] = {
         "client": np.asarray(partition.client, np.int32),
@@ -33,8 +35,8 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
         "seed": np.array(seed),
         "hash": np.array(partition.hash),
         "sizes": np.bincount(partition.client[partition.client >= 0], minlength=partition.clients),
-        "counts": np.stack(cells(partition.client, labels, classes), axis=1).astype(np.int32),
-        "emd": np.array(emd(partition.client, labels, classes)),
+        "counts": np.stack([each.astype(np.int32) for each in filled], axis=1),
+        "emd": np.array(emd_of_cells(*filled)),
         "redraws": np.array(partition.redraws, np.int64),
         "notes": np.array(partition.notes, np.str_),
     }
@@ -123,6 +125,15 @@ class Holdings:
     cells: Ints  # [cells, 3]: client, class, examples
     emd: float
     hash: str
+
+    @cached_property
+    def distances(self) -> npt.NDArray[np.float64]:
+        """[K], ‖q_k − p‖₁ of each client's label distribution from the whole; NaN where it has no examples."""
+        owner, label, count = self.cells.T
+        whole = np.bincount(label, count) / max(int(count.sum()), 1)
+        share = count / self.sizes[owner]
+        filled = np.abs(share - whole[label]) - whole[label]  # the empty cells of a client add what is left of 1
+        return np.where(self.sizes > 0, 1 + np.bincount(owner, filled, len(self.sizes)), np.nan)
 
 
 def read_holdings(file: Path) -> Holdings:

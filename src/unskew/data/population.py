@@ -18,6 +18,7 @@ from unskew.core.units import span
 Ints = npt.NDArray[np.int64]
 Clients = npt.NDArray[np.int32]  # [N], the client of each example; -1: no client has it
 
+DENSE = 8  # a table of clients × classes with at most that many cells an example is counted whole
 EMPTY_CLIENTS = 1_000_000  # clients that a partition may have without examples for all of them
 
 
@@ -61,9 +62,10 @@ class Population:
     def from_partition(cls, partition: Partition) -> "Population":
         """The partition's clients; those without an example stay, with size 0."""
         unheld = int(np.count_nonzero(partition.client < 0))
-        order = np.argsort(partition.client, kind="stable")[unheld:].astype(np.int32)
-        sizes = np.bincount(partition.client[order], minlength=partition.clients)
-        offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        order = _stable_order(partition.client)[unheld:].astype(np.int32)
+        held = partition.client if not unheld else partition.client[partition.client >= 0]
+        offsets = np.zeros(partition.clients + 1, np.int64)
+        np.cumsum(np.bincount(held, minlength=partition.clients), out=offsets[1:])
         order.flags.writeable = offsets.flags.writeable = False
         return cls(order, offsets)
 
@@ -91,12 +93,27 @@ class Population:
         return self.order[self.offsets[client] : self.offsets[client + 1]]
 
 
+def _stable_order(client: Clients) -> Ints:
+    """The examples by client, ascending where they have the same one: what a stable argsort gives.
+
+    NumPy sorts 16 bits at a time in linear time, so two such passes sort millions of clients faster than comparing.
+    """
+    if len(client) < 2**20 or bool((client[1:] >= client[:-1]).all()):
+        return np.argsort(client, kind="stable")
+    shifted = client.astype(np.int64) + 1  # −1 first
+    low = np.argsort((shifted & 0xFFFF).astype(np.uint16), kind="stable")
+    return low[np.argsort((shifted >> 16).astype(np.uint16)[low], kind="stable")]
+
+
 def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]:
     """[N] clients and the K user ids of their numbers, sorted.
 
-    Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7.
+    Sorted as numbers if all are whole numbers, so that user 7 of 100 is client 7. Texts are slow to sort: of
+    examples of one user in a row only the first is looked at.
     """
-    unique, inverse = np.unique(users, return_inverse=True)
+    first = np.flatnonzero(np.r_[len(users) > 0, users[1:] != users[:-1]])
+    unique, inverse = np.unique(users[first], return_inverse=True)
+    inverse = np.repeat(inverse, np.diff(np.r_[first, len(users)]))
     ids: list[str] = unique.tolist()
     if all(i.isascii() and i.isdecimal() and str(int(i)) == i for i in ids):
         rank = np.argsort(np.array([len(i) for i in ids]), kind="stable")  # by digits, then as text: by number
@@ -124,10 +141,19 @@ def check_clients(clients: int, examples: int, name: str) -> None:
 def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints]:
     """The filled cells of the table clients × classes as (client, class, count), by client, then class.
 
-    At most one cell an example, however many clients and classes there are.
+    At most one cell an example, however many clients and classes there are. Where the whole table is not much larger
+    than the examples it is counted, which is ten times as fast as sorting them.
     """
     held = client >= 0
-    codes, counts = np.unique(client[held].astype(np.int64) * classes + labels[held], return_counts=True)
+    if not held.all():
+        client, labels = client[held], labels[held]
+    codes = client.astype(np.int64) * classes + labels
+    if (int(client.max(initial=-1)) + 1) * classes <= DENSE * len(client):
+        table = np.bincount(codes)
+        codes = np.flatnonzero(table)
+        counts = table[codes]
+    else:
+        codes, counts = np.unique(codes, return_counts=True)
     return codes // classes, codes % classes, counts.astype(np.int64)
 
 
@@ -139,13 +165,16 @@ def emd(client: Clients, labels: Ints, classes: int) -> float:
     together would add n², so only the filled ones are visited. The sum is exact, hence the same on every
     machine.
     """
-    owner, label, count = cells(client, labels, classes)
+    return emd_of_cells(*cells(client, labels, classes))
+
+
+def emd_of_cells(owner: Ints, label: Ints, count: Ints) -> float:
+    """The same from the filled cells."""
     total = int(count.sum())
     if total == 0:
         return 0.0
-    size = np.bincount(client[client >= 0])[owner].astype(np.int64)  # n_k of each cell
-    frequency = np.bincount(labels[client >= 0], minlength=classes)[label].astype(np.int64)  # n_c of each cell
-    share = size * frequency
+    size = np.bincount(owner, count).astype(np.int64)[owner]  # n_k of each cell; float64 has whole numbers exactly
+    share = size * np.bincount(label, count).astype(np.int64)[label]  # n_k·n_c
     distance = total**2 + int((np.abs(total * count - share) - share).sum())
     return distance / total**2
 

@@ -1,8 +1,10 @@
 """How well a model does: a job on parts of the server's test images, spread over the engine like any other."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +13,9 @@ from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
 from unskew.core.types import Engine, Sums, Tensors, TestPart
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.jobs import Job
+from unskew.round.jobs import Job, job_text
+
+IMAGES = "images"  # the option of the job with which each image's mark is among the sums
 
 
 @dataclass(frozen=True)
@@ -20,19 +24,29 @@ class Evaluation:
 
     accuracy: float
     loss: float
+    right: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False)  # [C], by class
+    total: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False)  # [C]
+    marks: npt.NDArray[np.float64] | None = field(default=None, compare=False)  # [n], 1 where an image is right
 
 
-def evaluate(engine: Engine, model: Tensors, examples: int, key: Key, *, job: str = "evaluate") -> Evaluation:
-    """Accuracy and mean loss on the ``examples`` test images, in parts spread over the engine."""
+def evaluate(
+    engine: Engine, model: Tensors, examples: int, key: Key, *, job: str = "evaluate", by_image: bool = False
+) -> Evaluation:
+    """Accuracy and mean loss on the ``examples`` test images, in parts spread over the engine.
+
+    With ``by_image`` it also says which images are right.
+    """
     starts = range(0, examples, IMAGES_AT_ONCE)
     parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in starts]
-    outcome = engine.map_sum(job, model, parts, key)
+    outcome = engine.map_sum(job_text(job, IMAGES if by_image else ""), model, parts, key)
     if outcome.failures:
         reason = outcome.failures[0].reason
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
-    total = float(outcome.sums["metric/total"].sum())
-    right = float(outcome.sums["metric/right"].sum())
-    return Evaluation(right / total, float(outcome.sums["metric/loss"]) / total)
+    sums = outcome.sums
+    total, right = float(sums["metric/total"].sum()), float(sums["metric/right"].sum())
+    marks = sums["metric/marks"].numpy() if by_image else None
+    by_class = sums["metric/right"].numpy(), sums["metric/total"].numpy()
+    return Evaluation(right / total, float(sums["metric/loss"]) / total, *by_class, marks)
 
 
 def evaluate_part(side: ClientSide, shared: Tensors, part: TestPart, key: Key, options: str) -> Sums:
@@ -40,17 +54,24 @@ def evaluate_part(side: ClientSide, shared: Tensors, part: TestPart, key: Key, o
     side.load(shared, training=False)
     with torch.no_grad():
         images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        return score(side.logits(side.network.encoder(images)).cpu(), labels.cpu())
+        logits = side.logits(side.network.encoder(images)).cpu()
+        return score(logits, labels.cpu(), (part, len(side.test.labels)) if options == IMAGES else None)
 
 
-def score(logits: Tensor, labels: Tensor) -> Sums:
-    """Loss, right answers and examples by class, as sums."""
+def score(logits: Tensor, labels: Tensor, part: tuple[TestPart, int] | None = None) -> Sums:
+    """Loss, right answers and examples by class, as sums; with a part of how many images, a mark for each image too."""
     classes = logits.shape[1]
-    right = labels[logits.argmax(1) == labels]
+    found = logits.argmax(1) == labels
+    right = labels[found]
+    marks = {}
+    if part is not None:
+        marks["metric/marks"] = torch.zeros(part[1], dtype=torch.float64)
+        marks["metric/marks"][part[0].start : part[0].stop] = found.double()
     return {
         "metric/loss": F.cross_entropy(logits.double(), labels, reduction="sum"),
         "metric/right": torch.bincount(right, minlength=classes).double(),
         "metric/total": torch.bincount(labels, minlength=classes).double(),
+        **marks,
     }
 
 

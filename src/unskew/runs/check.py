@@ -8,6 +8,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.runs import recorded
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
+from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.folder import LOCK, MODEL
 from unskew.runs.lines import check_beginning
@@ -18,11 +19,20 @@ from unskew.runs.recorded import DURING
 from unskew.runs.result import RESULT, read_result
 
 WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
-SEALED_KINDS = (CONFIG, "partition.npz", *GROWING, MODEL, "calibration-*.safetensors", "figures/*.json", RESULT)
+SEALED_KINDS = (
+    CONFIG,
+    "partition.npz",
+    *GROWING,
+    MODEL,
+    "calibration-*.safetensors",
+    CLIENTS,
+    "figures/*.json",
+    RESULT,
+)
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
-    CONFIG: read_run, METRICS: read_metrics, DURING: recorded.read, RESULT: read_result,
+    CONFIG: read_run, METRICS: read_metrics, DURING: recorded.read, RESULT: read_result, CLIENTS: read_clients,
 }  # fmt: skip
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from unskew.core import tensors
 from unskew.core.types import Tensors
 from unskew.privacy.ledger import Spent, with_release
+from unskew.round.evaluation import Evaluation
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import drop_memories
+from unskew.runs.client_accuracy import CLIENTS, OWN, spread, to_arrays, told
 from unskew.runs.early_stopping import best_row
 from unskew.runs.finish import Calibrated
 from unskew.runs.folder import (
     MODEL,
+    arrays_bytes,
     calibration_bytes,
     calibration_file,
     classifier_words,
@@ -23,7 +26,7 @@ from unskew.runs.folder import (
 from unskew.runs.lines import LineFile
 from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
-from unskew.runs.prepare import Prepared, skew
+from unskew.runs.prepare import Prepared
 from unskew.runs.recorded import DURING
 from unskew.runs.result import RESULT, TEST, VALIDATION, Result, to_json
 from unskew.runs.seals import seal
@@ -31,7 +34,7 @@ from unskew.runs.seals import seal
 
 def conclude(
     prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
-    engine: str, seconds: float, metrics: LineFile, during: LineFile,
+    engine: str, seconds: float, metrics: LineFile, during: LineFile, score: Evaluation,
 ) -> Result:  # fmt: skip
     """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
     config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
@@ -40,6 +43,9 @@ def conclude(
         spent = with_release(spent, each.classifier.report.release)
     best = best_row(rows, config.monitor) if config.patience else None
     final = best or rows[-1]
+    scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
+    held = prepared.partition, prepared.images.train.labels, prepared.test_owners
+    seen = {name: told(*held, each) for name, each in scores.items()}
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
     result = Result(
@@ -54,7 +60,7 @@ def conclude(
         engine=engine,
         accuracy=final["accuracy"],
         loss=final["loss"],
-        emd=skew(prepared.partition, prepared.images),
+        emd=prepared.emd,
         examples=examples,
         seconds=seconds,
         examples_per_second=examples / max(working, 1e-9),
@@ -65,7 +71,11 @@ def conclude(
         partition_hash=prepared.partition.hash,
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
-        calibrations={each.result.name: each.result for each in calibrated},
+        calibrations={
+            each.result.name: replace(each.result, clients_accuracy=spread(*seen[each.result.name]))
+            for each in calibrated
+        },
+        clients_accuracy=spread(*seen[OWN]),
         settings=configs.deciding(config),
         privacy=spent,
         notes=list(prepared.start.notes),
@@ -79,7 +89,7 @@ def conclude(
         result = replace(
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
-    files = {MODEL: model_bytes(model, classifier)}
+    files = {MODEL: model_bytes(model, classifier), CLIENTS: arrays_bytes(to_arrays(seen))}
     files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
               for each in calibrated}  # fmt: skip
     drop_memories(path)  # before the result, which says that nothing is left to do

@@ -18,7 +18,7 @@ from unskew.engines.blueprint import build
 from unskew.round import driver
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
-from unskew.round.evaluation import evaluate
+from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs import config as configs
 from unskew.runs import recorded, recording
 from unskew.runs.checkpoint import (
@@ -69,6 +69,8 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             engine.pin(first.clients.values())
         leading = BestRound(path, config.monitor, config.patience, metrics.rows(), first) if config.patience else None
         done = (first, metrics.mark, during.mark)  # a state and how much of each file belongs to it, changed as one
+        scored: tuple[int, Evaluation] | None = None  # the last evaluation, and after which round it was
+        by_image = prepared.test_owners is not None
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
 
         def save() -> None:
@@ -91,7 +93,8 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             for state, row in () if leading is not None and leading.over else rounds:
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
-                    score = evaluate(engine, state.tensors, len(prepared.images.test), key)
+                    score = evaluate(engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last)
+                    scored = (state.round, score) if last or not by_image else None
                     row = replace(row, accuracy=score.accuracy, loss=score.loss)
                 if (line := recorder.line(state, engine)) is not None:
                     during.append(line)
@@ -109,6 +112,9 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     break
             final = done[0] if leading is None or leading.best is None else leading.best.state
             model, calibrated = driver.as_used(side.algorithm, final.tensors, side.classifier), list[Calibrated]()
+            if scored is None or scored[0] != final.round:  # resumed after its last round, or an earlier one was best
+                again = evaluate(engine, final.tensors, len(prepared.images.test), key, by_image=by_image)
+                scored = (final.round, again)
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:
@@ -117,12 +123,16 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 observe(event)
 
             try:
-                finish(engine, side, model, side.algorithm, key, keep)
+                finish(engine, side, model, side.algorithm, key, keep, by_image=by_image)
             except UserError as error:  # resuming would fail in the same way: what was trained is written now
-                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
-                again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
-                raise UserError(f"{error}; {again}") from error
-            return conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
+                conclude(
+                    prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, scored[1]
+                )
+                instead = f"the run is finished without it; another: unskew calibrate {path} METHOD"
+                raise UserError(f"{error}; {instead}") from error
+            return conclude(
+                prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, scored[1]
+            )
         except BaseException:
             if done[0].round:
                 save()

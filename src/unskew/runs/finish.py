@@ -12,7 +12,7 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Tensors
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
-from unskew.round.evaluation import evaluate
+from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs.result import Calibration
 
 
@@ -23,6 +23,7 @@ class Calibrated:
     result: Calibration
     classifier: CalibratedClassifier
     notes: tuple[str, ...]
+    score: Evaluation
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ Event = Gathering | Forecasted | Calibrated | Stage
 
 def finish(
     engine: Engine, side: ClientSide, model: Tensors, algorithm: Algorithm, key: Key,
-    observe: Callable[[Event], None], known: Known | None = None,
+    observe: Callable[[Event], None], known: Known | None = None, *, by_image: bool = False,
 ) -> list[Calibrated]:  # fmt: skip
-    """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered twice."""
+    """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered twice.
+
+    With ``by_image`` the scores say which test images are right.
+    """
     federation = Federation(engine, side, model, algorithm, key, observe, {} if known is None else known)
     done = []
     for finisher in algorithm.finish:
@@ -49,10 +53,12 @@ def finish(
             warnings.simplefilter("always")
             classifier, sent, seconds = federation.calibrated(finisher)
         values = tensors.prefixed(classifier.tensors(), "calibrated/")
-        score = evaluate(engine, model | values, len(side.test.labels), key, job="evaluate-calibrated")
+        score = evaluate(
+            engine, model | values, len(side.test.labels), key, job="evaluate-calibrated", by_image=by_image
+        )
         seconds += classifier.report.seconds
         result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
-        done.append(Calibrated(result, classifier, tuple(notes)))
+        done.append(Calibrated(result, classifier, tuple(notes), score))
         observe(done[-1])
     return done

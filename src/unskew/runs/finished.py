@@ -32,10 +32,12 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.runs import config as configs
 from unskew.runs.check import unsealed_note
+from unskew.runs.client_accuracy import CLIENTS, read_clients, spread, told, with_classifier
 from unskew.runs.config import Config
 from unskew.runs.finish import Calibrated, Event, Stage, finish
 from unskew.runs.folder import (
     MODEL,
+    arrays_bytes,
     calibration_bytes,
     calibration_file,
     json_bytes,
@@ -97,14 +99,15 @@ def calibrate_run(
         def keep(event: Event) -> None:
             nonlocal result
             if isinstance(event, Calibrated):
-                result = _added(path, event)
+                result = _added(path, event, prepared)
             if observe is not None:
                 observe(event)
 
         known: Known = {}
+        by_image = prepared.test_owners is not None
         try:
             for algorithm in asked:
-                finish(working, side, weights, algorithm, Key(prepared.config.seed), keep, known)
+                finish(working, side, weights, algorithm, Key(prepared.config.seed), keep, known, by_image=by_image)
         finally:
             working.close()
     return result
@@ -254,11 +257,17 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
     return engines.choose(config.engine, count, work, len(sizes)), count
 
 
-def _added(path: Path, event: Calibrated) -> Result:
+def _added(path: Path, event: Calibrated, prepared: Prepared) -> Result:
     """The run's result with one calibration more; one of the same name is replaced."""
     result, name = read_result(path), event.result.name
     spent = with_release(result.privacy, event.classifier.report.release)
-    result = replace(result, calibrations={**result.calibrations, name: event.result}, privacy=spent)
-    classifier = calibration_bytes(name, event.classifier)
-    write_sealed(path, {calibration_file(path, name).name: classifier, RESULT: json_bytes(to_json(result))})
+    seen = told(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
+    added = replace(event.result, clients_accuracy=spread(*seen))
+    result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
+    files = {
+        calibration_file(path, name).name: calibration_bytes(name, event.classifier),
+        CLIENTS: arrays_bytes(with_classifier(read_clients(path), name, seen)),
+        RESULT: json_bytes(to_json(result)),
+    }
+    write_sealed(path, files)
     return result

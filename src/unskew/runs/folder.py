@@ -7,6 +7,7 @@ import fcntl
 import io
 import json
 import re
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -26,6 +27,7 @@ from unskew.runs import manifest
 from unskew.runs.manifest import require_sealed
 from unskew.runs.seals import UNREADABLE, read_tensors
 
+LARGE_BYTES = 64 * 2**20  # of arrays that are packed quickly
 LOCK = ".lock"
 MODEL = "model.safetensors"
 PLACES = (".", "checkpoint", "states", "figures")  # the folders of a run folder that files are written to
@@ -76,12 +78,21 @@ def locked_folder(path: Path) -> Iterator[None]:
 
 
 def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """An .npz file; numpy adds no time stamps, so that the same arrays give the same bytes."""
+    """An .npz file; numpy adds no time stamps, so that the same arrays give the same bytes.
+
+    Large arrays, those of a million clients, are packed in the quick way.
+    """
     content = io.BytesIO()
     odd = [name for name, value in arrays.items() if value.dtype.hasobject]
     if odd:
         raise TypeError(f"object arrays would have to be pickled: {', '.join(odd)}")
-    np.savez_compressed(content, **dict[str, Any](arrays))
+    if sum(value.nbytes for value in arrays.values()) <= LARGE_BYTES:
+        np.savez_compressed(content, **dict[str, Any](arrays))
+        return content.getvalue()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        for name, value in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.asanyarray(value), allow_pickle=False)
     return content.getvalue()
 
 

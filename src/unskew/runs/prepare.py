@@ -14,7 +14,7 @@ from unskew.core.key import Key
 from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.partition import partition
-from unskew.data.population import Ints, Partition, Population, emd
+from unskew.data.population import Clients, Ints, Partition, Population, emd
 from unskew.data.scan import Say
 from unskew.data.sources import load
 from unskew.data.tables import cache_of, silent
@@ -25,6 +25,7 @@ from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
+from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.features import Frozen, stored_features
 from unskew.runs.given import Given, parse_given
@@ -97,6 +98,16 @@ class Prepared:
             frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
             images = stored_features(frozen, images, self.say)
         return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
+
+    @cached_property
+    def emd(self) -> float:
+        """The partition's EMD."""
+        return emd(self.partition.client, self.images.train.labels, len(self.images.classes))
+
+    @cached_property
+    def test_owners(self) -> Clients | None:
+        """[n], the client that each test image belongs to; None where that is not known."""
+        return test_owners(self.partition.names, self.images.test_users)
 
 
 @dataclass(frozen=True)
@@ -219,7 +230,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         images=prepared.images,
         partition=prepared.partition,
         population=prepared.population,
-        emd=skew(prepared.partition, prepared.images),
+        emd=prepared.emd,
         engine=engine,
         workers=workers,
         parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
@@ -244,11 +255,6 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
             2 * min(len(prepared.population.roster.inhabited), prepared.config.rounds * len(visits)) + len(visits)
         ),  # a checkpoint's, the latest, those under way
     )
-
-
-def skew(partition: Partition, images: ImageSet) -> float:
-    """The partition's EMD."""
-    return emd(partition.client, images.train.labels, len(images.classes))
 
 
 def _check_given(config: Config, given: Given, kept: str | None) -> None:

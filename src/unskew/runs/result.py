@@ -14,6 +14,7 @@ from unskew.core.records import record_from
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs
+from unskew.runs.client_accuracy import Spread
 from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
@@ -31,6 +32,7 @@ class Calibration:
     loss: float
     bytes_up: int
     seconds: float
+    clients_accuracy: Spread | None = None  # None: made before it was measured
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,13 +71,13 @@ class Result:
     notes: list[str] = field(default_factory=list)  # where the weights come from, what is frozen
     best_round: int | None = None  # with --patience: the round whose model this is
     stopped_at: int | None = None  # the last round that was trained, where --patience ran out before --rounds
+    evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
+    clients_accuracy: Spread | None = None  # how the accuracy is spread over the clients
 
     @property
     def final_round(self) -> int:
         """The round after which the model is the result: the last, or with --patience the best."""
         return self.rounds if self.best_round is None else self.best_round
-
-    evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
 
     @property
     def measured_on(self) -> str:
@@ -129,6 +131,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     for name, each in result.calibrations.items():
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+    rows += clients_rows(result)
     rows += privacy_rows(result)
     rows += [
         (
@@ -150,6 +153,15 @@ def stopping_rows(result: Result) -> list[tuple[str, str]]:
         return []
     when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
     return [("stopping", f"{when}; the model is that of round {result.best_round}, the best")]
+
+
+def clients_rows(result: Result) -> list[tuple[str, str]]:
+    """How the accuracy is spread over the clients, before and after calibration; none where there is one client."""
+    spreads = {"": result.clients_accuracy} | {
+        f"{name}: ": each.clients_accuracy for name, each in result.calibrations.items()
+    }
+    known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
+    return [("clients" if not place else "", words) for place, words in enumerate(known)]
 
 
 def privacy_rows(result: Result) -> list[tuple[str, str]]:
@@ -181,10 +193,21 @@ def accuracy_picture(
 
 def to_json(result: Result) -> dict[str, Any]:
     """A result as result.json has it: without its folder and what is None, calibrations as a list."""
-    values = {key: value for key, value in asdict(result).items() if value is not None}
+    values = asdict(result)
     del values["path"]
-    values["calibrations"] = list(values["calibrations"].values())
-    return values
+    values["calibrations"] = [_known(row) for row in values["calibrations"].values()]
+    return _known(values)
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """The same without what is None, in the clients' accuracy too."""
+    nested = ("clients_accuracy", "own_images")
+    return {key: _known(value) if key in nested else value for key, value in values.items() if value is not None}
+
+
+def _calibration(row: Any) -> Calibration:
+    spread = row.get("clients_accuracy") if isinstance(row, dict) else None
+    return record_from(Calibration, row, clients_accuracy=Spread.of_json(spread))
 
 
 def read_result(path: Path) -> Result:
@@ -203,12 +226,13 @@ def read_result(path: Path) -> Result:
             raise ValueError("it has no list of calibrations")
         if not isinstance(settings, dict | None):
             raise ValueError("its settings are not an object")
-        calibrations = [record_from(Calibration, row) for row in rows]
+        calibrations = [_calibration(row) for row in rows]
         ready = {
             "calibrations": {each.name: each for each in calibrations},
             "privacy": Spent.of_json(values.pop("privacy", None)),
             "settings": settings or _settings(path),
             "notes": _texts(values.pop("notes", None)),
+            "clients_accuracy": Spread.of_json(values.pop("clients_accuracy", None)),
         }
         return record_from(Result, values, path=path, **ready)
     except ValueError as error:

@@ -1,0 +1,196 @@
+"""Accuracy for each client: under its own label distribution, and on its own test images where it has some.
+
+The experimenter's view of a simulation, taken after the run from the partition and the test set. Nothing of it crosses
+the border: the server of a federation has no label counts, and does not need any for this (docs/analysis.md).
+
+Shapes: K clients, C classes, N training examples, n test images, m classifiers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.core.errors import UserError
+from unskew.core.records import record_from
+from unskew.data.npz import DAMAGED, read_npz
+from unskew.data.population import Clients, Ints, Partition
+from unskew.round.evaluation import Evaluation
+from unskew.runs.manifest import require_sealed
+
+CLIENTS = "clients.npz"
+OWN = ""  # the name of the run's own classifier
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How accuracy is spread over the clients, each of them counted once unless a field says otherwise.
+
+    ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 where every client has the same accuracy, and s where a share s of the
+    clients has all the right answers in equal parts and the others none. It has no unit, does not depend on the number
+    of clients, and unlike a deviation it can be compared between a model of 20 % and one of 90 %.
+    """
+
+    clients: int  # how many have an accuracy
+    left_out: int  # how many have none: no examples, or no test image of any of their classes
+    partly: int  # how many have some classes without test images; the others of their classes are counted
+    worst: float
+    p10: float  # a tenth of the clients has at most this
+    p50: float
+    p90: float
+    mean: float
+    by_examples: float  # the mean weighted by what each client has: training examples, or test images
+    deviation: float
+    jain: float
+    own_images: "Spread | None" = None  # on the clients' own test images, where the data names their owners
+
+    def words(self) -> str:
+        """The summary in a line."""
+        told = f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}; fairness {self.jain:.3f} (Jain)"
+        return told + (f"; {self.left_out:,} left out" if self.left_out else "")
+
+    @staticmethod
+    def of_json(values: Any) -> "Spread | None":
+        """What ``asdict`` gave, checked. Raises ValueError."""
+        if values is None:
+            return None
+        if not isinstance(values, dict):
+            raise ValueError("clients_accuracy is not an object")
+        return record_from(Spread, values, own_images=Spread.of_json(values.get("own_images")))
+
+
+@dataclass(frozen=True, eq=False)
+class ByClient:
+    """[K] accuracies, NaN where a client has none; [K] how much each is measured on, and whether on all its classes."""
+
+    accuracy: Floats
+    counted: Ints
+    whole: npt.NDArray[np.bool_]
+
+
+def by_labels(partition: Partition, labels: Ints, score: Evaluation) -> ByClient:
+    """Σ_c q_k(c)·acc_c for each client k, over the classes that have test images.
+
+    It is the mean over the client's examples of the accuracy of each one's class, so no table of clients × classes is
+    made.
+    """
+    right, total = np.asarray(score.right, np.float64), np.asarray(score.total, np.float64)
+    known = total > 0
+    share = np.divide(right, total, out=np.zeros_like(right), where=known)
+    client, held = partition.client, partition.client >= 0
+    if not held.all():
+        client, labels = client[held], labels[held]
+    sizes = np.bincount(client, minlength=partition.clients)
+    counted = sizes if known.all() else np.bincount(client, known[labels], partition.clients).astype(np.int64)
+    sums = np.bincount(client, share[labels], partition.clients)
+    return ByClient(_divided(sums, counted), counted, counted == sizes)
+
+
+def on_own_images(owners: Clients, clients: int, score: Evaluation) -> ByClient:
+    """Each client's accuracy on the test images that are its own; ``owners`` [n] is −1 where no client owns one."""
+    if score.marks is None:
+        raise ValueError("the evaluation does not say which images are right")
+    mine = owners >= 0
+    counted = np.bincount(owners[mine], minlength=clients).astype(np.int64)
+    sums = np.bincount(owners[mine], score.marks[mine], clients)
+    return ByClient(_divided(sums, counted), counted, np.ones(clients, np.bool_))
+
+
+def _divided(sums: npt.NDArray[Any], counted: Ints) -> Floats:
+    shares: Floats = np.divide(sums, counted, out=np.full(len(sums), np.nan), where=counted > 0)
+    return shares
+
+
+def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | None) -> Clients | None:
+    """[n], the client of each test image, −1 where it is none's; None where the clients are not users, or own none."""
+    if names is None or users is None:
+        return None
+    order = np.argsort(np.asarray(names, np.str_))
+    ranked = np.asarray(names, np.str_)[order]
+    place = np.minimum(np.searchsorted(ranked, users), len(ranked) - 1)
+    found = ranked[place] == users
+    return np.where(found, order[place], -1).astype(np.int32) if found.any() else None
+
+
+def spread(seen: ByClient, own: ByClient | None = None) -> Spread | None:
+    """The summary of these accuracies; None where no client has one."""
+    known = ~np.isnan(seen.accuracy)
+    values = seen.accuracy[known]
+    if not len(values):
+        return None
+    p10, p50, p90 = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    squares = float(np.square(values).sum())
+    return Spread(
+        clients=len(values),
+        left_out=len(known) - len(values),
+        partly=int((known & ~seen.whole).sum()),
+        worst=float(values.min()),
+        p10=p10,
+        p50=p50,
+        p90=p90,
+        mean=float(values.mean()),
+        by_examples=float(np.average(values, weights=seen.counted[known])),
+        deviation=float(values.std()),
+        jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all the same: all wrong
+        own_images=None if own is None else spread(own),
+    )
+
+
+def told(
+    partition: Partition, labels: Ints, owners: Clients | None, score: Evaluation
+) -> tuple[ByClient, ByClient | None]:
+    """The accuracy of each client under its own labels, and on its own test images where ``owners`` knows them."""
+    own = None if owners is None else on_own_images(owners, partition.clients, score)
+    return by_labels(partition, labels, score), own
+
+
+def to_arrays(seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str, npt.NDArray[Any]]:
+    """What clients.npz has: ``classifiers`` [m], ``accuracy`` [m, K] and ``own_images`` [m, K]; NaN: not known.
+
+    ``counted`` and ``own_counts`` [K] say how much these are measured on.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {
+        "classifiers": np.array(list(seen), np.str_),
+        "accuracy": np.stack([labels.accuracy for labels, _ in seen.values()]).astype(np.float32),
+        "counted": next(labels.counted for labels, _ in seen.values()).astype(np.int32),
+    }
+    owned = [own for _, own in seen.values() if own is not None]
+    if owned:
+        arrays["own_images"] = np.stack([own.accuracy for own in owned]).astype(np.float32)
+        arrays["own_counts"] = owned[0].counted.astype(np.int32)
+    return arrays
+
+
+def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a run's clients.npz; empty where it has none, as runs of before."""
+    require_sealed(path, CLIENTS)
+    if not (path / CLIENTS).exists():
+        return {}
+    try:
+        arrays, _ = read_npz(path / CLIENTS)
+        count, clients = len(arrays["classifiers"]), len(arrays["counted"])
+        tables = [arrays[name] for name in ("accuracy", "own_images") if name in arrays]
+        if any(each.shape != (count, clients) for each in tables) or "accuracy" not in arrays:
+            raise ValueError("its arrays do not fit each other")
+        return arrays
+    except DAMAGED as error:
+        raise UserError(f"{path / CLIENTS} is damaged: {error}; restore it from a copy") from error
+
+
+def with_classifier(
+    arrays: Mapping[str, npt.NDArray[Any]], name: str, seen: tuple[ByClient, ByClient | None]
+) -> dict[str, npt.NDArray[Any]]:
+    """The arrays with one classifier more; one of the same name is replaced."""
+    new = to_arrays({name: seen})
+    if not arrays:
+        return new
+    keep = arrays["classifiers"] != name
+    rows = [each for each in ("classifiers", "accuracy", "own_images") if each in arrays and each in new]
+    counts = ("counted", *(("own_counts",) if "own_images" in rows else ()))
+    joined = {each: np.concatenate([arrays[each][keep], new[each]]) for each in rows}
+    return joined | {each: new[each] for each in counts}

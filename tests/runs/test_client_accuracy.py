@@ -1,0 +1,204 @@
+"""Accuracy for each client, against plain counting; what a run stores of it, and what an older run lacks."""
+
+import json
+import math
+import shutil
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import unskew
+from unskew.console.comparison import as_text, side_by_side
+from unskew.core.errors import UserError
+from unskew.core.images import ImageSet, Split
+from unskew.data.population import Partition
+from unskew.round.evaluation import Evaluation
+from unskew.runs import client_accuracy
+from unskew.runs.check import examine, seal_folder
+from unskew.runs.client_accuracy import ByClient, Spread, by_labels, on_own_images, read_clients, spread
+from unskew.runs.manifest import SealBroken
+from unskew.runs.metrics import read_metrics
+from unskew.runs.result import read_result
+
+
+def score(right, total, marks=None):
+    return Evaluation(0.5, 1.0, np.array(right, float), np.array(total, float), marks)
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 6), st.integers(1, 80))
+def test_a_clients_accuracy_is_the_mean_over_its_examples_of_their_classes(seed, clients, classes, examples):
+    draw = np.random.default_rng(seed)
+    client, labels = draw.integers(-1, clients, examples).astype(np.int32), draw.integers(0, classes, examples)
+    total = draw.integers(0, 4, classes)
+    right = draw.integers(0, total + 1)
+    found = by_labels(Partition(client, clients, "test", 0), labels, score(right, total))
+    for k in range(clients):
+        own = [int(label) for owner, label in zip(client, labels, strict=True) if owner == k]
+        known = [right[c] / total[c] for c in own if total[c]]
+        assert found.counted[k] == len(known)
+        assert found.whole[k] == (len(known) == len(own))
+        if known:
+            assert found.accuracy[k] == pytest.approx(sum(known) / len(known), abs=1e-12)
+        else:
+            assert math.isnan(found.accuracy[k])
+
+
+def test_a_summary_is_counted_by_hand():
+    seen = ByClient(np.array([0.2, 0.4, 0.6, np.nan]), np.array([1, 1, 2, 0]), np.array([True, False, True, False]))
+    found = spread(seen)
+    assert (found.clients, found.left_out, found.partly) == (3, 1, 1)
+    assert (found.worst, found.p50) == (0.2, 0.4)
+    assert found.p10 == pytest.approx(0.24)
+    assert found.mean == pytest.approx(0.4)
+    assert found.by_examples == pytest.approx((0.2 + 0.4 + 2 * 0.6) / 4)
+    assert found.deviation == pytest.approx(math.sqrt(0.08 / 3))
+    assert found.jain == pytest.approx(1.2**2 / (3 * (0.04 + 0.16 + 0.36)))
+
+
+@pytest.mark.parametrize(("accuracies", "jain"), [([0.3] * 5, 1.0), ([1, 0, 0, 0], 0.25), ([0.0, 0.0], 1.0)])
+def test_jains_index_is_one_where_all_are_alike_and_the_share_of_those_who_have_it_all(accuracies, jain):
+    values = np.array(accuracies, float)
+    assert spread(ByClient(values, np.ones(len(values)), values >= 0)).jain == pytest.approx(jain)
+
+
+def test_no_client_with_an_accuracy_has_no_summary():
+    assert spread(ByClient(np.array([np.nan]), np.zeros(1), np.ones(1, bool))) is None
+
+
+def test_own_images_are_found_by_the_users_names():
+    owners = client_accuracy.test_owners(("7", "anna", "10"), np.array(["anna", "anna", "10", "nobody"]))
+    assert owners.tolist() == [1, 1, 2, -1]
+    found = on_own_images(owners, 3, score([], [], np.array([1.0, 0.0, 1.0, 1.0])))
+    assert found.counted.tolist() == [0, 2, 1]
+    assert np.isnan(found.accuracy[0])
+    assert found.accuracy[1:].tolist() == [0.5, 1.0]
+    assert client_accuracy.test_owners(None, np.array(["anna"])) is None
+    assert client_accuracy.test_owners(("anna",), None) is None
+    assert client_accuracy.test_owners(("anna",), np.array(["ann", "annas"])) is None
+
+
+def users(classes=3, seed=0):
+    """Images of three classes that four users took, some of them for the test; class 2 has no test images."""
+    draw = np.random.default_rng(seed)
+
+    def part(count, owners, highest):
+        labels = draw.integers(0, highest, count)
+        pixels = (60 * labels[:, None, None, None] + draw.integers(0, 60, (count, 1, 4, 4))).astype(np.uint8)
+        return Split(pixels, labels), np.array([f"u{owner}" for owner in draw.integers(0, owners, count)])
+
+    train, owners = part(60, 4, classes)
+    test, testers = part(24, 5, classes - 1)
+    return ImageSet("users", tuple("abc"), train, test, (0.5,), (0.25,), users=owners, test_users=testers)
+
+
+OPTIONS = {"partition": "users", "rounds": 1, "epochs": 1, "batch": 8, "method": "fedavg + lda", "model": "tiny-cnn"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clients") / "run"
+    unskew.run(data=users(), out=path, engine="loop", **OPTIONS)
+    return path
+
+
+def test_a_run_tells_it_of_its_model_and_of_each_calibration(finished):
+    result, arrays = read_result(finished), read_clients(finished)
+    assert arrays["classifiers"].tolist() == ["", "lda"]
+    assert arrays["accuracy"].shape == arrays["own_images"].shape == (2, 4)
+    for place, told in enumerate((result.clients_accuracy, result.calibrations["lda"].clients_accuracy)):
+        assert told.clients == 4
+        assert told.partly == 4  # each of them has examples of the class without test images
+        assert told.worst == pytest.approx(arrays["accuracy"][place].min(), abs=1e-6)
+        assert told.own_images.worst == pytest.approx(arrays["own_images"][place].min(), abs=1e-6)
+    images = users()
+    mine = np.isin(images.test_users, images.users)
+    assert arrays["own_counts"].sum() == mine.sum() < len(images.test)
+    said = json.loads((finished / "result.json").read_text())
+    assert "own_images" not in said["clients_accuracy"]["own_images"]
+    assert said["calibrations"][0]["clients_accuracy"]["jain"] == result.calibrations["lda"].clients_accuracy.jain
+
+
+def test_the_pool_tells_the_same(finished, tmp_path):
+    unskew.run(data=users(), out=tmp_path / "run", engine="pool", workers=1, **OPTIONS)
+    assert (tmp_path / "run/clients.npz").read_bytes() == (finished / "clients.npz").read_bytes()
+
+
+def test_the_measure_reads_what_is_stored_and_gets_the_same_from_the_model(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    stored = unskew.analyse(run, "fairness(model=false)")["fairness(model=false)"].values
+    older(run)
+    with pytest.raises(UserError, match="did not store it"):
+        unskew.analyse(run, "fairness(model=false)")
+    again = unskew.analyse(run, "fairness", data=users())["fairness"].values
+    assert stored.spreads["lda"]["partly"] == again.spreads["lda"]["partly"] == 4
+    assert again.images == stored.images > 0
+    for name in ("before", "lda"):
+        assert stored.curves[name] == pytest.approx(again.curves[name], abs=1e-6)
+        assert stored.own_curves[name] == pytest.approx(again.own_curves[name], abs=1e-6)
+        assert stored.bins[name] == again.bins[name]
+
+
+def older(run):
+    """Make a run folder one of the version before."""
+    (run / "clients.npz").unlink()
+    said = json.loads((run / "result.json").read_text())
+    del said["clients_accuracy"]
+    for row in said["calibrations"]:
+        del row["clients_accuracy"]
+    (run / "result.json").write_text(json.dumps(said))
+    seal_folder(run)
+
+
+def test_an_older_run_is_read_compared_and_calibrated(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    older(run)
+    result = read_result(run)
+    assert result.clients_accuracy is None
+    assert "worst" not in as_text(side_by_side([result], [read_metrics(run)]), "csv")
+    both = as_text(side_by_side([result, read_result(finished)], [read_metrics(run)] * 2), "csv").splitlines()
+    assert {"worst", "p10"} <= set(both[0].split(","))
+    unskew.calibrate_run(run, "lda(layers=1)", data=users())
+    assert read_clients(run)["classifiers"].tolist() == ["lda"]
+    assert read_result(run).calibrations["lda"].clients_accuracy.clients == 4
+
+
+def test_a_calibration_made_again_replaces_its_row(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    before = read_clients(run)
+    unskew.calibrate_run(run, "lda", data=users())
+    after = read_clients(run)
+    assert after["classifiers"].tolist() == ["", "lda"]
+    np.testing.assert_array_equal(before["accuracy"], after["accuracy"])
+
+
+def test_a_changed_file_of_clients_is_noticed(finished, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    assert {each.name: each.state for each in examine(run)}["clients.npz"] == "unchanged"
+    content = (run / "clients.npz").read_bytes()
+    (run / "clients.npz").write_bytes(content[:-1] + b"!")
+    with pytest.raises(SealBroken):
+        read_clients(run)
+    (run / "clients.npz").unlink()
+    with pytest.raises(SealBroken):
+        read_clients(run)
+
+
+@pytest.mark.parametrize("odd", [3, [], {"worst": 1.0}, {"clients": "four"}])
+def test_a_damaged_summary_is_one_message(finished, tmp_path, odd):
+    run = shutil.copytree(finished, tmp_path / "run")
+    said = json.loads((run / "result.json").read_text())
+    said["clients_accuracy"] = odd
+    (run / "manifest.json").unlink()
+    (run / "result.json").write_text(json.dumps(said))
+    with pytest.raises(UserError, match="damaged"):
+        read_result(run)
+
+
+def test_a_summary_comes_back_from_json():
+    inner = spread(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
+    outer = Spread(**{**asdict(inner), "own_images": inner})
+    assert Spread.of_json(asdict(outer)) == outer
