@@ -1,4 +1,4 @@
-"""From a partition's text to the client of each training example: schemes, users, files, a user's function.
+"""From a partition's text to the client of each training example: schemes, users, places, files, a user's function.
 
 Shapes: N examples, K clients.
 """
@@ -11,6 +11,8 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.text import Call, apply, complain, parse_calls
+from unskew.data.geo import Geo, Places
+from unskew.data.geo import deal as deal_places
 from unskew.data.partition_files import read_partition
 from unskew.data.partition_values import from_function
 from unskew.data.population import Ints, Partition, number_users
@@ -24,11 +26,12 @@ def partition(
     clients: int | None,
     key: Key,
     users: npt.NDArray[np.str_] | None = None,
+    places: Places | None = None,
     classes: int,
 ) -> Partition:
     """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``, ``"mine:f"``.
 
-    ``users`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
+    ``users``, ``geo`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
     file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
     """
     if len(labels) == 0:
@@ -47,12 +50,17 @@ def partition(
             raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
         client, names = number_users(users)
         return _agree(Partition(client, len(names), "users", key.seed, names), clients)
+    if call.name == "geo":
+        geo = apply(call, Geo, "partition")
+        if places is None:
+            raise UserError("partition geo: this data set names no places; take users, dirichlet-client or file:FILE")
+        if len(places) != len(labels):
+            raise UserError(f"partition geo: {len(places)} places for {len(labels)} training examples")
+        return _agree(deal_places(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
         return from_function(call, labels, _enough(call.name, clients, labels), key)
     if call.name not in SCHEMES:
-        if call.name == "geo":
-            raise UserError("partition geo comes with a later version; take users, dirichlet-client or file:FILE")
-        hint = nearest(call.name, [*SCHEMES, "users", "file:FILE", "package.module:function"])
+        hint = nearest(call.name, [*SCHEMES, "users", "geo", "file:FILE", "package.module:function"])
         raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
     scheme = apply(call, SCHEMES[call.name], "partition")
     clients = _enough(call.name, clients, labels)
@@ -79,7 +87,7 @@ def _single(text: str) -> Call:
     return calls[0]
 
 
-def _canonical(name: str, scheme: Scheme) -> str:
+def _canonical(name: str, scheme: Scheme | Geo) -> str:
     """The scheme's text: its first knob always, the others where they are not the default."""
     knobs = {
         field.name: getattr(scheme, field.name)
