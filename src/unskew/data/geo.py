@@ -24,9 +24,9 @@ LIMITS = (("latitude", 90.0), ("longitude", 180.0))
 class Geo:
     """The knobs of ``geo``: the most examples of a cell, and the fewest of one that is kept.
 
-    Starting from the six faces of the S2 cube, a cell with more than ``max`` examples is divided into its four children,
-    until none has more. Then cells with fewer than ``min`` are dropped; without ``min`` it is 0.01·max (Hsu, Qi and Brown
-    2020, section 4.1, N_max and N_min).
+    Starting from the six faces of the S2 cube, a cell with more than ``max`` examples is divided into its four
+    children, until none has more. Then cells with fewer than ``min`` are dropped; without ``min`` it is 0.01·max
+    (Hsu, Qi and Brown 2020, section 4.1, N_max and N_min).
     """
 
     max: int = 1000

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.text import Call, apply, complain, parse_calls
+from unskew.core.units import counted
 from unskew.data.geo import Geo, Places
 from unskew.data.geo import deal as deal_places
 from unskew.data.partition_files import read_partition
@@ -48,8 +49,7 @@ def partition(
             raise UserError("partition users: this data set names no users; take dirichlet, iid or file:FILE")
         if len(users) != len(labels):
             raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
-        client, names = number_users(users)
-        return _agree(Partition(client, len(names), "users", key.seed, names), clients)
+        return _agree(_by_user(users, key.seed), clients)
     if call.name == "geo":
         geo = apply(call, Geo, "partition")
         if places is None:
@@ -68,6 +68,21 @@ def partition(
     client = client.astype(np.int32)
     client.flags.writeable = False
     return Partition(client, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
+
+
+def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
+    """A client for each user; an empty id is no user, and its examples belong to no client."""
+    named = users != ""
+    if not named.any():
+        raise UserError("partition users: all user ids are empty; take dirichlet, iid or file:FILE")
+    if named.all():
+        client, names = number_users(users)
+        return Partition(client, len(names), "users", seed, names)
+    client = np.full(len(users), -1, np.int32)
+    client[named], names = number_users(users[named])
+    client.flags.writeable = False
+    note = f"left to no client: {counted(int(np.count_nonzero(~named)), 'training example')} without a user"
+    return Partition(client, len(names), "users", seed, names, notes=(note,))
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:

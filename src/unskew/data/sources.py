@@ -3,10 +3,7 @@
 A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
 """
 
-import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,22 +11,21 @@ import numpy as np
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
-from unskew.data import arrays, binary, cifar_python, folders
-from unskew.data.binary import Images, Labels
+from unskew.data import arrays, folders
+from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.builders import locate as locate_annotations
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
 from unskew.data.convert import is_function, load_from_function
+from unskew.data.published import AS_PUBLISHED as AS_PUBLISHED
+from unskew.data.published import DAMAGED, NO_CHECKSUM, Finding, examine, read_part
+from unskew.data.published import OTHER as OTHER
 
-AS_PUBLISHED = "as published"
-OTHER = "reads whole, but is not the published file"
-NO_CHECKSUM = "no published checksum"
-DAMAGED = "does not read whole"
-LATER = ("cinic10", "inaturalist", "landmarks")
+LATER = ("cinic10",)
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
 }
-_OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
 
 @dataclass(frozen=True)
@@ -58,21 +54,6 @@ class Listing:
     looked: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of ``unskew data check``: what a file is and what is in it, or what is wrong with it."""
-
-    path: str
-    size: int  # bytes
-    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED
-    detail: str
-
-    @property
-    def whole(self) -> bool:
-        """Whether it reads from its beginning to its end."""
-        return self.status != DAMAGED
-
-
 def load(name: str, data_dir: Path | None) -> ImageSet:
     """The image set of that name; ``data_dir`` is where published sets are, None where the user named none."""
     for prefix, (_, _, read) in OWN.items():
@@ -84,8 +65,8 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
     if source.name == "digits":
         return _digits(source)
     files = locate(source, data_dir)
-    train, strange = _read(source, files.layout, files.train)
-    test, also_strange = _read(source, files.layout, files.test)
+    train, strange = read_part(source, files.layout, files.train)
+    test, also_strange = read_part(source, files.layout, files.test)
     notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, files)]
     if (len(train), len(test)) != source.sizes:
         published = f"the published set has {source.sizes[0]:,} and {source.sizes[1]:,}"
@@ -95,12 +76,17 @@ def load(name: str, data_dir: Path | None) -> ImageSet:
 
 def find(name: str) -> Source:
     """The published facts of a named set."""
+    if is_built(name):
+        raise UserError(
+            f"{name}: its rows are made from annotation files; write them as a table with unskew data table "
+            f"'{name}' --out FILE.csv, and give --data table:FILE.csv"
+        )
     if name in LATER or name.startswith("table:"):
         raise UserError(
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
     if name not in SOURCES:
-        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
+        known = [*SOURCES, *BUILDERS, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
         raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
@@ -113,6 +99,12 @@ def survey(data_dir: Path | None) -> list[Listing]:
         looked = tuple(dict.fromkeys(folder for _, folder in _places(s, data_dir))) if data_dir else ()
         size = (len(s.classes), s.shape, s.sizes)
         rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, place, looked))
+    for name, builder in BUILDERS.items():
+        try:
+            there = str(locate_annotations(name, data_dir))
+        except UserError:
+            there = None
+        rows.append(Listing(name, builder.what, builder.origin, None, None, None, None, None, there, ()))
     own = [
         Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
     ]
@@ -121,9 +113,11 @@ def survey(data_dir: Path | None) -> list[Listing]:
 
 def check(name: str, data_dir: Path | None) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
+    if is_built(name):
+        return [_examine_annotations(name, data_dir)]
     if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
         files = locate(source, data_dir)
-        findings = [_examine(source, files.layout, path) for path in (*files.train, *files.test)]
+        findings = [examine(source, files.layout, path) for path in (*files.train, *files.test)]
         if not all(finding.whole for finding in findings):
             return findings
         where = files.folder
@@ -197,17 +191,6 @@ def _present(folder: Path, name: str, layout: Layout) -> Path | None:
     return next((folder / n for n in names if (folder / n).is_file()), None)
 
 
-def _checksum(source: Source, path: Path, raw: bytes) -> str:
-    if path.name not in source.md5:
-        return NO_CHECKSUM
-    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-    if _OWNER.get(md5, source.name) != source.name:
-        raise UserError(
-            f"{path} is the published file of {_OWNER[md5]}, not of {source.name}; give --data {_OWNER[md5]}"
-        )
-    return AS_PUBLISHED if md5 == source.md5[path.name] else OTHER
-
-
 def _odd_files(strange: list[Path]) -> list[str]:
     more = f", nor are {len(strange) - 1} beside it" if len(strange) > 1 else ""
     return [f"{strange[0]} is not the published file{more} (by checksum); read as it is"] if strange else []
@@ -220,50 +203,19 @@ def _odd_place(source: Source, files: Files) -> list[str]:
     return [f"{files.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
 
 
-def _read(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
-    """One part of a set, and those of its files that are not the published ones."""
-    with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
-        raws = list(pool.map(binary.read_file, paths))
-        status = list(pool.map(partial(_checksum, source), paths, raws))
-    strange = [path for path, each in zip(paths, status, strict=True) if each == OTHER]
-    images: Images
-    if layout.kind == "idx":
-        pixels, numbers = (_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
-        images, labels = binary.join(
-            pixels, numbers, (paths[0], paths[1]),
-            classes=len(source.classes), first=source.first, transposed=source.transposed,
-        )  # fmt: skip
-        images = np.array(images, order="C")
-    else:
-        parts = [_batch(source, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
-        images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
-    if images.shape[1:] != source.shape:
-        given, wanted = list(images.shape[1:]), list(source.shape)
-        raise UserError(f"{paths[0]} holds images of {given}, {source.name} has {wanted}; give it as arrays:FILE.npz")
-    return Split(images, labels), strange
-
-
-def _idx(path: Path, raw: bytes) -> Images:
-    return binary.idx(raw, path, dimensions=3 if "images" in path.name else 1)
-
-
-def _batch(source: Source, layout: Layout, path: Path, raw: bytes) -> tuple[Images, Labels]:
-    classes = len(source.classes)
-    if layout.kind == "binary":
-        return binary.cifar(raw, path, label_bytes=source.label_bytes, classes=classes)
-    key = "labels" if source.label_bytes == 1 else "fine_labels"
-    return binary.cifar_python(cifar_python.read(raw, path), path, key=key, classes=classes)
-
-
-def _examine(source: Source, layout: Layout, path: Path) -> Finding:
-    size = path.stat().st_size
+def _examine_annotations(name: str, data_dir: Path | None) -> Finding:
+    """Whether the rows of a set can be made, and how many of its pictures are there: each 50th is looked for."""
+    folder = locate_annotations(name.partition("?")[0], data_dir)
     try:
-        raw = binary.read_file(path)
-        status = _checksum(source, path, raw)
-        held = _idx(path, raw) if layout.kind == "idx" else _batch(source, layout, path, raw)[0]
+        rows = build_rows(name, data_dir)
     except UserError as error:
-        return Finding(str(path), size, DAMAGED, str(error))
-    return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")
+        return Finding(str(folder), 0, DAMAGED, str(error))
+    train, looked = int(np.count_nonzero(~rows.test)), rows.paths[::50]
+    there = sum((rows.root / str(path)).is_file() for path in looked)
+    numbers = f"{train:,} training and {len(rows) - train:,} test images of {len(rows.classes):,} classes"
+    return Finding(
+        str(folder), 0, NO_CHECKSUM, f"{numbers}; of {len(looked):,} pictures looked for, {there:,} are there"
+    )
 
 
 def _digits(source: Source) -> ImageSet:
