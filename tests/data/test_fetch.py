@@ -231,7 +231,7 @@ def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):
     assert "did you mean 'cifar10'?" in refused("cifar11", tmp_path, None)
-    assert "does not read it yet" in refused("landmarks", tmp_path, None)
+    assert "get it from github.com/cvdfoundation/google-landmark" in refused("landmarks", tmp_path, None)
     assert "is not a web address" in refused("cifar10", tmp_path, "file:///etc")
 
 

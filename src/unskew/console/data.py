@@ -1,4 +1,4 @@
-"""``unskew data``: list the data sets, fetch one, check one."""
+"""``unskew data``: list the data sets, fetch one, check one, write one as a table."""
 
 import os
 from pathlib import Path
@@ -10,11 +10,16 @@ from rich.table import Table
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import UserError
-from unskew.core.units import format_bytes
+from unskew.core.files import write_whole
+from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
+from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.table_csv import table_csv
 
-data_app = typer.Typer(help="List, fetch and check data sets.", no_args_is_help=True, rich_markup_mode=None)
+data_app = typer.Typer(
+    help="List, fetch and check data sets, and write tables.", no_args_is_help=True, rich_markup_mode=None
+)
 
 out = PlainConsole()
 
@@ -34,7 +39,7 @@ def data_list(data_dir: DataDir = None) -> None:
         kind = "grey" if channels == 1 else "colour"
         counts = " + ".join(f"{count:,}" for count in row.sizes or ())
         size = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
-        here = row.place or ("not found" if row.shape else "")
+        here = row.place or ("" if row.origin == "yours" else "not found")
         table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, size, here)
     out.print(table)
     if _folder(data_dir) is None:
@@ -71,6 +76,29 @@ def data_check(name: str, data_dir: DataDir = None) -> None:
     damaged = [finding.path for finding in findings if not finding.whole]
     if damaged:
         raise UserError(f"{name}: {len(damaged)} of {len(findings)} files are damaged; fetch them again")
+
+
+@data_app.command("table")
+def data_table(
+    name: str,
+    file: Annotated[
+        Path, typer.Option("--out", help="Where to write it: FILE.csv, which --data table:FILE.csv reads.")
+    ],
+    data_dir: DataDir = None,
+) -> None:
+    """Write a data set that has annotation files (inaturalist, landmarks) as a table of its photographs."""
+    if not is_built(name):
+        raise UserError(f"{name}: there are no annotation files to make a table from; give {' or '.join(BUILDERS)}")
+    if file.suffix != ".csv":
+        raise UserError(f"--out {file}: a table is written as .csv")
+    rows = build_rows(name, _folder(data_dir))
+    write_whole(file, table_csv(rows, file))
+    train = int((~rows.test).sum())
+    held = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"
+    out.print(f"{name}: {held} of {len(rows.classes):,} classes")
+    for note in rows.notes:
+        out.print(f"note: {note}")
+    out.print(f"written to {file}")
 
 
 def _folder(given: str | None) -> Path | None:

@@ -19,6 +19,7 @@ from typing import IO
 from unskew.core.errors import UserError
 from unskew.core.limits import check_unpacked, size_on_disk
 from unskew.data import sources
+from unskew.data.builders import BUILDERS, is_built
 from unskew.data.catalogue import Source
 
 Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
@@ -82,6 +83,9 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report) -> P
     if name == "digits" or name.startswith(tuple(sources.OWN)):
         where = "it is inside scikit-learn" if name == "digits" else "it is read from where it is"
         raise UserError(f"{name}: there is nothing to fetch, {where}; use it as --data {name}")
+    if is_built(name) and name not in DOWNLOADS:
+        origin = BUILDERS[name.partition("?")[0]].origin.split()[-1]
+        raise UserError(f"{name}: it is too large to be fetched here, get it from {origin}; then pass --data-dir DIR")
     source = sources.find(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")

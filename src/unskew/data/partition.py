@@ -1,4 +1,4 @@
-"""From a partition's text to the client of each training example: schemes, users, files, a user's function.
+"""From a partition's text to the client of each training example: schemes, users, places, files, a user's function.
 
 Shapes: N examples, K clients.
 """
@@ -11,6 +11,9 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
 from unskew.core.text import Call, apply, complain, parse_calls
+from unskew.core.units import counted
+from unskew.data.geo import Geo, Places
+from unskew.data.geo import deal as deal_places
 from unskew.data.partition_files import read_partition
 from unskew.data.partition_values import from_function
 from unskew.data.population import Ints, Partition, number_users
@@ -24,11 +27,12 @@ def partition(
     clients: int | None,
     key: Key,
     users: npt.NDArray[np.str_] | None = None,
+    places: Places | None = None,
     classes: int,
 ) -> Partition:
     """Deal the training examples out as ``text`` says: ``"dirichlet(alpha=0.1)"``, ``"file:split.csv"``, ``"mine:f"``.
 
-    ``users`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
+    ``users``, ``geo`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
     file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
     """
     if len(labels) == 0:
@@ -45,14 +49,18 @@ def partition(
             raise UserError("partition users: this data set names no users; take dirichlet, iid or file:FILE")
         if len(users) != len(labels):
             raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
-        client, names = number_users(users)
-        return _agree(Partition(client, len(names), "users", key.seed, names), clients)
+        return _agree(_by_user(users, key.seed), clients)
+    if call.name == "geo":
+        geo = apply(call, Geo, "partition")
+        if places is None:
+            raise UserError("partition geo: this data set names no places; take users, dirichlet-client or file:FILE")
+        if len(places) != len(labels):
+            raise UserError(f"partition geo: {len(places)} places for {len(labels)} training examples")
+        return _agree(deal_places(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
         return from_function(call, labels, _enough(call.name, clients, labels), key)
     if call.name not in SCHEMES:
-        if call.name == "geo":
-            raise UserError("partition geo comes with a later version; take users, dirichlet-client or file:FILE")
-        hint = nearest(call.name, [*SCHEMES, "users", "file:FILE", "package.module:function"])
+        hint = nearest(call.name, [*SCHEMES, "users", "geo", "file:FILE", "package.module:function"])
         raise complain(text, call.start, f"there is no partition {call.name!r}; {hint}")
     scheme = apply(call, SCHEMES[call.name], "partition")
     clients = _enough(call.name, clients, labels)
@@ -60,6 +68,21 @@ def partition(
     client = client.astype(np.int32)
     client.flags.writeable = False
     return Partition(client, clients, _canonical(call.name, scheme), key.seed, redraws=redraws)
+
+
+def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
+    """A client for each user; an empty id is no user, and its examples belong to no client."""
+    named = users != ""
+    if not named.any():
+        raise UserError("partition users: all user ids are empty; take dirichlet, iid or file:FILE")
+    if named.all():
+        client, names = number_users(users)
+        return Partition(client, len(names), "users", seed, names)
+    client = np.full(len(users), -1, np.int32)
+    client[named], names = number_users(users[named])
+    client.flags.writeable = False
+    note = f"left to no client: {counted(int(np.count_nonzero(~named)), 'training example')} without a user"
+    return Partition(client, len(names), "users", seed, names, notes=(note,))
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:
@@ -79,7 +102,7 @@ def _single(text: str) -> Call:
     return calls[0]
 
 
-def _canonical(name: str, scheme: Scheme) -> str:
+def _canonical(name: str, scheme: Scheme | Geo) -> str:
     """The scheme's text: its first knob always, the others where they are not the default."""
     knobs = {
         field.name: getattr(scheme, field.name)

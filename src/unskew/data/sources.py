@@ -3,11 +3,8 @@
 A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
 """
 
-import hashlib
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +12,19 @@ import numpy as np
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
-from unskew.data import arrays, binary, cifar_python, folders, tables
-from unskew.data.binary import Images, Labels
+from unskew.data import arrays, folders, tables
+from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.builders import locate as locate_annotations
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
 from unskew.data.convert import is_function, load_from_function
+from unskew.data.published import AS_PUBLISHED as AS_PUBLISHED
+from unskew.data.published import DAMAGED, NO_CHECKSUM, Finding, examine, read_part
+from unskew.data.published import OTHER as OTHER
 from unskew.data.scan import Say
 from unskew.data.store import Cache
 
-AS_PUBLISHED = "as published"
-OTHER = "reads whole, but is not the published file"
-NO_CHECKSUM = "no published checksum"
-DAMAGED = "does not read whole"
-LATER = ("cinic10", "inaturalist", "landmarks")
+LATER = ("cinic10",)
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
@@ -36,7 +33,7 @@ OWN = {
         tables.load_table,
     ),
 }  # fmt: skip
-_OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
+BUILT_SIZE = 224  # pixels of a side, where a photograph set from annotations is asked for without ?size=
 
 
 @dataclass(frozen=True)
@@ -65,21 +62,6 @@ class Listing:
     looked: tuple[Path, ...]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of ``unskew data check``: what a file is and what is in it, or what is wrong with it."""
-
-    path: str
-    size: int  # bytes
-    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED
-    detail: str
-
-    @property
-    def whole(self) -> bool:
-        """Whether it reads from its beginning to its end."""
-        return self.status != DAMAGED
-
-
 def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> ImageSet:
     """The image set of that name; ``data_dir`` is where published sets are, None where the user named none.
 
@@ -87,6 +69,8 @@ def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say 
     """
     if name.startswith("table:"):
         return tables.load_table(name.removeprefix("table:"), cache, say)
+    if is_built(name):
+        return _built(name, data_dir, cache, say)
     for prefix, (_, _, read) in OWN.items():
         if name.startswith(prefix):
             return read(name.removeprefix(prefix))
@@ -96,13 +80,26 @@ def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say 
     if source.name == "digits":
         return _digits(source)
     files = locate(source, data_dir)
-    train, strange = _read(source, files.layout, files.train)
-    test, also_strange = _read(source, files.layout, files.test)
+    train, strange = read_part(source, files.layout, files.train)
+    test, also_strange = read_part(source, files.layout, files.test)
     notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, files)]
     if (len(train), len(test)) != source.sizes:
         published = f"the published set has {source.sizes[0]:,} and {source.sizes[1]:,}"
         notes.append(f"{files.folder} has {len(train):,} training and {len(test):,} test images; {published}")
     return ImageSet(name, source.classes, train, test, source.mean, source.std, source.augment, notes=tuple(notes))
+
+
+def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> ImageSet:
+    """A photograph set whose rows are made from its annotation files."""
+    base, _, query = name.partition("?")
+    knobs = query.split("&") if query else []
+    reading = [knob for knob in knobs if knob.partition("=")[0] in tables.ASKED]
+    asked = tables.asked_for(brief(name), "&".join(reading))
+    others = "&".join(knob for knob in knobs if knob not in reading)
+    say(f"reading the annotations of {base}", 0, 0)
+    rows = build_rows(f"{base}?{others}" if others else base, data_dir)
+    size, broken = int(asked.get("size", BUILT_SIZE)), str(asked.get("broken", "stop"))
+    return tables.from_rows(rows, name=name, size=size, broken=broken, cache=cache, say=say)
 
 
 def find(name: str) -> Source:
@@ -112,7 +109,7 @@ def find(name: str) -> Source:
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
     if name not in SOURCES:
-        known = [*SOURCES, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
+        known = [*SOURCES, *BUILDERS, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
         raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")
     return SOURCES[name]
 
@@ -125,6 +122,12 @@ def survey(data_dir: Path | None) -> list[Listing]:
         looked = tuple(dict.fromkeys(folder for _, folder in _places(s, data_dir))) if data_dir else ()
         size = (len(s.classes), s.shape, s.sizes)
         rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, place, looked))
+    for name, builder in BUILDERS.items():
+        try:
+            there = str(locate_annotations(name, data_dir))
+        except UserError:
+            there = None
+        rows.append(Listing(name, builder.what, builder.origin, None, None, None, None, None, there, ()))
     own = [
         Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
     ]
@@ -133,9 +136,11 @@ def survey(data_dir: Path | None) -> list[Listing]:
 
 def check(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> list[Finding]:
     """Read every file of a set and compare it with what was published."""
+    if is_built(name):
+        return [_examine_annotations(name, data_dir)]
     if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
         files = locate(source, data_dir)
-        findings = [_examine(source, files.layout, path) for path in (*files.train, *files.test)]
+        findings = [examine(source, files.layout, path) for path in (*files.train, *files.test)]
         if not all(finding.whole for finding in findings):
             return findings
         where = files.folder
@@ -209,17 +214,6 @@ def _present(folder: Path, name: str, layout: Layout) -> Path | None:
     return next((folder / n for n in names if (folder / n).is_file()), None)
 
 
-def _checksum(source: Source, path: Path, raw: bytes) -> str:
-    if path.name not in source.md5:
-        return NO_CHECKSUM
-    md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-    if _OWNER.get(md5, source.name) != source.name:
-        raise UserError(
-            f"{path} is the published file of {_OWNER[md5]}, not of {source.name}; give --data {_OWNER[md5]}"
-        )
-    return AS_PUBLISHED if md5 == source.md5[path.name] else OTHER
-
-
 def _odd_files(strange: list[Path]) -> list[str]:
     more = f", nor are {len(strange) - 1} beside it" if len(strange) > 1 else ""
     return [f"{strange[0]} is not the published file{more} (by checksum); read as it is"] if strange else []
@@ -232,50 +226,19 @@ def _odd_place(source: Source, files: Files) -> list[str]:
     return [f"{files.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
 
 
-def _read(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
-    """One part of a set, and those of its files that are not the published ones."""
-    with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
-        raws = list(pool.map(binary.read_file, paths))
-        status = list(pool.map(partial(_checksum, source), paths, raws))
-    strange = [path for path, each in zip(paths, status, strict=True) if each == OTHER]
-    images: Images
-    if layout.kind == "idx":
-        pixels, numbers = (_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
-        images, labels = binary.join(
-            pixels, numbers, (paths[0], paths[1]),
-            classes=len(source.classes), first=source.first, transposed=source.transposed,
-        )  # fmt: skip
-        images = np.array(images, order="C")
-    else:
-        parts = [_batch(source, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
-        images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
-    if images.shape[1:] != source.shape:
-        given, wanted = list(images.shape[1:]), list(source.shape)
-        raise UserError(f"{paths[0]} holds images of {given}, {source.name} has {wanted}; give it as arrays:FILE.npz")
-    return Split(images, labels), strange
-
-
-def _idx(path: Path, raw: bytes) -> Images:
-    return binary.idx(raw, path, dimensions=3 if "images" in path.name else 1)
-
-
-def _batch(source: Source, layout: Layout, path: Path, raw: bytes) -> tuple[Images, Labels]:
-    classes = len(source.classes)
-    if layout.kind == "binary":
-        return binary.cifar(raw, path, label_bytes=source.label_bytes, classes=classes)
-    key = "labels" if source.label_bytes == 1 else "fine_labels"
-    return binary.cifar_python(cifar_python.read(raw, path), path, key=key, classes=classes)
-
-
-def _examine(source: Source, layout: Layout, path: Path) -> Finding:
-    size = path.stat().st_size
+def _examine_annotations(name: str, data_dir: Path | None) -> Finding:
+    """Whether the rows of a set can be made, and how many of its pictures are there: each 50th is looked for."""
+    folder = locate_annotations(name.partition("?")[0], data_dir)
     try:
-        raw = binary.read_file(path)
-        status = _checksum(source, path, raw)
-        held = _idx(path, raw) if layout.kind == "idx" else _batch(source, layout, path, raw)[0]
+        rows = build_rows(name, data_dir)
     except UserError as error:
-        return Finding(str(path), size, DAMAGED, str(error))
-    return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")
+        return Finding(str(folder), 0, DAMAGED, str(error))
+    train, looked = int(np.count_nonzero(~rows.test)), rows.paths[::50]
+    there = sum((rows.root / str(path)).is_file() for path in looked)
+    numbers = f"{train:,} training and {len(rows) - train:,} test images of {len(rows.classes):,} classes"
+    return Finding(
+        str(folder), 0, NO_CHECKSUM, f"{numbers}; of {len(looked):,} pictures looked for, {there:,} are there"
+    )
 
 
 def _digits(source: Source) -> ImageSet:

@@ -28,6 +28,7 @@ from unskew.data.table_parquet import read_parquet
 VARIABLE = "UNSKEW_CACHE"
 DISK, MEMORY = "20GB", "1GB"  # the default budgets
 MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
+ASKED = ("size", "broken")
 BROKEN = ("stop", "skip")
 NAMED = 5  # broken photographs in a message
 
@@ -141,20 +142,26 @@ def _used(found: Scanned, cache: Cache) -> list[str]:
     return notes
 
 
+def asked_for(name: str, query: str) -> dict[str, int | str]:
+    """How photographs are read, as said behind the question mark: ``size=128&broken=skip``."""
+    asked: dict[str, int | str] = {}
+    for each in filter(None, query.split("&")):
+        key, _, value = each.partition("=")
+        if key not in ASKED or key in asked:
+            raise UserError(f"{name}: {cut(key)}={cut(value)}: give size=128 or broken=skip, each once")
+        if key == "size" and not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= 4096):
+            raise UserError(f"{name}: size={cut(value)} is not a size; give 1 to 4096, as in ?size=128")
+        if key == "broken" and value not in BROKEN:
+            raise UserError(f"{name}: broken={cut(value)}: {nearest(value, BROKEN)}")
+        asked[key] = int(value) if key == "size" else value
+    return asked
+
+
 def _parse(text: str) -> tuple[Path, dict[str, int | str]]:
     """The file and what is asked for behind the question mark."""
     match = re.fullmatch(r"(.*?)(?:\?([a-z]+=[^?/]*))?", text, re.DOTALL)
     name, query = (match[1], match[2] or "") if match else (text, "")
-    asked: dict[str, int | str] = {}
-    for each in filter(None, query.split("&")):
-        key, _, value = each.partition("=")
-        if key not in ("size", "broken") or key in asked:
-            raise UserError(f"table:{cut(text)}: {cut(key)}={cut(value)}: give size=128 or broken=skip, each once")
-        if key == "size" and not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= 4096):
-            raise UserError(f"table:{cut(text)}: size={cut(value)} is not a size; give 1 to 4096, as in ?size=128")
-        if key == "broken" and value not in BROKEN:
-            raise UserError(f"table:{cut(text)}: broken={cut(value)}: {nearest(value, BROKEN)}")
-        asked[key] = int(value) if key == "size" else value
+    asked = asked_for(f"table:{cut(text)}", query)
     path = user_path(name)
     if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         raise UserError(f"table:{cut(text)}: {brief(name)} is not a table; give FILE.csv or FILE.parquet")

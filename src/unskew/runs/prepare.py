@@ -210,6 +210,7 @@ def split(config: Config, images: ImageSet, kept: str | None = None, given: Give
         clients=config.clients or (None if _says_clients(config.partition) or kept else DEFAULT_CLIENTS),
         key=Key(config.seed),
         users=images.users,
+        places=images.places,
         classes=len(images.classes),
     )
 
@@ -339,4 +340,4 @@ def _differences(prepared: Prepared) -> tuple[str, ...]:
 
 def _says_clients(scheme: str) -> bool:
     """Whether the partition itself tells how many clients there are."""
-    return scheme.startswith(("file:", "users"))
+    return scheme.strip().startswith(("file:", "users", "geo"))

@@ -1,0 +1,84 @@
+"""The data sets whose rows are made from annotation files: iNaturalist-2017 and Google Landmarks v2.
+
+``inaturalist?balance=0`` and ``landmarks?split=FILE.csv``: knobs follow the question mark, apart by ``&``.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from unskew.core.errors import UserError, brief
+from unskew.core.limits import is_folder
+from unskew.core.text import Call, Value, apply
+from unskew.data import inaturalist, landmarks
+from unskew.data.rows import Rows
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A data set made from annotations: where it is looked for, by which files it is known, what makes its rows."""
+
+    what: str
+    origin: str
+    folders: tuple[str, ...]
+    known_by: tuple[str, ...]  # any one of them
+    rows: Callable[..., Rows]
+
+
+BUILDERS: Mapping[str, Builder] = {
+    "inaturalist": Builder(
+        "photographs of species with users and places (iNaturalist-2017)",
+        f"Van Horn et al. 2018, {inaturalist.WHERE}",
+        inaturalist.FOLDERS,
+        ("train2017.json", "train_val2017.zip"),
+        inaturalist.inaturalist_rows,
+    ),
+    "landmarks": Builder(
+        "photographs of landmarks with users (Google Landmarks v2, cleaned)",
+        f"Weyand et al. 2020, {landmarks.WHERE}",
+        landmarks.FOLDERS,
+        ("train_clean.csv",),
+        landmarks.landmarks_rows,
+    ),
+}
+
+
+def is_built(name: str) -> bool:
+    """Whether a data set's rows are made from annotation files."""
+    return name.partition("?")[0] in BUILDERS
+
+
+def build_rows(name: str, data_dir: Path | None) -> Rows:
+    """The rows of ``inaturalist`` or ``landmarks``, with the knobs after the question mark."""
+    base, _, query = name.partition("?")
+    builder = BUILDERS[base]
+    call = Call(base, (), _knobs(name, query), 0, name)
+    make = partial(builder.rows, locate(base, data_dir))
+    rows: Rows = apply(call, make, "data set")
+    return rows
+
+
+def locate(base: str, data_dir: Path | None) -> Path:
+    """The folder that has the set's annotation files."""
+    builder = BUILDERS[base]
+    files = " or ".join(builder.known_by)
+    if data_dir is None or not is_folder(data_dir):
+        given = "no data folder is known" if data_dir is None else f"the data folder {data_dir} is not there"
+        raise UserError(f"{base}: {given}; pass the folder that has {builder.folders[0]}/{files} as --data-dir DIR")
+    looked = [*(data_dir / folder for folder in builder.folders), data_dir]
+    for folder in looked:
+        if any((folder / file).is_file() for file in builder.known_by):
+            return folder
+    places = ", ".join(map(str, looked))
+    raise UserError(f"{base} was not found: {files} is in none of {places}; get it from {builder.origin.split()[-1]}")
+
+
+def _knobs(name: str, query: str) -> dict[str, Value]:
+    knobs: dict[str, Value] = {}
+    for pair in query.split("&") if query else ():
+        knob, given, value = pair.partition("=")
+        if not given or not knob or not value or knob in knobs:
+            raise UserError(f"{brief(name)}: {brief(pair)} is not a knob; give knob=value, each once, apart by &")
+        knobs[knob] = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+    return knobs

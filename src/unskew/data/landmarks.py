@@ -1,0 +1,139 @@
+"""Google Landmarks v2, its cleaned part, as it is distributed, as rows: which photograph, which landmark, whose.
+
+Reads train_clean.csv (landmark_id, images: ids apart by spaces) and train_attribution.csv (id, author). The picture
+of the id 0123456789abcdef is train/0/1/2/0123456789abcdef.jpg.
+"""
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from unskew.core.errors import UserError, brief
+from unskew.core.key import Key
+from unskew.core.units import counted
+from unskew.data.published_split import read_columns, read_split
+from unskew.data.rows import Rows
+
+FOLDERS = ("landmarks", "google-landmark", "gldv2")
+WHERE = "github.com/cvdfoundation/google-landmark"
+IMAGES, USERS, LANDMARKS = 30, 10, 5  # the fewest images of a landmark or user, users of one, landmarks of the other
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+
+def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | None = None) -> Rows:
+    """Landmarks-User-160k by its rules, or one of the published splits (Hsu, Qi and Brown 2020, section 4.2).
+
+    Train: the largest set of images in which every landmark has 30 images and 10 users, and every user 30 images of 5
+    landmarks. Test: images of these landmarks whose authors have no training image, at most ``test`` of each, drawn.
+    """
+    below = "train/" if (folder / "train").is_dir() else ""
+    if split is not None:
+        return _published(folder, split, below)
+    images, ids, landmark, authors, user = _annotations(folder)
+    known = user > 0
+    train = core(landmark, user, known)
+    if not train.any():
+        rule = (
+            f"landmarks with {IMAGES} images of {USERS} users and users with {IMAGES} images of {LANDMARKS} landmarks"
+        )
+        raise UserError(f"landmarks: {folder} has no {rule}; give the files as they were published")
+    held = _left_over(landmark, user, train, known, test, seed)
+    if not held.any():
+        raise UserError(
+            f"landmarks: {folder} leaves no image for test: all authors have training images; give all files"
+        )
+    kept = np.flatnonzero(train | held)
+    classes, labels = np.unique(ids[landmark[kept]], return_inverse=True)
+    people = list(authors)
+    follow = f"{counted(int(train.sum()), 'training image')} of {counted(len(np.unique(user[train])), 'user')}"
+    notes = (
+        f"{follow} follow the rules of Landmarks-User-160k",
+        f"test: at most {test} images of each landmark, by authors without a training image (seed {seed})",
+    )
+    return Rows(
+        folder, _paths([images[row] for row in kept], below), labels.astype(np.int64),
+        tuple(map(str, classes.tolist())), held[kept], np.array([people[n] for n in user[kept]], np.str_), notes=notes,
+    )  # fmt: skip
+
+
+def _published(folder: Path, split: str, below: str) -> Rows:
+    """The rows of a published split, whose classes are numbers."""
+    given = read_split(split)
+    check_ids(given.images, split)
+    numbers = np.unique(given.labels)
+    if numbers[-1] != len(numbers) - 1:
+        raise UserError(f"{split}: its classes are not numbered from 0 without gaps; give the published split")
+    users, notes = np.array(given.users, np.str_), (f"examples, classes and users are those of {split}",)
+    names = tuple(map(str, numbers.tolist()))
+    return Rows(folder, _paths(given.images, below), given.labels, names, given.test, users, notes=notes)
+
+
+def core(landmark: Ints, user: Ints, kept: Flags) -> Flags:
+    """Which images are left when landmarks and users that have too few are taken out, until none has.
+
+    What is left is the largest set that follows the rules: a set that does, joined with another that does, does too.
+    """
+    while True:
+        both = np.unique(np.stack([landmark[kept], user[kept]], axis=1), axis=0)
+        landmarks = _enough(landmark, kept, both[:, 0], USERS)
+        users = _enough(user, kept, both[:, 1], LANDMARKS)
+        fewer = kept & landmarks[landmark] & users[user]
+        if fewer.sum() == kept.sum():
+            return fewer
+        kept = fewer
+
+
+def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
+    """Which owners have enough images, and enough different others (users of a landmark, landmarks of a user)."""
+    count = int(owner.max()) + 1
+    enough: Flags = np.bincount(owner[kept], minlength=count) >= IMAGES
+    return enough & (np.bincount(others, minlength=count) >= least)
+
+
+def _left_over(landmark: Ints, user: Ints, train: Flags, known: Flags, most: int, seed: int) -> Flags:
+    """Which images are test: of a training landmark, by an author who has no training image."""
+    free = known & np.isin(landmark, landmark[train]) & ~np.isin(user, user[train])
+    mixed = Key(seed).fold("landmarks").numpy().permutation(np.flatnonzero(free))
+    order = mixed[np.argsort(landmark[mixed], kind="stable")]
+    sizes = np.unique(landmark[order], return_counts=True)[1]
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    held = np.zeros(len(landmark), np.bool_)
+    held[order[rank < most]] = True
+    return held
+
+
+def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], Ints]:
+    """Of the cleaned part: image ids; landmark ids and each image's place in them; authors and each image's.
+
+    Authors are numbers from the start: as texts, the longest one would decide what 1.6 million of them take.
+    """
+    path = folder / "train_clean.csv"
+    names, lists = read_columns(path, ("landmark_id", "images"))
+    if wrong := next((n for n in names if not (n.isascii() and n.isdigit() and len(n) < 10)), None):
+        raise UserError(f"{path}: the landmark_id {brief(wrong)} is not a whole number; fetch the file again")
+    images = [image for listed in lists for image in listed.split()]
+    check_ids(images, path)
+    sizes = [len(listed.split()) for listed in lists]
+    ids, landmark = np.unique(np.repeat(np.array(names, np.int64), sizes), return_inverse=True)
+    row = {image: at for at, image in enumerate(images)}
+    authors, user = {"": 0}, np.zeros(len(images), np.int64)
+    for image, name in zip(
+        *read_columns(folder / "train_attribution.csv", ("id", "author"), only=set(row)), strict=True
+    ):
+        user[row[image]] = authors.setdefault(name.strip(), len(authors))
+    return images, ids, landmark.astype(np.int64), authors, user
+
+
+def check_ids(images: list[str], path: Path | str) -> None:
+    """Refuse ids that would not be files of the data set, and an id that is there twice."""
+    if wrong := next((each for each in images if not (each.isascii() and each.isalnum() and len(each) >= 3)), None):
+        raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; give the published file")
+    if len(set(images)) != len(images):
+        raise UserError(f"{path} has an image id twice; give the published file")
+
+
+def _paths(images: list[str], below: str) -> npt.NDArray[np.str_]:
+    return np.array([f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images], np.str_)

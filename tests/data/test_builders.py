@@ -1,0 +1,398 @@
+"""Rows from annotation files as they are distributed: iNaturalist-2017, Google Landmarks v2, published splits."""
+
+import csv
+import json
+import zipfile
+
+import numpy as np
+import pytest
+
+from unskew.console.main import app
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.data import landmarks, sources
+from unskew.data.builders import build_rows
+from unskew.data.landmarks import core
+from unskew.data.partition import partition
+
+# iNaturalist: 4 classes with 7, 5, 4 and 2 training examples, and 2 test examples each
+
+FREQUENCY = {10: 7, 11: 5, 12: 4, 13: 2}
+
+
+def inat_part(first, frequency):
+    category = [c for c, count in frequency.items() for _ in range(count)]
+    return {
+        "info": {"year": 2017},
+        "licenses": [],
+        "images": [
+            {"id": first + n, "width": 800, "file_name": f"train_val_images/{c}/{first + n}.jpg"}
+            for n, c in enumerate(category)
+        ],
+        "categories": [{"id": c, "name": f"species {c}", "supercategory": "Aves"} for c in FREQUENCY],
+        "annotations": [{"id": n, "image_id": first + n, "category_id": c} for n, c in enumerate(category)],
+    }
+
+
+def inat_files():
+    train, val = inat_part(100, FREQUENCY), inat_part(500, dict.fromkeys(FREQUENCY, 2))
+    files = {"train2017.json": train, "val2017.json": val}
+    for name, part in (("train", train), ("val", val)):
+        files[f"{name}2017_locations.json"] = [
+            {"id": image["id"], "lat": image["id"] / 10, "lon": -image["id"] / 10, "user_id": image["id"] % 3}
+            for image in part["images"]
+        ]
+    return files
+
+
+@pytest.fixture
+def inat(tmp_path):
+    """Writes the files of iNaturalist into a data folder, perhaps changed."""
+
+    def write(change=lambda files: None, folder="inaturalist"):
+        files = inat_files()
+        change(files)
+        (tmp_path / folder).mkdir(exist_ok=True)
+        for name, content in files.items():
+            raw = content if isinstance(content, bytes) else json.dumps(content).encode()
+            (tmp_path / folder / name).write_bytes(raw)
+        return tmp_path
+
+    return write
+
+
+def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_down(inat):
+    rows = build_rows("inaturalist?balance=4", inat())
+    assert rows.classes == ("species 10", "species 11", "species 12")
+    assert np.bincount(rows.labels[~rows.test]).tolist() == [4, 4, 4]
+    assert np.bincount(rows.labels[rows.test]).tolist() == [2, 2, 2]
+    for path, label in zip(rows.paths, rows.labels, strict=True):
+        assert rows.classes[label] == f"species {path.split('/')[1]}"
+    number = np.array([int(path.split("/")[2][:3]) for path in rows.paths])
+    assert rows.users.tolist() == [str(n % 3) for n in number]
+    assert np.allclose(rows.places[:, 0], number / 10)
+    assert np.allclose(rows.places[:, 1], -number / 10)
+    assert (number[~rows.test] < 500).all()
+    assert rows.notes == ("3 of 4 classes have 4 training examples; 4 examples of each were drawn (seed 0)",)
+
+
+def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
+    folder = inat()
+    drawn = {tuple(build_rows(f"inaturalist?balance=4&seed={s}", folder).paths.tolist()) for s in (0, 0, 1, 2)}
+    assert len(drawn) == 3
+    whole = build_rows("inaturalist?balance=0", folder)
+    assert np.bincount(whole.labels[~whole.test]).tolist() == list(FREQUENCY.values())
+    assert whole.notes == ()
+
+
+def test_without_a_knob_classes_need_100_examples_as_in_the_paper(inat):
+    with pytest.raises(UserError, match=r"balance=100: 0 classs? of 4 .* the largest has 7; give a smaller balance"):
+        build_rows("inaturalist", inat())
+
+    def enough(files):
+        files["train2017.json"] = inat_part(1000, {10: 130, 11: 100, 12: 99})
+
+    rows = build_rows("inaturalist", inat(enough))
+    assert np.bincount(rows.labels[~rows.test]).tolist() == [100, 100]
+
+
+def test_annotations_are_read_from_their_archives(inat, tmp_path):
+    plain = build_rows("inaturalist?balance=4", inat())
+    folder = tmp_path / "inaturalist"
+    for archive, names in {
+        "train_val2017.zip": ["train2017.json", "val2017.json"],
+        "inat2017_locations.zip": ["train2017_locations.json", "val2017_locations.json"],
+    }.items():
+        with zipfile.ZipFile(folder / archive, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name in names:
+                packed.write(folder / name, f"inside/{name}")
+                (folder / name).unlink()
+    packed = build_rows("inaturalist?balance=4", tmp_path)
+    assert packed.paths.tolist() == plain.paths.tolist()
+    assert np.array_equal(packed.places, plain.places)
+
+
+def test_a_photograph_without_user_or_place_has_none(inat):
+    def lose(files):
+        files["train2017_locations.json"][0] |= {"lat": None, "lon": None, "user_id": None}
+        del files["train2017_locations.json"][1]
+
+    rows = build_rows("inaturalist?balance=0", inat(lose))
+    assert rows.users[:3].tolist() == ["", "", "0"]
+    assert np.isnan(rows.places[:2]).all()
+    assert not np.isnan(rows.places[2:]).any()
+    train = ~rows.test
+    found = partition("users", rows.labels[train], clients=None, key=Key(0), users=rows.users[train], classes=4)
+    assert found.names == ("0", "1", "2")
+    assert found.client[:3].tolist() == [-1, -1, 0]
+    assert found.notes == ("left to no client: 2 training examples without a user",)
+
+
+def remove(name):
+    return lambda files: files.pop(name)
+
+
+def put(name, **entry):
+    return lambda files: files[name]["images"][0].update(entry)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (remove("val2017.json"), "val2017.json is not there, nor is train_val2017.zip; get them from"),
+        (remove("train2017_locations.json"), "train2017_locations.json is not there, nor is inat2017_locations.zip"),
+        (lambda files: files.update({"train2017.json": b'{"images": [{"id": 1,'}), "train2017.json is damaged"),
+        (lambda files: files["train2017.json"].pop("annotations"), "no list 'annotations'"),
+        (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation with a category"),
+        (lambda files: files["train2017.json"]["categories"].pop(0), "image 100 has no annotation with a category"),
+        (lambda files: files["train2017.json"].update(images=[]), "lists no images"),
+        (put("train2017.json", file_name="../../etc/passwd"), "which is not below it"),
+        (put("train2017.json", file_name="/etc/passwd"), "which is not below it"),
+        (put("train2017.json", id=101), "image id twice"),
+        (put("train2017.json", id=[1]), "ids must be whole numbers"),
+        (lambda files: files["val2017_locations.json"][0].update(lat="north"), "the place of image 500 is"),
+    ],
+)
+def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
+    with pytest.raises(UserError, match=says.replace("(", r"\(")) as caught:
+        build_rows("inaturalist?balance=4", inat(change))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("inaturalist?balanced=4", "has no knob 'balanced'; did you mean 'balance'"),
+        ("inaturalist?balance", "'balance' is not a knob; give knob=value"),
+        ("inaturalist?balance=4&balance=5", "'balance=5' is not a knob"),
+        ("inaturalist?balance=few", "whole number"),
+        ("inaturalist?split=absent.csv", "absent.csv cannot be read: No such file"),
+    ],
+)
+def test_wrong_knobs_are_refused(inat, name, says):
+    with pytest.raises(UserError, match=says):
+        build_rows(name, inat())
+
+
+def test_where_it_is_looked_for_is_said(tmp_path):
+    with pytest.raises(UserError, match=r"pass the folder that has landmarks/train_clean.csv as --data-dir DIR"):
+        build_rows("landmarks", None)
+    with pytest.raises(
+        UserError, match=r"inaturalist was not found: train2017.json or train_val2017.zip is in none of"
+    ):
+        build_rows("inaturalist", tmp_path)
+
+
+# Published splits
+
+
+def write_csv(path, *lines):
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(lines)
+    return path
+
+
+def test_a_published_split_decides_examples_classes_and_users(inat, tmp_path):
+    header = ("user_id", "image_id", "class", "label")
+    split = write_csv(tmp_path / "train.csv", header, ("80a", 111, 0, 11), ("80a", 100, 1, 10), ("7c", 101, 1, 10))
+    write_csv(tmp_path / "test.csv", ("image_id", "class", "label"), (502, 0, 11), (500, 1, 10))
+    rows = build_rows(f"inaturalist?split={split}", inat())
+    assert rows.classes == ("species 11", "species 10")
+    assert [path.split("/")[2] for path in rows.paths] == ["111.jpg", "100.jpg", "101.jpg", "502.jpg", "500.jpg"]
+    assert rows.labels.tolist() == [0, 1, 1, 0, 1]
+    assert rows.users.tolist() == ["80a", "80a", "7c", "", ""]
+    assert rows.test.tolist() == [False] * 3 + [True] * 2
+    assert rows.places[0].tolist() == [11.1, -11.1]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (("u", 999, 0), "image_id '999' is in no annotation file"),
+        (("u", 107, 1), "its classes are not the categories"),
+        (("u", 112, 5), "its classes are not the categories|not numbered from 0"),
+        (("u", 100, 1), "image_id '100' is there twice"),
+        (("u", 112, "x"), "the class 'x' is not a whole number"),
+    ],
+)
+def test_a_split_of_other_data_is_refused(inat, tmp_path, line, says):
+    split = write_csv(tmp_path / "train.csv", ("user_id", "image_id", "class"), ("u", 111, 0), ("u", 100, 1), line)
+    write_csv(tmp_path / "test.csv", ("image_id", "class"), (502, 0))
+    with pytest.raises(UserError, match=says):
+        build_rows(f"inaturalist?split={split}", inat())
+
+
+# Landmarks
+
+
+def name_of(number):
+    return f"{number:016x}"
+
+
+def write_landmarks(folder, images):
+    """``images`` are (landmark, author) pairs; ids count from 0."""
+    folder.mkdir(exist_ok=True)
+    by_landmark = {}
+    for number, (landmark, _) in enumerate(images):
+        by_landmark.setdefault(landmark, []).append(name_of(number))
+    write_csv(
+        folder / "train_clean.csv", ("landmark_id", "images"), *((k, " ".join(v)) for k, v in by_landmark.items())
+    )
+    lines = [(name_of(n), "http://x", author, "CC", 'a, "title"') for n, (_, author) in enumerate(images)]
+    lines.insert(0, ("f" * 16, "http://x", "not cleaned", "CC", "other"))
+    write_csv(folder / "train_attribution.csv", ("id", "url", "author", "license", "title"), *lines)
+
+
+def plain_core(images, least_images, least_users, least_landmarks):
+    """The rule in plain words: take out one landmark or user that has too few, and look again."""
+    kept = set(range(len(images)))
+    while True:
+        for column, least_others in ((0, least_users), (1, least_landmarks)):
+            for owner in {images[n][column] for n in kept}:
+                own = {n for n in kept if images[n][column] == owner}
+                if len(own) < least_images or len({images[n][1 - column] for n in own}) < least_others:
+                    kept -= own
+                    break
+            else:
+                continue
+            break
+        else:
+            return kept
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_fixed_point_is_what_taking_out_one_after_another_leaves(seed, monkeypatch):
+    for name, value in (("IMAGES", 6), ("USERS", 3), ("LANDMARKS", 2)):
+        monkeypatch.setattr(landmarks, name, value)
+    draw = np.random.default_rng(seed)
+    pairs = np.stack([draw.zipf(1.3, 300) % 25, draw.zipf(1.4, 300) % 20], axis=1)
+    kept = core(pairs[:, 0], pairs[:, 1], np.ones(300, bool))
+    assert set(np.flatnonzero(kept).tolist()) == plain_core(pairs.tolist(), 6, 3, 2)
+
+
+def crowd():
+    """10 users with 5 landmarks of 6 images each; then a user and landmarks that the rules take out."""
+    images = [(landmark, f"user {u}") for landmark in range(5) for u in range(10) for _ in range(6)]
+    images += [(9, f"user {u}") for u in range(10) for _ in range(2)]  # 20 images: too few
+    images += [(landmark, "short stay") for landmark in range(3) for _ in range(20)]  # 60 images of 3 landmarks
+    images += [(landmark, f"other {n}") for landmark in range(5) for n in range(12)]  # test: 12 of each landmark
+    return [*images, (0, ""), (0, "")]  # no author: neither train nor test
+
+
+def test_the_rules_of_landmarks_and_a_test_set_of_other_authors(tmp_path):
+    images = crowd()
+    write_landmarks(tmp_path / "landmarks", images)
+    rows = build_rows("landmarks", tmp_path)
+    train = ~rows.test
+    assert rows.classes == ("0", "1", "2", "3", "4")
+    assert np.bincount(rows.labels[train]).tolist() == [60] * 5
+    assert set(rows.users[train].tolist()) == {f"user {u}" for u in range(10)}
+    assert np.bincount(rows.labels[rows.test]).tolist() == [10] * 5
+    assert not set(rows.users[train].tolist()) & set(rows.users[rows.test].tolist())
+    assert "" not in rows.users
+    for path, label, user in zip(rows.paths, rows.labels, rows.users, strict=True):
+        number = int(path.rpartition("/")[2].removesuffix(".jpg"), 16)
+        assert images[number] == (label, user)
+        assert path == f"0/0/0/{number:016x}.jpg"
+    assert rows.notes[0] == "300 training images of 10 users follow the rules of Landmarks-User-160k"
+    assert np.bincount(build_rows("landmarks?test=3", tmp_path).labels).tolist() == [63] * 5
+
+
+def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path):
+    write_landmarks(tmp_path / "landmarks", crowd())
+    (tmp_path / "landmarks" / "train").mkdir()
+    split = write_csv(tmp_path / "s.csv", ("user_id", "image_id", "class"), ("Ann, A.", "abc1", 1), ("Ben", "abd2", 0))
+    write_csv(tmp_path / "test.csv", ("image_id", "class"), ("bbb3", 1))
+    rows = build_rows(f"landmarks?split={split}", tmp_path)
+    assert rows.paths.tolist() == ["train/a/b/c/abc1.jpg", "train/a/b/d/abd2.jpg", "train/b/b/b/bbb3.jpg"]
+    assert rows.users.tolist() == ["Ann, A.", "Ben", ""]
+    write_csv(tmp_path / "test.csv", ("image_id", "class"), ("../../x", 1))
+    with pytest.raises(UserError, match="is not letters and digits"):
+        build_rows(f"landmarks?split={split}", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda f: (f / "train_attribution.csv").unlink(), "train_attribution.csv cannot be read"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark,images\n"), "has no column 'landmark_id'"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\nx,a1b2\n"), "'x' is not a whole number"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2 a1b2\n"), "image id twice"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,../x\n"), "not letters and digits"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2,3\n"), "line 2: 3 fields"),
+        (lambda f: (f / "train_clean.csv").write_text("landmark_id,images\n1,a1b2\n"), "has no landmarks with 30"),
+        (lambda f: (f / "train_clean.csv").write_bytes(b"landmark_id,images\n\xff"), "not a CSV in UTF-8"),
+    ],
+)
+def test_missing_and_malformed_csvs_are_one_sentence(tmp_path, break_it, says):
+    write_landmarks(tmp_path / "landmarks", crowd())
+    break_it(tmp_path / "landmarks")
+    with pytest.raises(UserError, match=says) as caught:
+        build_rows("landmarks", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_landmark_with_many_images_fits_in_one_field(tmp_path):
+    write_landmarks(tmp_path / "landmarks", [*crowd(), *((77, "much") for _ in range(9000))])
+    assert (tmp_path / "landmarks" / "train_clean.csv").stat().st_size > 131_072
+    assert len(build_rows("landmarks", tmp_path)) == 350
+
+
+# The table, and what the commands say
+
+
+def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
+    folder = inat()
+    app(
+        args=[
+            "data",
+            "table",
+            "inaturalist?balance=4",
+            "--data-dir",
+            str(folder),
+            "--out",
+            str(tmp_path / "t" / "a.csv"),
+        ],
+        standalone_mode=False,
+    )
+    told = capsys.readouterr().out
+    assert "12 training examples and 6 test examples of 3 classes" in told
+    with (tmp_path / "t" / "a.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    rows = build_rows("inaturalist?balance=4", folder)
+    assert list(lines[0]) == ["path", "label", "user", "latitude", "longitude", "split"]
+    assert [(tmp_path / "t" / line["path"]).resolve() for line in lines] == [rows.root / p for p in rows.paths]
+    assert [line["label"] for line in lines] == [rows.classes[k] for k in rows.labels]
+    assert [float(line["latitude"]) for line in lines] == rows.places[:, 0].tolist()
+    assert [line["split"] for line in lines] == ["test" if t else "train" for t in rows.test]
+
+
+def test_a_table_without_places_has_no_columns_for_them(tmp_path):
+    write_landmarks(tmp_path / "landmarks", crowd())
+    app(
+        args=[
+            "data",
+            "table",
+            "landmarks",
+            "--data-dir",
+            str(tmp_path),
+            "--out",
+            str(tmp_path / "landmarks" / "a.csv"),
+        ],
+        standalone_mode=False,
+    )
+    first, second = (tmp_path / "landmarks" / "a.csv").read_text().splitlines()[:2]
+    assert first == "path,label,user,split"
+    assert second == f"0/0/0/{name_of(0)}.jpg,0,user 0,train"
+
+
+def test_data_list_and_check_know_them(inat, capsys):
+    folder = inat()
+    listing = {row.name: row for row in sources.survey(folder)}
+    assert listing["inaturalist"].place == str(folder / "inaturalist")
+    assert listing["landmarks"].place is None
+    (finding,) = sources.check("inaturalist?balance=4", folder)
+    assert finding.whole
+    assert "12 training and 6 test images of 3 classes; of 1 pictures looked for, 0 are there" in finding.detail
+    (folder / "inaturalist" / "val2017.json").write_text("{")
+    assert not sources.check("inaturalist", folder)[0].whole
