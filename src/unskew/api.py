@@ -54,6 +54,7 @@ def run(
     momentum: float | None = None,
     weight_decay: float | None = None,
     augment: bool | None = None,
+    augmentation: str | None = None,
     engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,

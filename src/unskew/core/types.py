@@ -64,6 +64,7 @@ class Local:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     augment: bool = False
+    augmentation: str = "shift"  # what is drawn where ``augment`` is on: shift or resized-crop
 
 
 @dataclass(frozen=True)

@@ -15,18 +15,25 @@ from unskew.core.errors import UserError
 from unskew.core.images import StoredImages
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
-from unskew.core.types import Local
+from unskew.core.types import ImageSet, Local
 from unskew.core.units import format_bytes
-from unskew.data import augment
+from unskew.data import augment, augment_crop
+
+AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
+LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
+BOX = 4  # numbers in the draws of a resized crop
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None."""
+    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None.
+
+    ``shift`` has a crop's corner, or a box with four numbers as in augment_crop.
+    """
 
     index: Tensor  # int64 [steps, batch]
     counts: tuple[int, ...]  # examples in each step
-    shift: Tensor | None = None  # uint8 [steps, batch, 2]
+    shift: Tensor | None = None  # uint8 [steps, batch, 2], or float32 [steps, batch, 4]
     flip: Tensor | None = None  # bool [steps, batch]
 
     def to(self, device: torch.device) -> "Plan":
@@ -71,9 +78,18 @@ class Pixels:
         index = index.to(self.device)
         images = self.taken(index)
         if shift is not None and flip is not None:
-            images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
+            crop = augment_crop.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
+            images = crop(images, shift.to(images.device), flip.to(images.device))
         normal = images.to(self.scale.dtype).mul_(self.scale).add_(self.offset)
         return normal, self.labels.index_select(0, index)
+
+
+def suited(augmentation: str, images: ImageSet) -> str:
+    """``auto`` resolved: resized crops for large photographs of a table, shifts by a few pixels for all else."""
+    if augmentation != AUTO:
+        return augmentation
+    stored = not isinstance(images.train.images, np.ndarray)
+    return RESIZED_CROP if stored and min(images.shape[1:]) >= LARGE else SHIFT
 
 
 def steps_for(examples: int, local: Local) -> int:
@@ -112,5 +128,7 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     table = torch.from_numpy(index.reshape(-1, size))
     if not local.augment or not held:
         return Plan(table, counts)
-    shift, flip = augment.draw(key.fold("augment").numpy(), table.numel())
-    return Plan(table, counts, torch.from_numpy(shift).view(-1, size, 2), torch.from_numpy(flip).view(-1, size))
+    draw = augment_crop.draw if local.augmentation == RESIZED_CROP else augment.draw
+    shift, flip = draw(key.fold("augment").numpy(), table.numel())
+    drawn = torch.from_numpy(shift).view(-1, size, shift.shape[1])
+    return Plan(table, counts, drawn, torch.from_numpy(flip).view(-1, size))

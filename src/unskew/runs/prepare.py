@@ -12,6 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
+from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population, emd
 from unskew.data.scan import Say
@@ -95,6 +96,7 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None,
     per_round = config.per_round or parts.clients
     if per_round > parts.clients:
         raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
+    augment = images.augment if config.augment is None else config.augment
     filled = replace(
         config,
         method=method,
@@ -102,7 +104,8 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None,
         clients=parts.clients,
         per_round=per_round,
         model=config.model or models.suited(images.shape),
-        augment=images.augment if config.augment is None else config.augment,
+        augment=augment,
+        augmentation=_augmentation(config.augmentation, images) if augment else config.augmentation,
         during=plain_spelling(config.during) if config.during else None,
     )
     algorithm = algorithm_for(filled.local())
@@ -193,6 +196,11 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
 def skew(partition: Partition, images: ImageSet) -> float:
     """The partition's EMD."""
     return emd(partition.client, images.train.labels, len(images.classes))
+
+
+def _augmentation(text: str, images: ImageSet) -> str:
+    """What is drawn; auto stays where it means the shifts of before, so that older runs keep their fingerprint."""
+    return text if suited(text, images) == SHIFT else RESIZED_CROP
 
 
 def _check_given(config: Config, given: Given, kept: str | None) -> None:
