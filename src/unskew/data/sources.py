@@ -6,6 +6,7 @@ A file that differs from the published one is legal as long as it reads whole: t
 import hashlib
 import re
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,11 @@ def check(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say
         where = files.folder
     else:
         own = name.startswith(tuple(OWN))
+        if name.startswith("table:"):
+            with suppress(UserError):  # the table itself cannot be read: loading it says why
+                broken = tables.broken_photographs(name.removeprefix("table:"), cache, say)
+                if broken:
+                    return [Finding(path, 0, DAMAGED, why) for path, why in broken]
         findings, where = [], Path(re.sub(r"\?[a-z]+=.*", "", name.partition(":")[2]) if own else name)
     try:
         loaded = load(name, data_dir, cache, say)

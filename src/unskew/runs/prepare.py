@@ -156,7 +156,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
     model = tensors.count_bytes(state.tensors)
     memory = tensors.count_bytes(state.memory | state.sent)
     kept = sum(tensors.count_bytes(each.blank(state.tensors)) for each in prepared.algorithm.remember)
-    own = tensors.count_bytes(data)
+    own = tensors.count_bytes(data) + _kept_in_memory(prepared)
     policy = getattr(models, "batch_norm_policy", None)
     visits = first_visits(prepared)
     held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
@@ -191,6 +191,14 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
             2 * min(len(prepared.population.roster.inhabited), prepared.config.rounds * len(visits)) + len(visits)
         ),  # a checkpoint's, the latest, those under way
     )
+
+
+def _kept_in_memory(prepared: Prepared) -> int:
+    """What images that are read when asked for may take in memory, at most."""
+    parts = [split.images for split in (prepared.images.train, prepared.images.test)]
+    stored = sum(each.nbytes for each in parts if not isinstance(each, np.ndarray))
+    limit = cache_of(prepared.config.cache_dir, prepared.config.cache_disk, prepared.config.cache_memory).memory
+    return min(stored, limit)
 
 
 def skew(partition: Partition, images: ImageSet) -> float:
