@@ -17,6 +17,7 @@ import methods
 import million
 import reliability
 import rounds
+import tables
 from unskew.core.errors import UserError
 from unskew.data.sources import load
 
@@ -34,7 +35,9 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
     parser.add_argument(
-        "only", nargs="*", help="partitions large small idle crowd million methods calibration analysis reliability"
+        "only",
+        nargs="*",
+        help="partitions large small idle crowd million methods calibration analysis reliability tables",
     )
     options = parser.parse_args()
     images = cifar10()
@@ -51,6 +54,7 @@ def main():
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
         "reliability": lambda: reliability.suite(options.repeats),
+        "tables": lambda: tables.suite(options.repeats),
     }
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "

@@ -71,6 +71,7 @@ def run(
     patience: int | None = None,
     monitor: str | None = None,
     augment: bool | None = None,
+    augmentation: str | None = None,
     engine: str | Callable[..., Engine] | None = None,
     workers: int | None = None,
     seed: int | None = None,
@@ -127,7 +128,8 @@ def run_seeds(
 
 @accepts(
     path=PATH, observe=optional(FUNCTION), progress=optional(FLAG), on_failure=optional(TEXT), device=optional(TEXT),
-    engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), baseline=optional(PATH),
+    engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), cache_dir=optional(PATH),
+    cache_disk=optional(TEXT), cache_memory=optional(TEXT), baseline=optional(PATH),
 )  # fmt: skip
 def resume(
     path: Text,
@@ -139,6 +141,9 @@ def resume(
     engine: str | None = None,
     workers: int | None = None,
     data_dir: Text | None = None,
+    cache_dir: Text | None = None,
+    cache_disk: str | None = None,
+    cache_memory: str | None = None,
     baseline: Text | None = None,
     data: Data | None = None,
     model: Model | None = None,
@@ -153,6 +158,7 @@ def resume(
         return runs.resume(
             Path(path).absolute(), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
             data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
+            cache_dir=None if cache_dir is None else str(cache_dir), cache_disk=cache_disk, cache_memory=cache_memory,
             data=data, model=model, method=method,
         )  # fmt: skip
 

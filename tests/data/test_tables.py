@@ -275,10 +275,13 @@ def test_the_check_of_a_table_counts_its_photographs(tmp_path, cache):
     (found,) = sources.check(f"table:{path}?size=8", None, cache)
     assert found.whole
     assert "8 training and 2 test images" in found.detail
-    (tmp_path / "pictures" / "3.png").write_text("no")
-    (found,) = sources.check(f"table:{path}?size=8", None, cache)
-    assert not found.whole
-    assert "1 of 10 photographs cannot be read" in found.detail
+    for number in range(7):
+        (tmp_path / "pictures" / f"{number}.png").write_text("no")
+    found = sources.check(f"table:{path}?size=8", None, cache)
+    assert [each.path for each in found] == [str(tmp_path / "pictures" / f"{number}.png") for number in range(7)]
+    assert {(each.whole, each.detail) for each in found} == {(False, "is not a picture")}
+    (found,) = sources.check(f"table:{tmp_path / 'no.csv'}", None, cache)
+    assert "is not there" in found.detail
 
 
 def test_the_budgets_are_read_and_checked(monkeypatch, tmp_path):

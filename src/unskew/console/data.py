@@ -72,8 +72,12 @@ def data_check(name: str, data_dir: DataDir = None) -> None:
     with StageProgress(out) as say:
         findings = sources.check(name, _folder(data_dir), say=say)
     for finding in findings:
-        out.print(f"{finding.path}: {format_bytes(finding.size)}, {finding.status}; {finding.detail}", soft_wrap=True)
+        size = f"{format_bytes(finding.size)}, " if finding.size else ""
+        out.print(f"{finding.path}: {size}{finding.status}; {finding.detail}", soft_wrap=True, markup=False)
     damaged = [finding.path for finding in findings if not finding.whole]
+    if damaged and name.startswith("table:"):
+        instead = "replace them, or leave them out with broken=skip behind the table's name"
+        raise UserError(f"{name}: {len(damaged):,} cannot be read; {instead}")
     if damaged:
         raise UserError(f"{name}: {len(damaged)} of {len(findings)} files are damaged; fetch them again")
 

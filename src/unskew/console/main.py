@@ -82,7 +82,10 @@ def run(
 
 
 @app.command()
-@with_options(["on_failure", "device", "engine", "workers", "data_dir", "baseline"], default="the run's")
+@with_options(
+    ["on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline"],
+    default="the run's",
+)
 def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
@@ -166,7 +169,7 @@ def compare(
 
 
 @app.command()
-@with_options(["data", "data_dir", "partition", "clients", "seed"])
+@with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
 def partition(
     options: dict[str, Any],
     file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz (ours) or FILE.csv (published).")],

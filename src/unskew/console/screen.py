@@ -18,6 +18,7 @@ from unskew.core.types import EVERYONE, Local, Visit
 from unskew.core.units import counted
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
+from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
@@ -125,7 +126,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
             f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes)} classes, "
             f"{width}x{height} {kind}",
         ),
-        ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config.augment)}"),
+        ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
         *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
         (
             "partition",
@@ -276,5 +277,6 @@ def _numbers(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:.4f}" for value in values)
 
 
-def _augmented(on: bool | None) -> str:
-    return "crops and flips on" if on else "no augmentation"
+def _augmented(config: Config) -> str:
+    kind = "resized crops" if config.augmentation == RESIZED_CROP else "crops"
+    return f"{kind} and flips on" if config.augment else "no augmentation"

@@ -15,19 +15,26 @@ from unskew.core.errors import UserError
 from unskew.core.images import StoredImages
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
-from unskew.core.types import Local
+from unskew.core.types import ImageSet, Local
 from unskew.core.units import format_bytes
-from unskew.data import augment
+from unskew.data import augment, augment_crop
 from unskew.data.resize import fitted
+
+AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
+LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
+BOX = 4  # numbers in the draws of a resized crop
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None."""
+    """``index`` [steps, B] holds example ids, −1 past the end of a short batch; draws as in augment, or None.
+
+    ``shift`` has a crop's corner, or a box with four numbers as in augment_crop.
+    """
 
     index: Tensor  # int64 [steps, batch]
     counts: tuple[int, ...]  # examples in each step
-    shift: Tensor | None = None  # uint8 [steps, batch, 2]
+    shift: Tensor | None = None  # uint8 [steps, batch, 2], or float32 [steps, batch, 4]
     flip: Tensor | None = None  # bool [steps, batch]
 
     def to(self, device: torch.device) -> "Plan":
@@ -106,7 +113,8 @@ class Pixels:
             return self._views(index, shift, flip).to(self.scale.dtype), labels
         images = self.taken(index)
         if shift is not None and flip is not None:
-            images = augment.crop_and_flip(images, shift.to(images.device), flip.to(images.device))
+            crop = augment_crop.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
+            images = crop(images, shift.to(images.device), flip.to(images.device))
         images = images.to(self.scale.dtype)
         if self.size is not None:
             normal = fitted(images, self.size).mul(self.scale).add_(self.offset)
@@ -116,15 +124,32 @@ class Pixels:
 
     def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
         """The stored output for these examples: of the plain image, or of the view that the draws choose."""
-        rows = index * self.kept
-        if shift is not None and flip is not None and self.kept > 1:
-            drawn = 2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()
-            rows = rows + 1 + drawn.to(rows.device) % (self.kept - 1)
+        rows, views = index * self.kept, self.kept - 1
+        if shift is not None and flip is not None and views:
+            if shift.shape[-1] == BOX:
+                chosen = (shift[:, 0].double() * views).long().clamp(max=views - 1)
+            else:
+                chosen = (2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()) % views
+            rows = rows + 1 + chosen.to(rows.device)
         return self.taken(rows)
 
 
 def _floating(images: Tensor | StoredImages) -> bool:
     return isinstance(images, Tensor) and images.is_floating_point()
+
+
+def draws(augmentation: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+    """Crops [count, 2] or boxes [count, 4], and flips [count]."""
+    crops, flip = (augment_crop.draw if augmentation == RESIZED_CROP else augment.draw)(generator, count)
+    return torch.from_numpy(crops), torch.from_numpy(flip)
+
+
+def suited(augmentation: str, images: ImageSet) -> str:
+    """``auto`` resolved: resized crops for large photographs of a table, shifts by a few pixels for all else."""
+    if augmentation != AUTO:
+        return augmentation
+    stored = not isinstance(images.train.images, np.ndarray)
+    return RESIZED_CROP if stored and min(images.shape[1:]) >= LARGE else SHIFT
 
 
 def steps_for(examples: int, local: Local) -> int:
@@ -163,5 +188,5 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     table = torch.from_numpy(index.reshape(-1, size))
     if not local.augment or not held:
         return Plan(table, counts)
-    shift, flip = augment.draw(key.fold("augment").numpy(), table.numel())
-    return Plan(table, counts, torch.from_numpy(shift).view(-1, size, 2), torch.from_numpy(flip).view(-1, size))
+    shift, flip = draws(local.augmentation, key.fold("augment").numpy(), table.numel())
+    return Plan(table, counts, shift.view(-1, size, shift.shape[1]), flip.view(-1, size))

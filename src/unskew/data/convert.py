@@ -26,6 +26,7 @@ from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_calls
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import KEYS, OPTIONAL, Array, assemble, from_arrays, numbered, texts, to_bytes
+from unskew.data.photographs import Photographs
 
 FORMS = (
     "an ImageSet; a dict with x_train, y_train, x_test, y_test; a tuple of these four, (images, labels) or "
@@ -80,7 +81,8 @@ def checked(images: ImageSet, name: str) -> ImageSet:
     """The set, if a federation can be trained on it."""
     for part, split in (("train", images.train), ("test", images.test)):
         pixels, labels = split.images, split.labels
-        if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 4 or not pixels.size:
+        held = isinstance(pixels, Photographs | np.ndarray)
+        if not held or pixels.dtype != np.uint8 or len(pixels.shape) != 4 or not pixels.nbytes:
             raise UserError(f"{name}: {part}.images must be a uint8 array [N, ch, H, W] with N > 0; {_is(pixels)}")
         if not isinstance(labels, np.ndarray) or labels.dtype != np.int64 or labels.shape != (len(pixels),):
             raise UserError(f"{name}: {part}.labels must be an int64 array [{len(pixels)}]; {_is(labels)}")

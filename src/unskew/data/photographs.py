@@ -7,6 +7,7 @@ Shapes: N images, B of them in a batch, [ch, H, W] one image.
 
 import json
 import os
+import threading
 import weakref
 import zlib
 from collections import OrderedDict
@@ -44,6 +45,7 @@ class Photographs:
         self.memory = memory
         self._kept: OrderedDict[int, Pixels] = OrderedDict()  # as decoded, the longest unused first
         self._kept_bytes = 0
+        self._lock = threading.Lock()  # several threads may ask at once, where a frozen part runs
         self._file = pixels_file(*store)
         for descriptor in (self._file, mark_in_use(store[0])):
             if descriptor is not None:
@@ -124,18 +126,20 @@ class Photographs:
         return f"a photograph {why}"
 
     def _recalled(self, row: int) -> Pixels | None:
-        if row in self._kept:
-            self._kept.move_to_end(row)
-        return self._kept.get(row)
+        with self._lock:
+            if row in self._kept:
+                self._kept.move_to_end(row)
+            return self._kept.get(row)
 
     def _keep(self, row: int, record: Pixels) -> None:
         """Keep it in memory, and let go of what was not used for longest."""
-        if row in self._kept or record.nbytes > self.memory:
-            return
-        self._kept[row] = record
-        self._kept_bytes += record.nbytes
-        while self._kept_bytes > self.memory:
-            self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
+        with self._lock:
+            if row in self._kept or record.nbytes > self.memory:
+                return
+            self._kept[row] = record
+            self._kept_bytes += record.nbytes
+            while self._kept_bytes > self.memory:
+                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
 
 
 def open_photographs(text: str, arrays: Arrays) -> Photographs:

@@ -4,6 +4,7 @@ A file that differs from the published one is legal as long as it reads whole: t
 """
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,12 +95,11 @@ def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> I
     base, _, query = name.partition("?")
     knobs = query.split("&") if query else []
     reading = [knob for knob in knobs if knob.partition("=")[0] in tables.ASKED]
-    asked = tables.asked_for(brief(name), "&".join(reading))
+    size, broken = tables.asked_for(brief(name), "&".join(reading))
     others = "&".join(knob for knob in knobs if knob not in reading)
     say(f"reading the annotations of {base}", 0, 0)
     rows = build_rows(f"{base}?{others}" if others else base, data_dir)
-    size, broken = int(asked.get("size", BUILT_SIZE)), str(asked.get("broken", "stop"))
-    return tables.from_rows(rows, name=name, size=size, broken=broken, cache=cache, say=say)
+    return tables.from_rows(rows, name=name, size=size or BUILT_SIZE, broken=broken, cache=cache, say=say)
 
 
 def find(name: str) -> Source:
@@ -146,6 +146,11 @@ def check(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say
         where = files.folder
     else:
         own = name.startswith(tuple(OWN))
+        if name.startswith("table:"):
+            with suppress(UserError):  # the table itself cannot be read: loading it says why
+                broken = tables.broken_photographs(name.removeprefix("table:"), cache, say)
+                if broken:
+                    return [Finding(path, 0, DAMAGED, why) for path, why in broken]
         findings, where = [], Path(re.sub(r"\?[a-z]+=.*", "", name.partition(":")[2]) if own else name)
     try:
         loaded = load(name, data_dir, cache, say)

@@ -96,7 +96,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
         lock = _locked(folder, waiting)
     except OSError as error:
         raise UserError(
-            f"--cache-dir {cache.folder} cannot be written: {error.strerror or error}; give another folder"
+            f"--cache-dir {cache.folder} cannot be written: {error.strerror or error}; give another folder, "
+            "or set UNSKEW_CACHE"
         ) from error
     held: list[int] = [lock]
     try:

@@ -69,22 +69,35 @@ def silent(stage: str, done: int, total: int) -> None:
 
 def load_table(text: str, cache: Cache | None = None, say: Say = silent) -> ImageSet:
     """``FILE.csv`` or ``FILE.parquet``, with ``?size=128`` and ``&broken=skip`` behind it."""
-    path, asked = _parse(text)
-    wanted = Wanted(asked.get("size"), str(asked.get("broken", "stop")), cache or cache_of(), say)  # type: ignore[arg-type]
+    path, wanted = _parse(text, cache, say)
+    pictures, told = _read(path, say)
+    return _image_set(f"table:{text}", _store_name(path), pictures, told, wanted)
+
+
+def broken_photographs(text: str, cache: Cache | None = None, say: Say = silent) -> list[tuple[str, str]]:
+    """All photographs of a table that cannot be read, and why."""
+    path, wanted = _parse(text, cache, say)
+    pictures, told = _read(path, say)
+    found = scan(pictures, _store_name(path), wanted.size, ~told.test, wanted.cache, say)
+    return [(pictures.name(row), why) for row, why in sorted(found.broken.items())]
+
+
+def _read(path: Path, say: Say) -> tuple[Pictures, Facts]:
+    """Where a table's photographs are, and what it says of them."""
     say("reading the table", 0, 0)
-    place = path.absolute()
     if path.suffix.lower() == ".parquet":
         columns, image = read_parquet(path)
     else:
         columns, image = read_csv(path), None
     told = facts(columns)
-    pictures: Pictures
     if image is not None:
-        pictures = Parquet(place, image, told.kept)
-    else:
-        named = columns.path or ()
-        pictures = Files.of(place.parent, [named[row] for row in told.kept.tolist()])
-    return _image_set(f"table:{text}", f"table:{place}", pictures, told, wanted)
+        return Parquet(path.absolute(), image, told.kept), told
+    named = columns.path or ()
+    return Files.of(path.absolute().parent, [named[row] for row in told.kept.tolist()]), told
+
+
+def _store_name(path: Path) -> str:
+    return f"table:{path.absolute()}"
 
 
 def from_rows(
@@ -142,27 +155,28 @@ def _used(found: Scanned, cache: Cache) -> list[str]:
     return notes
 
 
-def asked_for(name: str, query: str) -> dict[str, int | str]:
-    """How photographs are read, as said behind the question mark: ``size=128&broken=skip``."""
-    asked: dict[str, int | str] = {}
+def asked_for(name: str, query: str) -> tuple[int | None, str]:
+    """How photographs are read, as said behind the question mark: the size and what happens to broken ones."""
+    asked: dict[str, str] = {}
     for each in filter(None, query.split("&")):
         key, _, value = each.partition("=")
         if key not in ASKED or key in asked:
             raise UserError(f"{name}: {cut(key)}={cut(value)}: give size=128 or broken=skip, each once")
-        if key == "size" and not (value.isascii() and value.isdigit() and 1 <= int(value[:6]) <= 4096):
-            raise UserError(f"{name}: size={cut(value)} is not a size; give 1 to 4096, as in ?size=128")
-        if key == "broken" and value not in BROKEN:
-            raise UserError(f"{name}: broken={cut(value)}: {nearest(value, BROKEN)}")
-        asked[key] = int(value) if key == "size" else value
-    return asked
+        asked[key] = value
+    size, broken = asked.get("size"), asked.get("broken", BROKEN[0])
+    if size is not None and not (size.isascii() and size.isdigit() and 1 <= int(size[:6]) <= 4096):
+        raise UserError(f"{name}: size={cut(size)} is not a size; give 1 to 4096, as in ?size=128")
+    if broken not in BROKEN:
+        raise UserError(f"{name}: broken={cut(broken)}: {nearest(broken, BROKEN)}")
+    return None if size is None else int(size), broken
 
 
-def _parse(text: str) -> tuple[Path, dict[str, int | str]]:
-    """The file and what is asked for behind the question mark."""
+def _parse(text: str, cache: Cache | None, say: Say) -> tuple[Path, Wanted]:
+    """The file, and what is asked for behind the question mark."""
     match = re.fullmatch(r"(.*?)(?:\?([a-z]+=[^?/]*))?", text, re.DOTALL)
     name, query = (match[1], match[2] or "") if match else (text, "")
-    asked = asked_for(f"table:{cut(text)}", query)
+    size, broken = asked_for(f"table:{cut(text)}", query)
     path = user_path(name)
     if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         raise UserError(f"table:{cut(text)}: {brief(name)} is not a table; give FILE.csv or FILE.parquet")
-    return path, asked
+    return path, Wanted(size, broken, cache or cache_of(), say)

@@ -32,8 +32,7 @@ from unskew.core.key import Key
 from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
-from unskew.data import augment
-from unskew.data.batches import Pixels
+from unskew.data.batches import SHIFT, Pixels, draws
 from unskew.engines.blueprint import Blueprint
 from unskew.models.frozen import Cut, find_cut
 from unskew.models.layers import Network
@@ -68,6 +67,8 @@ class Frozen:
     def fingerprint(self, cut: Cut) -> str:
         """Of all that decides the output."""
         facts = [FORMAT, self.data_sha256, str(self.blueprint.shape), str(cut.shape), str(self.views)]
+        if self.views and (kind := self.blueprint.local.augmentation) != SHIFT:
+            facts.append(kind)
         facts.append(tensors.sha256(_of_front(cut, self.network)))
         facts += [str(value.flatten().tolist()) for value in (self.parts["train"].scale, self.parts["train"].offset)]
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
@@ -111,7 +112,7 @@ class _Encoder:
     def __init__(self, cut: Cut, blueprint: Blueprint) -> None:
         self._device = ready_device(blueprint.device)
         self._count = cores() if self._device.type == "cpu" else 1
-        self._cut = cut
+        self._cut, self._augmentation = cut, blueprint.local.augmentation
         self._free: queue.SimpleQueue[nn.Module] = queue.SimpleQueue()
         self._threads: ThreadPoolExecutor | None = None
 
@@ -141,8 +142,8 @@ class _Encoder:
 
     def _pass(self, rows: Floats, pixels: Pixels, start: int, view: int) -> None:
         index = torch.arange(start, start + len(rows))
-        draws = _draws(len(pixels.labels), view, index) if view else (None, None)
-        images = pixels.batch(index, *draws)[0].to(self._device, memory_format=torch.channels_last)
+        chosen = _draws(self._augmentation, len(pixels.labels), view, index) if view else (None, None)
+        images = pixels.batch(index, *chosen)[0].to(self._device, memory_format=torch.channels_last)
         front = self._free.get()
         try:
             with torch.no_grad():
@@ -152,10 +153,10 @@ class _Encoder:
         rows[:] = output.float().cpu().reshape(rows.shape).numpy()
 
 
-def _draws(count: int, view: int, index: Tensor) -> tuple[Tensor, Tensor]:
+def _draws(augmentation: str, count: int, view: int, index: Tensor) -> tuple[Tensor, Tensor]:
     """The crops and flips of a view: the same for every seed, so that runs of several seeds share the stored views."""
-    shift, flip = augment.draw(Key(0).fold("views", view).numpy(), count)
-    return torch.from_numpy(shift)[index], torch.from_numpy(flip)[index]
+    crops, flip = draws(augmentation, Key(0).fold("views", view).numpy(), count)
+    return crops[index], flip[index]
 
 
 def _of_front(cut: Cut, network: Network) -> Tensors:

@@ -1,5 +1,6 @@
 """What can be done with a finished run: calibrate its classifier, load its model."""
 
+import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
+from unskew.data.tables import VARIABLE as CACHE_VARIABLE
 from unskew.engines.blueprint import build
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
@@ -190,6 +192,7 @@ def prepared_of(
         config,
         data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
         data_dir=config.data_dir if data_dir is None else str(data_dir),
+        cache_dir=os.environ.get(CACHE_VARIABLE) or config.cache_dir,  # the run's own may have been another machine's
         engine=config.engine if engine is None else engine,
         workers=config.workers if workers is None else workers,
         device=config.device if device is None else device,

@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
+from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
 from unskew.data.normalise import NAMES as NORMALISATIONS
 from unskew.data.tables import DISK, MEMORY, check_size
 from unskew.engines import check_name
@@ -180,6 +181,10 @@ class Config:
         "accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS, added_later=True
     )
     augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
+    augmentation: str = _option(
+        "auto", "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
+        "of 64 pixels or more.", metavar="NAME", choices=AUGMENTATIONS, added_later=True,
+    )  # fmt: skip
     engine: str = _work("auto", "auto | loop | pool | package.module:function", metavar="NAME", check=check_name)
     workers: int | None = _count(
         None, "Processes of the pool.", otherwise="one for each core, or each GPU", decides=False
@@ -215,7 +220,7 @@ class Config:
         """The clients' training settings."""
         return Local(
             self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, bool(self.augment), self.schedule,
-            self.optimizer, self.clip, self.decay,
+            self.optimizer, self.clip, self.decay, RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT,
         )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
+from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
 from unskew.data.population import Clients, Ints, Partition, Population, emd
 from unskew.data.scan import Say
@@ -163,6 +164,7 @@ def prepare(
         partition=config.partition if kept else parts.scheme,
         clients=parts.clients,
         per_round=per_round,
+        augmentation=_augmentation(config.augmentation, images) if config.augment else config.augmentation,
         during=plain_spelling(config.during) if config.during else None,
     )
     algorithm = algorithm_for(filled.local())
@@ -220,7 +222,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
     model = tensors.count_bytes(state.tensors)
     memory = tensors.count_bytes(state.memory | state.sent)
     kept = sum(tensors.count_bytes(each.blank(state.tensors)) for each in prepared.algorithm.remember)
-    own = tensors.count_bytes(data)
+    own = tensors.count_bytes(data) + _kept_in_memory(prepared)
     policy = getattr(models, "batch_norm_policy", None)
     visits = first_visits(prepared)
     held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
@@ -256,6 +258,19 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
             2 * min(len(prepared.population.roster.inhabited), prepared.config.rounds * len(visits)) + len(visits)
         ),  # a checkpoint's, the latest, those under way
     )
+
+
+def _kept_in_memory(prepared: Prepared) -> int:
+    """What images that are read when asked for may take in memory, at most."""
+    parts = [split.images for split in (prepared.images.train, prepared.images.test)]
+    stored = sum(each.nbytes for each in parts if not isinstance(each, np.ndarray))
+    limit = cache_of(prepared.config.cache_dir, prepared.config.cache_disk, prepared.config.cache_memory).memory
+    return min(stored, limit)
+
+
+def _augmentation(text: str, images: ImageSet) -> str:
+    """What is drawn; auto stays where it means the shifts of before, so that older runs keep their fingerprint."""
+    return text if suited(text, images) == SHIFT else RESIZED_CROP
 
 
 def _check_given(config: Config, given: Given, kept: str | None) -> None:

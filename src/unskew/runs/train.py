@@ -68,6 +68,7 @@ def run(
 def resume(
     path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
     engine: str | None = None, workers: int | None = None, data_dir: str | Path | None = None,
+    cache_dir: str | Path | None = None, cache_disk: str | None = None, cache_memory: str | None = None,
     baseline: str | Path | None = None, **values: Any,
 ) -> Result:  # fmt: skip
     """Continue where a run stopped; the result equals that of a run that never stopped.
@@ -95,6 +96,9 @@ def resume(
             engine=engine or config.engine,
             workers=config.workers if workers is None else workers,
             data_dir=str(data_dir) if data_dir else config.data_dir,
+            cache_dir=str(cache_dir) if cache_dir else config.cache_dir,
+            cache_disk=cache_disk or config.cache_disk,
+            cache_memory=cache_memory or config.cache_memory,
             baseline=str(baseline) if baseline else config.baseline,
         )
         given = take_same(values, config)
