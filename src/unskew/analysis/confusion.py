@@ -17,7 +17,7 @@ from unskew.runs.study import FinishedRun
 MAX_TABLE_CLASSES = 100  # a larger table of confusions cannot be read
 MAX_COMPARED_CLASSES, MAX_COMPARED_RUNS = 30, 10  # in one chart
 BINS = 20  # of the accuracy of classes, where there are too many for a bar each
-MAX_PAIRS = 30  # of confused classes, where there are too many for a table
+MAX_PAIRS = 10  # of confused classes, where there are too many for a table
 MATTERS = 0.005  # smaller changes of accuracy are called none
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import after, bound, requested_round
+from unskew.analysis.phrases import after, bound, requested_round, shown_of
 from unskew.analysis.row_lengths import calibrated_lengths, correlation, mean_known, own_lengths, some_rows, unevenness
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
@@ -96,6 +96,7 @@ def _mismatch(clients: list[int], rows: list[dict[str, Any]], population: int, c
 def _trained_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = run.number(round)
     models = run.local_models(number, clients)
+    run.notes += shown_of(len(models), len(run.engine.roster.inhabited))
     lengths = [_rows(run, model) for model in models.values()]
     when = after(number, run.config.rounds)
     return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}

@@ -28,7 +28,7 @@ from unskew.runs.study import FinishedRun
 
 DRAWS = 5  # of the directions, for the distances' deviation
 MAX_TABLE_CLASSES = 100  # a larger table of distances cannot be read
-MAX_PAIRS = 30  # of the closest classes, shown instead
+MAX_PAIRS = 20  # of the closest classes, shown instead
 MAX_ASKED = 1000  # clients; more are measured in one place, which gives the same to rounding in much less time
 MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 

@@ -114,7 +114,9 @@ def draw_skew(values: Skew) -> list[Chart]:
     for name, quantiles in values.ranked.items():
         at = [place / (len(quantiles) - 1) for place in range(len(quantiles))]
         alt = f"{words[name]}, all {_count(values):,} clients sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
-        y = Axis("classes", low=0, kind="count") if name == "classes" else Axis("distance", low=0, high=2)
+        y = Axis("distance", low=0, high=2)
+        if name == "classes":
+            y = Axis("classes", kind="count", log=quantiles[-1] > 20 * max(1.0, quantiles[50]))
         x = Axis(f"share of the {_count(values):,} clients", low=0, high=1, kind="percent")
         charts.append(Chart(f"skew-{name}", f"{words[name]}, sorted", alt, [Line(at, quantiles)], x=x, y=y))
     return charts
@@ -184,10 +186,11 @@ def _table(values: Skew) -> Chart:
     words = [[row[c] for row in tips] for c in range(len(values.classes))] if len(values.classes) <= 150 else ()
     marks: list[Mark] = [Cells(turned, 0, highest, tips=words)]
     ten = max(1, len(values.classes) // 10)
+    part = f", {len(values.shown)} of {_count(values):,} clients" if len(values.shown) < _count(values) else ""
     ticks = tuple((c, str(c)) for c in range(0, len(values.classes), ten))
     return Chart(
-        "skew-shades", "Share of each class among a client's examples", alt, marks, x=x, y=Axis("class", ticks=ticks),
-        width=width, height=420,
+        "skew-shades", f"Share of each class among a client's examples{part}", alt, marks, x=x,
+        y=Axis("class", ticks=ticks), width=width, height=420,
     )  # fmt: skip
 
 
