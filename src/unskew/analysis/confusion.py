@@ -1,21 +1,23 @@
 """What is taken for what, and each class's accuracy: with the run's own classifier and after each calibration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from unskew.analysis.calibrations import best_calibrations, calibrations_table
-from unskew.analysis.elements import Choice, Element
+from unskew.analysis.elements import Cell, Choice, Column, Element, Table
 from unskew.analysis.measure import Comparison, Measure
 from unskew.analysis.phrases import bound
 from unskew.charts import Axis, Cells, Chart
-from unskew.charts.groups import grouped
+from unskew.charts.groups import grouped, shares_in_bins
 from unskew.runs.study import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger table of confusions cannot be read
 MAX_COMPARED_CLASSES, MAX_COMPARED_RUNS = 30, 10  # in one chart
+BINS = 20  # of the accuracy of classes, where there are too many for a bar each
+MAX_PAIRS = 10  # of confused classes, where there are too many for a table
 MATTERS = 0.005  # smaller changes of accuracy are called none
 
 
@@ -25,19 +27,40 @@ class Confusion:
 
     classes: list[str]
     total: list[int]  # [C], test images of each class
-    tables: dict[str, list[list[int]]]  # [C][C]
+    tables: dict[str, list[list[int]]]  # [C][C]; empty where there are too many classes for a table
     tried: int = 0  # calibrations that the run has, shown or not, without bounds; 0: those that are shown
+    right: dict[str, list[int]] = field(default_factory=dict)  # [C], instead of the tables
+    pairs: dict[str, list[list[int]]] = field(default_factory=dict)  # true, predicted, images: the most confused
 
 
 def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
     """How the test images of each class are classified, before and after; at most ``calibrations`` of them."""
     outputs, classes = run.outputs, run.classes
     chosen = best_calibrations(run, calibrations)
+    total = torch.bincount(outputs.labels, minlength=len(classes)).tolist()
+    tried = sum(not bound(name) for name in run.result.calibrations)
+    if len(classes) > MAX_TABLE_CLASSES:
+        seen = {name or "before": outputs.predicted[name] for name in chosen}
+        right = {name: _right(outputs.labels, each, len(classes)) for name, each in seen.items()}
+        pairs = {name: _confused(outputs.labels, each, len(classes)) for name, each in seen.items()}
+        return Confusion(classes, total, {}, tried, right, pairs)
     tables = {
         name or "before": _table(outputs.labels, outputs.predicted[name], len(classes)).tolist() for name in chosen
     }
-    total = torch.bincount(outputs.labels, minlength=len(classes))
-    return Confusion(classes, total.tolist(), tables, sum(not bound(name) for name in run.result.calibrations))
+    return Confusion(classes, total, tables, tried)
+
+
+def _right(labels: Tensor, predicted: Tensor, classes: int) -> list[int]:
+    right: list[int] = torch.bincount(labels[labels == predicted], minlength=classes).tolist()
+    return right
+
+
+def _confused(labels: Tensor, predicted: Tensor, classes: int) -> list[list[int]]:
+    """The pairs of true and predicted class with the most images, at most MAX_PAIRS; equal ones by number."""
+    wrong = labels != predicted
+    codes, counts = torch.unique(labels[wrong] * classes + predicted[wrong], return_counts=True)
+    order = torch.argsort(counts, descending=True, stable=True)[:MAX_PAIRS]
+    return [[code // classes, code % classes, count] for code, count in torch.stack([codes, counts], 1)[order].tolist()]
 
 
 def _table(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
@@ -46,8 +69,18 @@ def _table(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
 
 def accuracy(values: Confusion, name: str) -> list[float | None]:
     """[C], the share of each class's images that are classified correctly; None where there are none."""
-    table = values.tables[name]
-    return [table[c][c] / n if n else None for c, n in enumerate(values.total)]
+    right = right_by_class(values, name)
+    return [right[c] / n if n else None for c, n in enumerate(values.total)]
+
+
+def right_by_class(values: Confusion, name: str) -> list[int]:
+    """[C], how many images of each class are classified correctly."""
+    return values.right[name] if name in values.right else [row[c] for c, row in enumerate(values.tables[name])]
+
+
+def classifiers(values: Confusion) -> list[str]:
+    """ "before", and the calibrations."""
+    return list(values.right or values.tables)
 
 
 def draw_confusion(values: Confusion) -> list[Chart]:
@@ -56,8 +89,17 @@ def draw_confusion(values: Confusion) -> list[Chart]:
 
 
 def by_class(values: Confusion) -> Chart:
-    """Accuracy of each class, a group of bars."""
-    groups = {name: accuracy(values, name) for name in values.tables}
+    """Accuracy of each class, a group of bars; of many classes, how many have which accuracy."""
+    groups = {name: accuracy(values, name) for name in classifiers(values)}
+    if len(values.classes) > MAX_TABLE_CLASSES:
+        bins = {
+            name: [sum(share is not None and min(int(share * BINS), BINS - 1) == place for share in each)
+                   for place in range(BINS)]
+            for name, each in groups.items()
+        }  # fmt: skip
+        alt = f"{len(values.classes):,} classes by accuracy, before calibration and after."
+        title = f"How many of {len(values.classes):,} classes have which accuracy"
+        return shares_in_bins("confusion-classes", title, alt, bins, "class", "classes")
 
     def tip(name: str, label: int) -> str:
         share = groups[name][label]
@@ -124,7 +166,7 @@ def _width(values: Confusion) -> int:
 
 def overall(values: Confusion, name: str) -> float:
     """The share of all test images that are classified correctly."""
-    return sum(values.tables[name][c][c] for c in range(len(values.classes))) / max(sum(values.total), 1)
+    return sum(right_by_class(values, name)) / max(sum(values.total), 1)
 
 
 def confusion_findings(values: Confusion) -> list[str]:
@@ -133,7 +175,7 @@ def confusion_findings(values: Confusion) -> list[str]:
     known = [c for c, share in enumerate(before) if share is not None]
     worst, finest = min(known, key=lambda c: before[c] or 0.0), max(known, key=lambda c: before[c] or 0.0)
     sentences = []
-    names = [name for name in values.tables if name != "before" and not bound(name)]
+    names = [name for name in classifiers(values) if name != "before" and not bound(name)]
     if names:
         name = max(names, key=lambda each: overall(values, each))
         after = accuracy(values, name)
@@ -141,7 +183,7 @@ def confusion_findings(values: Confusion) -> list[str]:
         moved = "raises" if gain > MATTERS else "lowers" if gain < -MATTERS else "hardly changes"
         risen = [c for c in known if (after[c] or 0.0) > (before[c] or 0.0)]
         low = min(known, key=lambda c: after[c] or 0.0)
-        limits = [overall(values, each) for each in values.tables if bound(each)]
+        limits = [overall(values, each) for each in classifiers(values) if bound(each)]
         limit = f"; re-training on real features, which must not be pooled, gives {max(limits):.2%}" if limits else ""
         tried = max(values.tried, len(names))
         among = f", the best of {tried} on the test images," if tried > 1 else ""
@@ -160,9 +202,25 @@ def show_confusion(run: FinishedRun, values: Confusion) -> list[Element]:
     charts = tables(values)
     before = [charts.pop("before")] if charts else []
     choices = [Choice("classifier", charts)] if charts else []
-    if len(values.classes) <= MAX_TABLE_CLASSES:
+    if values.tables and len(values.classes) <= MAX_TABLE_CLASSES:
         choices.append(Choice("class", each_class(values)))
-    return [*calibrations_table(run), by_class(values), *before, *choices]
+    return [*calibrations_table(run), by_class(values), *before, *choices, *_pairs_table(values)]
+
+
+def _pairs_table(values: Confusion) -> list[Table]:
+    """The most confused pairs of each classifier, where there are too many classes for the whole table."""
+    if not any(values.pairs.values()):
+        return []
+    rows: list[list[Cell]] = [
+        [name, values.classes[true], values.classes[taken], count, count / max(values.total[true], 1)]
+        for name, pairs in values.pairs.items() for true, taken, count in pairs
+    ]  # fmt: skip
+    columns = [Column("classifier"), Column("true class"), Column("taken for"), Column("images", "count"),
+               Column("of its class", "percent")]  # fmt: skip
+    note = (
+        f"At most {MAX_PAIRS} pairs of each classifier; a table of {len(values.classes):,} classes could not be read."
+    )
+    return [Table("Most confused pairs", columns, rows, note)]
 
 
 def _comparable(runs: Mapping[str, Confusion]) -> dict[str, Confusion]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from unskew.analysis.measure import Measure
-from unskew.analysis.phrases import after, layer_words, requested_round
+from unskew.analysis.phrases import after, layer_words, requested_round, shown_of
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
@@ -32,6 +32,7 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
     rows = [_recorded_row(row) for row in recorded]
     try:
         models, state = run.local_models(number, clients), run.state(number)
+        run.notes += shown_of(len(models), len(run.engine.roster.inhabited))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]

@@ -10,7 +10,7 @@ from typing import Any
 from unskew.analysis.elements import Cell, Column, Element, Table
 from unskew.analysis.phrases import bound
 from unskew.charts import Axis, Chart, Line
-from unskew.charts.groups import grouped
+from unskew.charts.groups import grouped, shares_in_bins
 from unskew.core.units import counted
 from unskew.runs.study import FinishedRun
 
@@ -72,16 +72,8 @@ def _own(values: Fairness) -> Chart:
 
 
 def _histogram(values: Fairness) -> Chart:
-    def tip(name: str, place: int) -> str:
-        low, high = place / BINS, (place + 1) / BINS
-        return f"{low:.0%} to {high:.0%}, {name}: {counted(values.bins[name][place], 'client')}"
-
-    ticks = tuple((at * BINS / 5 - 0.5, f"{at * 20}%") for at in range(6))
-    return Chart(
-        "fairness-histogram", "How many clients have which accuracy",
-        "Clients by accuracy, before calibration and after.", grouped(values.bins, tip),
-        x=Axis("accuracy", low=-0.5, high=BINS - 0.5, ticks=ticks), y=Axis("clients", low=0, kind="count"),
-    )  # fmt: skip
+    title, alt = "How many clients have which accuracy", "Clients by accuracy, before calibration and after."
+    return shares_in_bins("fairness-histogram", title, alt, values.bins, "client", "clients")
 
 
 def _by(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: bool = False) -> list[Chart]:

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import after, bound, requested_round
-from unskew.analysis.row_lengths import calibrated_lengths, correlation, mean_known, own_lengths, unevenness
+from unskew.analysis.phrases import after, bound, requested_round, shown_of
+from unskew.analysis.row_lengths import calibrated_lengths, correlation, mean_known, own_lengths, some_rows, unevenness
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark
 from unskew.charts.groups import grouped
 from unskew.core.errors import Missing, UserError
@@ -23,6 +23,8 @@ from unskew.runs.study import FinishedRun
 FOLLOWS, HARDLY = 0.5, 0.2  # correlations above which rows follow counts, and hardly follow them
 MAX_NAMED_CLASSES = 30  # classes with names on an axis
 MAX_CALIBRATIONS = 4  # drawn side by side
+MAX_BARS = 100  # classes with a bar each; of more, the rows are sorted by length
+MAX_DOTS = 2000  # of a chart of local rows; of more, some clients and classes are shown
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,8 @@ class Norms:
     total: list[int]  # [C], training examples
     server: list[float]  # [C], the run's own at its end, without what all rows share
     calibrated: dict[str, list[float]]  # [C] each, likewise
-    rounds: list[
-        dict[str, Any]
-    ]  # "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
+    # of each round: "round", "when", "server" [C] or None, "clients" [k], "local" [k][C], means over clients
+    rounds: list[dict[str, Any]]
     counts: list[list[int]]  # [K][C] of the clients that occur above, by their number in ``clients``
     clients: list[int]
 
@@ -53,9 +54,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
         rows += [_trained_again(run, clients, round)] if local else []
     except Missing as error:
         run.notes.append(f"norms of local classifiers are not shown, except recorded ones: {error}")
-    rows = list(
-        {row["round"]: row for row in rows}.values()
-    )  # a recorded round that was also trained again counts once
+    rows = list({row["round"]: row for row in rows}.values())  # recorded and also trained again: counts once
     known = sorted({client for row in rows for client in row["clients"] if client >= 0})
     if reason := _mismatch(known, rows, len(held.sizes), len(classes)):
         raise UserError(f"{run.path / 'during.jsonl'} is damaged: {reason}")
@@ -97,6 +96,7 @@ def _mismatch(clients: list[int], rows: list[dict[str, Any]], population: int, c
 def _trained_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = run.number(round)
     models = run.local_models(number, clients)
+    run.notes += shown_of(len(models), len(run.engine.roster.inhabited))
     lengths = [_rows(run, model) for model in models.values()]
     when = after(number, run.result.final_round)
     return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}
@@ -149,8 +149,16 @@ def _before_and_after(values: Norms) -> Chart:
     def tip(name: str, label: int) -> str:
         return f"{values.classes[label]}, {name}: {groups[name][label]:.3f}, {relative[name][label]:.2f} of the mean"
 
-    ticks = tuple(enumerate(values.classes)) if len(values.classes) <= MAX_NAMED_CLASSES else None
     words = ", ".join(f"{name} {unevenness(norms):.3f}" for name, norms in groups.items())
+    if len(values.classes) > MAX_BARS:
+        lines = [Line(list(range(1, len(rows) + 1)), sorted(rows, reverse=True), name, colour % 10)
+                 for colour, (name, rows) in enumerate(relative.items())]  # fmt: skip
+        return Chart(
+            "norms-classes", f"Lengths of the rows of {len(values.classes):,} classes, less what all rows share",
+            f"Row norms of the classifier, the longest first; their unevenness is {words}.", lines,
+            x=Axis("rank", kind="count"), y=Axis("norm / mean norm", low=0),
+        )  # fmt: skip
+    ticks = tuple(enumerate(values.classes)) if len(values.classes) <= MAX_NAMED_CLASSES else None
     return Chart(
         "norms-classes", "Length of each class's row, less what all rows share",
         f"Row norms of the classifier by class; their unevenness is {words}.", grouped(relative, tip),
@@ -172,6 +180,11 @@ def _scatter(values: Norms, row: dict[str, Any]) -> Chart:
             tips.append(f"client {client}, {values.classes[label]}: {counted(count, 'example')}, norm {norm:.3f}")
     known = row["correlation"]
     words = "" if known is None else f", correlation {known:.2f}"
+    every = len(x)
+    if every > MAX_DOTS:
+        kept = some_rows(x, MAX_DOTS)
+        x, y, colour, tips = ([each[at] for at in kept] for each in (x, y, colour, tips))  # type: ignore[assignment]
+        words += f" ({len(kept):,} of {every:,} rows shown)"
     return Chart(
         f"norms-round-{row['round']}", f"Local rows {row['when']}{words}",
         f"Norms of local classifier rows against the client's examples of that class{words}.",
@@ -183,14 +196,22 @@ def _scatter(values: Norms, row: dict[str, Any]) -> Chart:
 def _shades(values: Norms, row: dict[str, Any]) -> Chart:
     table = row["local"]
     low, high = min(map(min, table)), max(map(max, table))
+    shown = range(len(values.classes))
+    part = ""
+    if len(values.classes) > MAX_BARS:
+        shown = range(0, len(values.classes), -(-len(values.classes) // MAX_BARS))
+        table = [[norms[c] for c in shown] for norms in table]
+        part = f", {len(shown)} of {len(values.classes):,} classes"
     tips = [
-        [f"client {k}, {c}: {n:.3f}" for c, n in zip(values.classes, norms, strict=True)]
+        [f"client {k}, {values.classes[c]}: {n:.3f}" for c, n in zip(shown, norms, strict=True)]
         for k, norms in zip(row["clients"], table, strict=True)
     ]
     names = tuple((place, str(client)) for place, client in enumerate(row["clients"]))
     ticks = tuple(enumerate(values.classes)) if len(values.classes) <= MAX_NAMED_CLASSES else None
+    if part:
+        ticks = tuple((place, str(c)) for place, c in enumerate(shown) if not place % 20)
     return Chart(
-        "norms-clients", f"Row norms of local classifiers {row['when']}",
+        "norms-clients", f"Row norms of local classifiers {row['when']}{part}",
         f"Row norms of {len(table)} local classifiers, {low:.2f} to {high:.2f}.",
         [Cells(table, low, high if high > low else low + 1, tips=tips)], x=Axis("class", ticks=ticks),
         y=Axis("client", ticks=names), height=340,
@@ -201,13 +222,7 @@ def _by_round(values: Norms) -> Chart:
     rounds = [int(row["round"]) for row in values.rounds]
     even = [None if row["server"] is None else unevenness(row["server"]) for row in values.rounds]
     marks: list[Mark] = [
-        Line(
-            rounds,
-            [row["correlation"] for row in values.rounds],
-            "correlation",
-            0,
-            points=True,
-        ),
+        Line(rounds, [row["correlation"] for row in values.rounds], "correlation", 0, points=True),
         Line(rounds, [row["unevenness"] for row in values.rounds], "local unevenness", 2, points=True),
         Line(rounds, even, "server's unevenness", 1, points=True),
     ]

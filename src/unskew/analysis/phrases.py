@@ -28,6 +28,11 @@ def requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return next((row for row in rows if row.get("asked")), rows[-1])
 
 
+def shown_of(models: int, clients: int) -> list[str]:
+    """A note where local models of some clients alone are shown."""
+    return [f"the local models of {models:,} of {clients:,} clients are shown"] if models < clients else []
+
+
 def in_figures(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
     """A figure of each run, the highest first; none where there is only one run, or too many for a sentence."""
     if not 2 <= len(runs) <= MAX_RUNS_NAMED:

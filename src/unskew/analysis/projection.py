@@ -8,7 +8,7 @@ import torch
 from unskew.analysis.calibrations import best_calibrations
 from unskew.analysis.elements import Choice, Element
 from unskew.analysis.measure import Measure
-from unskew.charts import Axis, Chart, Dots
+from unskew.charts import PALETTE, Axis, Chart, Dots
 from unskew.core.errors import Missing, UserError
 from unskew.runs.study import FinishedRun
 
@@ -40,6 +40,10 @@ def take_projection(
             "above 0"
         )
     outputs = run.outputs
+    if len(run.classes) > PALETTE:
+        run.notes.append(
+            f"{len(run.classes):,} classes share {PALETTE} colours: the same colour is not always the same class"
+        )
     count = len(outputs.labels)
     if count < MIN_IMAGES:
         raise Missing(f"the test set has {count} images, too few for an embedding")

@@ -42,3 +42,14 @@ def unevenness(norms: Sequence[float]) -> float:
     """The rows' standard deviation as a share of their mean: 0 where all are alike."""
     mean = fmean(norms)
     return float(np.std(norms)) / mean if mean else 0.0
+
+
+def some_rows(counts: Sequence[float], most: int) -> list[int]:
+    """At most about ``most`` of the rows, by number: half of them of classes that a client has, evenly chosen."""
+    has, lacks = ([at for at, count in enumerate(counts) if bool(count) is held] for held in (True, False))
+    first = min(len(has), max(most // 2, most - len(lacks)))
+    return sorted([*_evenly(has, first), *_evenly(lacks, most - first)])
+
+
+def _evenly(places: Sequence[int], most: int) -> Sequence[int]:
+    return places[:: max(1, -(-len(places) // max(most, 1)))]

@@ -7,22 +7,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import stdev
 
+import numpy as np
 import torch
 
+from unskew.analysis.elements import Cell, Column, Element, Table
 from unskew.analysis.measure import Comparison, Measure
 from unskew.analysis.phrases import in_figures
 from unskew.calibration.covariances import Full, Shared
 from unskew.calibration.federated import gathered_statistics
 from unskew.calibration.forecast import DIRECTIONS, apart, forecast
 from unskew.calibration.forms import Form, statistics_bytes
+from unskew.calibration.jobs import client_statistics
 from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
+from unskew.core.types import EVERYONE, Visit
 from unskew.runs.recording import silhouette_of, some_features
 from unskew.runs.study import FinishedRun
 
 DRAWS = 5  # of the directions, for the distances' deviation
+MAX_TABLE_CLASSES = 100  # a larger table of distances cannot be read
+MAX_PAIRS = 20  # of the closest classes, shown instead
+MAX_ASKED = 1000  # clients; more are measured in one place, which gives the same to rounding in much less time
 MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 
 
@@ -31,7 +38,7 @@ class Separability:
     """Sliced Wasserstein distances between the classes' Gaussians, and silhouettes of features."""
 
     classes: list[str]  # those that some client has
-    distances: list[list[float]]  # [C][C]
+    distances: list[list[float]]  # [C][C]; empty where there are too many classes for a table
     mean: float
     form: str  # of the covariances
     before: float | None  # the share of features drawn from the Gaussians that the classifier gets right
@@ -40,6 +47,8 @@ class Separability:
     rounds: list[tuple[int, float]]  # silhouettes recorded while training
     deviations: list[list[float]] = field(default_factory=list)  # [C][C], of the distances over draws of directions
     deviation: float | None = None  # of the mean, likewise
+    closest: list[tuple[int, int, float, float]] = field(default_factory=list)  # classes, distance, its deviation
+    quantiles: list[float] = field(default_factory=list)  # [101], of the distances, where there is no table
 
 
 def take_separability(run: FinishedRun) -> Separability:
@@ -68,12 +77,21 @@ def take_separability(run: FinishedRun) -> Separability:
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
     spread = torch.zeros_like(table)
     means: list[float] = []
+    closest: list[tuple[int, int, float, float]] = []
+    quantiles: list[float] = []
     if len(held) > 1:
         upper = torch.triu_indices(len(held), len(held), 1)
         draws = [apart(statistics, run.key), *(apart(statistics, run.key.fold("draw", n)) for n in range(1, DRAWS))]
         table[upper[0], upper[1]] = table[upper[1], upper[0]] = draws[0]
         spread[upper[0], upper[1]] = spread[upper[1], upper[0]] = torch.stack(draws).std(0)
         means = [float(each.mean()) for each in draws]
+        if len(held) > MAX_TABLE_CLASSES:
+            shares = torch.linspace(0, 1, 101, dtype=torch.float64)
+            quantiles = [float(each) for each in np.quantile(draws[0].numpy(), shares.numpy())]
+            near = torch.argsort(draws[0], stable=True)[:MAX_PAIRS].tolist()
+            closest = [(*upper[:, at].tolist(), float(draws[0][at]), float(spread[upper[0, at], upper[1, at]]))
+                       for at in near]  # fmt: skip
+            table, spread = table[:0], spread[:0]
     foretold = forecast(side.network.classifier, statistics, len(run.classes), run.key)
     return Separability(
         classes=[run.classes[label] for label in held],
@@ -86,10 +104,15 @@ def take_separability(run: FinishedRun) -> Separability:
         rounds=recorded,
         deviations=spread.tolist(),
         deviation=stdev(means) if means else None,
+        closest=closest,
+        quantiles=quantiles,
     )
 
 
 def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassStatistics:
+    if run.prepared.population.clients > MAX_ASKED:
+        run.say("class statistics", 0, 0)
+        return client_statistics(run.side, run.model, Visit(EVERYONE, 1.0), request)
     run.engine.progress = lambda done, total: run.say("class statistics", done, total)
     try:
         return gathered_statistics(run.engine, run.model, request, run.key)
@@ -102,7 +125,18 @@ def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassS
 def draw_separability(values: Separability) -> list[Chart]:
     """The table of distances, and the silhouette by round where it was recorded."""
     charts = []
-    if len(values.classes) > 1:
+    if values.quantiles:
+        at = [place / (len(values.quantiles) - 1) for place in range(len(values.quantiles))]
+        pairs = len(values.classes) * (len(values.classes) - 1) // 2
+        charts.append(
+            Chart(
+                "separability-pairs", "Distance between the classes' Gaussians, all pairs",
+                f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; mean {values.mean:.2f}.",
+                [Line(at, values.quantiles)], x=Axis(f"share of the {pairs:,} pairs", low=0, high=1, kind="percent"),
+                y=Axis("at most this distance", low=0),
+            )
+        )  # fmt: skip
+    elif len(values.classes) > 1:
         high = max(map(max, values.distances)) or 1.0
         tips = [
             [f"{a} and {b}: {_with_deviation(values, i, j)}" for j, b in enumerate(values.classes)]
@@ -141,16 +175,34 @@ def separability_findings(values: Separability) -> list[str]:
             f"discriminant {shares[1]:.1f}%: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
         )
     if len(values.classes) > 2:
-        pairs = [(values.distances[a][b], a, b) for a in range(len(values.classes)) for b in range(a)]
-        _, a, b = min(pairs)
+        a, b, words = _closest(values)
         sentences.append(
-            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {_with_deviation(values, a, b)} "
+            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {words} "
             f"apart; the mean is {values.mean:.3g}{_deviation(values.deviation)}"
             + (f" (± over {DRAWS} draws of {DIRECTIONS} directions)." if values.deviation is not None else ".")
         )
     if values.silhouette is not None:
         sentences.append(f"The silhouette of the test features is {values.silhouette:.4f}.")
     return sentences
+
+
+def _closest(values: Separability) -> tuple[int, int, str]:
+    """The two closest classes, and their distance in words."""
+    if values.closest:
+        a, b, distance, spread = values.closest[0]
+        return int(a), int(b), f"{distance:.3g}{_deviation(spread)}"
+    _, a, b = min((values.distances[a][b], a, b) for a in range(len(values.classes)) for b in range(a))
+    return a, b, _with_deviation(values, a, b)
+
+
+def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
+    """The charts, and the closest pairs where there are too many classes for a table of all."""
+    rows: list[list[Cell]] = [
+        [values.classes[int(a)], values.classes[int(b)], distance, spread] for a, b, distance, spread in values.closest
+    ]
+    columns = [Column("class"), Column("and"), Column("distance", "number"), Column("± deviation", "number")]
+    note = f"The {MAX_PAIRS} closest pairs of {len(values.classes):,} classes."
+    return [*draw_separability(values), *([Table("Closest classes", columns, rows, note)] if rows else [])]
 
 
 def _with_deviation(values: Separability, a: int, b: int) -> str:
@@ -200,6 +252,7 @@ SEPARABILITY = Measure(
     take=take_separability,
     draw=draw_separability,
     findings=separability_findings,
+    show=show_separability,
     title="How well the features separate the classes",
     text=(
         "The classes as Gaussians in feature space, summed over the clients as calibration does. The distance between "

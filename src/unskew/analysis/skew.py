@@ -4,7 +4,7 @@ Shapes: K clients, k of them shown, C classes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from unskew.runs.study import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
 COLOURED = 10  # classes that have a colour each
+MAX_CLASSES = 100  # drawn for one client; of more, those that it has most of
+MAX_SIZES = 10_000  # clients whose sizes are stored one by one
 SHARE = 0.9  # of a client's examples: how many classes make them up
 
 
@@ -29,13 +31,16 @@ class Skew:
     scheme: str
     emd: float  # Σ n_k/n · ‖q_k − p‖₁
     classes: list[str]
-    sizes: list[int]  # of all clients
+    sizes: list[int]  # of all clients; of very many, as many quantiles, ascending
     shown: list[int]  # the clients below, evenly by size where not all are shown
     names: list[str]
     counts: list[list[int]]  # [k][C]
     distances: list[float]  # [k], ‖q_k − p‖₁
     total: list[int]  # [C]
     few: float  # the median over all clients of how many classes make up 90 % of their examples
+    clients: int = 0  # how many there are; 0: as many as sizes
+    ranked: dict[str, list[float]] = field(default_factory=dict)  # [101] quantiles over all clients, of many: "classes"
+    # that a client has, "distance" of its labels from the whole
 
 
 def take_skew(run: FinishedRun, *, clients: int = 60) -> Skew:
@@ -64,17 +69,26 @@ def skew_of(held: Holdings, classes: Sequence[str], clients: int = 60) -> Skew:
     counts[place[there[:, 0]], there[:, 1]] = there[:, 2]
     total = np.bincount(held.cells[:, 1], held.cells[:, 2], minlength=width).astype(np.int64)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    sizes = held.sizes if population <= MAX_SIZES else np.quantile(held.sizes, np.linspace(0, 1, 1001)).round()
+    ranked: dict[str, list[float]] = {}
+    if population > clients and held.sizes.any():
+        per_client = np.bincount(held.cells[:, 0], minlength=population)[held.sizes > 0]
+        at = np.linspace(0, 1, 101)
+        ranked = {"classes": np.quantile(per_client, at).tolist(),
+                  "distance": np.quantile(held.distances[held.sizes > 0], at).tolist()}  # fmt: skip
     return Skew(
         scheme=held.scheme,
         emd=held.emd,
         classes=[*classes, *map(str, range(len(classes), width))],
-        sizes=held.sizes.tolist(),
+        sizes=sizes.astype(np.int64).tolist(),
         shown=shown.tolist(),
         names=[str(client) if held.names is None else held.names[client] for client in shown.tolist()],
         counts=counts.tolist(),
         distances=np.abs(share - total / max(int(total.sum()), 1)).sum(1).tolist(),
         total=total.tolist(),
         few=_median_classes(held.cells, held.sizes),
+        clients=population,
+        ranked=ranked,
     )
 
 
@@ -96,27 +110,45 @@ def draw_skew(values: Skew) -> list[Chart]:
     if len(values.classes) <= COLOURED:
         charts.append(_stacked(values))
     charts.append(_sizes(values))
+    words = {"classes": "Classes of each client", "distance": "Distance of each client's labels from the whole"}
+    for name, quantiles in values.ranked.items():
+        at = [place / (len(quantiles) - 1) for place in range(len(quantiles))]
+        alt = f"{words[name]}, all {_count(values):,} clients sorted: {quantiles[0]:.3g} to {quantiles[-1]:.3g}."
+        y = Axis("distance", low=0, high=2)
+        if name == "classes":
+            y = Axis("classes", kind="count", log=quantiles[-1] > 20 * max(1.0, quantiles[50]))
+        x = Axis(f"share of the {_count(values):,} clients", low=0, high=1, kind="percent")
+        charts.append(Chart(f"skew-{name}", f"{words[name]}, sorted", alt, [Line(at, quantiles)], x=x, y=y))
     return charts
+
+
+def _count(values: Skew) -> int:
+    return values.clients or len(values.sizes)
 
 
 def each_client(values: Skew) -> dict[str, Chart]:
     """By client, its share of each class beside the share over all clients."""
     whole = np.array(values.total) / max(sum(values.total), 1)
-    at = list(range(len(values.classes)))
-    ticks = tuple(enumerate(values.classes)) if len(at) <= NAMED else None
     charts = {}
     for client, name, counts, apart in zip(values.shown, values.names, values.counts, values.distances, strict=True):
         size = sum(counts)
-        own = [count / max(size, 1) for count in counts]
-        tips = [f"{c}: {n:,} of {size:,} ({s:.1%})" for c, n, s in zip(values.classes, counts, own, strict=True)]
+        some = list(range(len(counts)))
+        if len(counts) > MAX_CLASSES:
+            some = sorted(some, key=lambda label: -counts[label])[:NAMED]
+            some = [label for label in some if counts[label]] or some[:1]
+        at = list(range(len(some)))
+        ticks = tuple((place, values.classes[c]) for place, c in enumerate(some)) if len(at) <= NAMED else None
+        own = [counts[label] / max(size, 1) for label in some]
+        tips = [f"{values.classes[c]}: {counts[c]:,} of {size:,} ({s:.1%})" for c, s in zip(some, own, strict=True)]
+        what = f"class, the largest of {len(counts):,}" if len(some) < len(counts) else "class"
         charts[name] = Chart(
             f"skew-client-{client}", f"Client {name}: {counted(size, 'example')}, distance {apart:.2f} from the whole",
             f"Label distribution of client {name}: " + _largest(values.classes, counts),
             [
                 Bars(at, own, tips=tips, name="this client"),
-                Line(at, whole.tolist(), name="all clients", colour="ink", points=True, dashed=True),
+                Line(at, whole[some].tolist(), name="all clients", colour="ink", points=True, dashed=True),
             ],
-            x=Axis("class", ticks=ticks, kind="count"), y=Axis("share of its examples", low=0, kind="percent"),
+            x=Axis(what, ticks=ticks, kind="count"), y=Axis("share of its examples", low=0, kind="percent"),
         )  # fmt: skip
     return charts
 
@@ -154,10 +186,11 @@ def _table(values: Skew) -> Chart:
     words = [[row[c] for row in tips] for c in range(len(values.classes))] if len(values.classes) <= 150 else ()
     marks: list[Mark] = [Cells(turned, 0, highest, tips=words)]
     ten = max(1, len(values.classes) // 10)
+    part = f", {len(values.shown)} of {_count(values):,} clients" if len(values.shown) < _count(values) else ""
     ticks = tuple((c, str(c)) for c in range(0, len(values.classes), ten))
     return Chart(
-        "skew-shades", "Share of each class among a client's examples", alt, marks, x=x, y=Axis("class", ticks=ticks),
-        width=width, height=420,
+        "skew-shades", f"Share of each class among a client's examples{part}", alt, marks, x=x,
+        y=Axis("class", ticks=ticks), width=width, height=420,
     )  # fmt: skip
 
 
@@ -179,16 +212,17 @@ def _stacked(values: Skew) -> Chart:
 def _sizes(values: Skew) -> Chart:
     sizes, alt = (
         values.sizes,
-        f"Sizes of {counted(len(values.sizes), 'client')}, {min(values.sizes):,} to {max(values.sizes):,}.",
+        f"Sizes of {counted(_count(values), 'client')}, {min(values.sizes):,} to {max(values.sizes):,}.",
     )
-    if len(values.shown) == len(sizes):
+    if len(values.shown) == _count(values):
         tips = [f"client {name}: {size:,}" for name, size in zip(values.names, sizes, strict=True)]
         bars = Bars(list(range(len(sizes))), sizes, tips=tips)
         x, y = Axis("client", ticks=tuple(enumerate(values.names))), Axis("examples", low=0, kind="count")
         return Chart("skew-sizes", "Examples of each client", alt, [bars], x=x, y=y)
     ranked = sorted(sizes, reverse=True)
     at = sorted({int(place) for place in np.linspace(0, len(ranked) - 1, 400)})
-    line = Line([place + 1 for place in at], [max(ranked[place], 0.5) for place in at])
+    step = (_count(values) - 1) / max(len(ranked) - 1, 1)
+    line = Line([1 + place * step for place in at], [max(ranked[place], 0.5) for place in at])
     y = Axis("examples", kind="count", log=ranked[0] > 20 * max(1.0, float(np.median(ranked))))
     return Chart("skew-sizes", "Examples of each client, by rank", alt, [line], x=Axis("rank", kind="count"), y=y)
 
@@ -199,7 +233,7 @@ def skew_findings(values: Skew) -> list[str]:
         return [f"One client holds all {values.sizes[0]:,} examples: nothing is skewed."]
     each = sizes_in_words(np.asarray(values.sizes))
     classes = f"{values.few:.0f}" if values.few == round(values.few) else f"{values.few:.1f}"
-    words = f"{len(values.sizes):,} clients hold {each}; for half of them, {classes} or fewer of "
+    words = f"{_count(values):,} clients hold {each}; for half of them, {classes} or fewer of "
     words += f"the {len(values.classes)} classes make up 90% of their examples."
     how = "nearly the same labels everywhere" if values.emd < 0.1 else f"EMD {values.emd:.2f} on a scale from 0 to 2"
     return [f"{words} Label skew: {how}."]

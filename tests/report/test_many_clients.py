@@ -1,0 +1,117 @@
+"""A page of thousands of clients and hundreds of classes: distributions instead of a bar for each."""
+
+import time
+
+import numpy as np
+import pytest
+
+import unskew
+from unskew.analysis.confusion import MAX_PAIRS, MAX_TABLE_CLASSES
+from unskew.analysis.elements import Choice, Table
+from unskew.analysis.row_lengths import some_rows
+from unskew.charts import Bars, Cells, Chart, Dots, Line
+from unskew.core.images import ImageSet, Split
+from unskew.report.write import write_report
+
+CLIENTS, CLASSES = 2000, 300
+ONLY = ("skew", "curves", "norms", "drift", "separability", "confusion", "fairness")
+
+
+def crowd() -> ImageSet:
+    """Tiny pictures of 300 classes that 2,000 users took, 1 to 9 each and one of them 500."""
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 10, CLIENTS)
+    sizes[7] = 500
+    centres = draw.integers(40, 216, (CLASSES, 1, 4, 4))
+
+    def part(count):
+        labels = draw.integers(0, CLASSES, count)
+        return Split((centres[labels] + draw.integers(-30, 30, (count, 1, 4, 4))).astype(np.uint8), labels)
+
+    users = np.repeat([f"u{user:04d}" for user in range(CLIENTS)], sizes)
+    names = tuple(f"class {label}" for label in range(CLASSES))
+    return ImageSet("crowd", names, part(len(users)), part(900), (0.5,), (0.25,), users=users)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("many") / "run"
+    unskew.run(
+        data=crowd(), partition="users", per_round=20, rounds=1, epochs=1, batch=8, model="tiny-cnn",
+        engine="loop", out=path,
+    )  # fmt: skip
+    began = time.process_time()
+    made = write_report(path, only=ONLY, data=crowd())
+    return made, path, time.process_time() - began
+
+
+def charts(page):
+    for section in page.sections:
+        for element in section.elements:
+            if isinstance(element, Chart):
+                yield element
+            elif isinstance(element, Choice):
+                yield from element.options.values()
+
+
+def test_the_page_is_small_and_quick(page):
+    _, path, seconds = page
+    assert (path / "report.html").stat().st_size < 2_000_000
+    assert seconds < 30  # of the processor; about 3
+    assert all(file.stat().st_size < 1_000_000 for file in (path / "figures").iterdir())
+
+
+def test_no_chart_has_a_mark_for_each_client_or_class(page):
+    made, _, _ = page
+    for chart in charts(made):
+        for mark in chart.marks:
+            if isinstance(mark, Bars):
+                assert len(mark.x) <= 60, chart.name
+            if isinstance(mark, Dots):
+                assert len(mark.x) <= 2100, chart.name
+            if isinstance(mark, Line):
+                assert len(mark.x) <= 400, chart.name
+            if isinstance(mark, Cells):
+                assert len(mark.values) * len(mark.values[0]) <= 60 * CLASSES, chart.name
+
+
+def test_what_is_left_out_is_said(page):
+    made, _, _ = page
+    notes = {section.name: " ".join((*section.notes, *(e.title for e in section.elements if isinstance(e, Chart))))
+             for section in made.sections}  # fmt: skip
+    assert "60 of 2,000 clients" in notes["skew"]
+    assert "10 of 2,000 clients" in notes["norms"]
+    assert "10 of 2,000 clients" in notes["drift"]
+    assert "classes" in notes["norms"]
+
+
+def test_all_clients_are_in_the_sorted_curves(page):
+    made, _, _ = page
+    found = {chart.name: chart for chart in charts(made)}
+    assert found["skew-sizes"].marks[0].y[0] == 500
+    assert found["skew-sizes"].marks[0].x[-1] == CLIENTS
+    assert found["skew-classes"].marks[0].y[0] == 1
+    assert 0 < found["skew-distance"].marks[0].y[0] < found["skew-distance"].marks[0].y[-1] < 2
+    assert sum(sum(mark.height) for mark in found["confusion-classes"].marks) == pytest.approx(CLASSES, abs=30)
+    assert sum(found["fairness-histogram"].marks[0].height) > 0.9 * CLIENTS
+
+
+def test_confused_and_close_classes_are_ranked(page):
+    made, _, _ = page
+    assert CLASSES > MAX_TABLE_CLASSES
+    tables = {element.title: element for section in made.sections for element in section.elements
+              if isinstance(element, Table)}  # fmt: skip
+    images = [row[3] for row in tables["Most confused pairs"].rows if row[0] == "before"]
+    assert len(images) == MAX_PAIRS
+    assert images == sorted(images, reverse=True)
+    distances = [row[2] for row in tables["Closest classes"].rows]
+    assert distances == sorted(distances)
+
+
+@pytest.mark.parametrize(("has", "lacks"), [(0, 0), (3, 0), (0, 5000), (10, 9000), (4000, 4000), (9000, 10)])
+def test_some_rows_are_few_and_of_both_kinds(has, lacks):
+    kept = some_rows([1.0] * has + [0.0] * lacks, 1000)
+    assert len(kept) <= 1000
+    assert len(set(kept)) == len(kept)
+    assert any(at < has for at in kept) == bool(has)
+    assert any(at >= has for at in kept) == bool(lacks)
