@@ -15,6 +15,9 @@ import torch
 
 from unskew.core.errors import UserError
 
+WHOLE = (int, Integral)  # int is also an Integral, and known to be one in a tenth of the time
+PARTS = (str, *WHOLE)
+
 
 @dataclass(frozen=True)
 class Key:
@@ -24,9 +27,9 @@ class Key:
     path: tuple[str | int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.seed, Integral):
+        if not isinstance(self.seed, WHOLE):
             raise UserError(f"a seed must be a whole number, this is {self.seed!r}")
-        if not isinstance(self.path, tuple) or not all(isinstance(part, str | Integral) for part in self.path):
+        if not isinstance(self.path, tuple) or not all(isinstance(part, PARTS) for part in self.path):
             raise UserError(f"a key's path must be texts and whole numbers, this is {self.path!r}")
 
     def fold(self, *parts: str | int) -> "Key":

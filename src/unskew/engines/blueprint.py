@@ -12,6 +12,7 @@ from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.machine import ready_device
+from unskew.core.packing import pack
 from unskew.core.types import ImageSet, Local, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.population import Population
@@ -102,6 +103,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     return ClientSide(
         algorithm=algorithm,
         network=network.to(device),
+        packed=pack(network),
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),
