@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
 
+METRICS = ("metric/loss", "metric/examples", "metric/visits")
+
 
 @dataclass(frozen=True)
 class ClientSide:
@@ -167,8 +169,9 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, algorithm.local)
     delta = _weighted_delta(side, shared, before, visit.weight, factor)
-    sums = _scalars({"weight": visit.weight, "scaled": visit.weight / factor}) | delta
-    sums |= _scalars({"metric/loss": loss, "metric/examples": sum(batches.counts), "metric/visits": 1})
+    numbers = (visit.weight, visit.weight / factor, loss, sum(batches.counts), 1)
+    weight, scaled, *metrics = torch.tensor(numbers, dtype=torch.float64).unbind()
+    sums = {"weight": weight, "scaled": scaled, **delta, **dict(zip(METRICS, metrics, strict=True))}
     features = _features(side, batches)
     visited = Visited(visit, shared, memory, model, counts, steps, algorithm.local, features, side.classifier)
     for statistic in algorithm.statistics:
@@ -205,10 +208,6 @@ def _weighted_delta(side: ClientSide, shared: Tensors, before: Tensor, weight: f
     if factor != 1:  # of parameters alone: buffers are averaged plainly
         torch._foreach_mul_([value for name, value in delta.items() if name.startswith("delta/params/")], factor)
     return delta
-
-
-def _scalars(values: dict[str, float]) -> Sums:
-    return dict(zip(values, torch.tensor(list(values.values()), dtype=torch.float64).unbind(), strict=True))
 
 
 JOBS: Mapping[str, Job] = {"survey": survey, "train": train}
