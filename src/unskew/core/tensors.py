@@ -1,6 +1,7 @@
 """Arithmetic over flat dicts of tensors: the state of a network, its differences, its sums."""
 
 import hashlib
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -90,9 +91,13 @@ def add(left: Sums | None, right: Sums) -> Sums:
 
 
 def finite(tensors: Tensors) -> bool:
-    """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at."""
-    sums = torch.stack([value.sum(dtype=torch.float64) for value in tensors.values()] or [torch.zeros(())])
-    return bool(sums.isfinite().all()) or all(bool(value.isfinite().all()) for value in tensors.values())
+    """Whether no entry holds NaN or infinity: a sum is either if one is, and only then every value is looked at.
+
+    Many entries may be views of one tensor; then that one is added up.
+    """
+    whole = {id(base): base for base in (value if value._base is None else value._base for value in tensors.values())}
+    total = sum(each.sum(dtype=torch.float64).item() for each in whole.values())
+    return math.isfinite(total) or all(bool(value.isfinite().all()) for value in tensors.values())
 
 
 def plan_layout(tensors: Tensors) -> tuple[Layout, int]:

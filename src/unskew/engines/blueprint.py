@@ -13,6 +13,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.images import StoredImages
 from unskew.core.machine import ready_device
+from unskew.core.packing import pack
 from unskew.core.types import ImageSet, Local, Split, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.photographs import open_photographs, with_memory
@@ -134,6 +135,7 @@ def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> C
     return ClientSide(
         algorithm=algorithm,
         network=network.to(device),
+        packed=pack(network),
         train=parts["train"],
         test=parts["test"],
         population=Population(data["population/order"].numpy(), data["population/offsets"].numpy()),

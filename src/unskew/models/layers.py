@@ -86,7 +86,7 @@ class _PhasedConvPool(torch.autograd.Function):
         out, inside, height, width = weight.shape
         placed = weight.reshape(out * inside, -1) @ _placement(height, width, weight.dtype)
         wide = placed.view(out, inside, 4, height + 1, width + 1).permute(2, 0, 1, 3, 4).flatten(0, 1)
-        phases = F.conv2d(x, wide, bias.repeat(4), stride=2)  # [B, 4·out, h, w]
+        phases = F.conv2d(x, wide, torch.cat((bias,) * 4), stride=2)  # [B, 4·out, h, w]
         pooled, index = torch.ops.aten.max_pool2d_with_indices(_stacked(phases), [4, 1], [4, 1])
         ctx.save_for_backward(x, wide, phases, index)
         return pooled.view(len(x), out, *phases.shape[2:])  # type: ignore[no-any-return]

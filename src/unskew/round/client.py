@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from unskew.core import tensors
 from unskew.core.key import Key, seeded
+from unskew.core.packing import Packed
 from unskew.core.types import Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
 
+METRICS = ("metric/loss", "metric/examples", "metric/visits")
+
 
 @dataclass(frozen=True)
 class ClientSide:
@@ -39,6 +42,7 @@ class ClientSide:
 
     algorithm: "Algorithm"
     network: Network
+    packed: Packed  # the network's tensors
     train: Pixels
     test: Pixels
     population: Population
@@ -70,6 +74,10 @@ class ClientSide:
         return []
 
     @cached_property
+    def _starts(self) -> list[tuple[Tensors, Tensor, Tensor]]:
+        return []
+
+    @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
         """[N], the classes of the training examples; on the CPU."""
         return self.train.labels.cpu().numpy()
@@ -93,6 +101,22 @@ class ClientSide:
         torch._foreach_copy_(list(self.weights.values()), [shared[name] for name in self.weights])
         if self.network.training != training:
             self.network.train(training)
+
+    def start(self, shared: Tensors) -> Tensor:
+        """Overwrite the network's tensors with the server's and train from there; the server's in float64, as packed.
+
+        They are packed once a round, not once a visit.
+        """
+        if not self._starts or self._starts[0][0] is not shared:
+            model = self.packed.copied(self.received(shared), self.packed.vector.dtype)
+            self._starts[:] = [(shared, model, model.cpu().double())]
+        _, model, exact = self._starts[0]
+        self.packed.vector.copy_(model)
+        for name in self.packed.others:
+            self.weights[name].copy_(shared[name])
+        if not self.network.training:
+            self.network.train()
+        return exact
 
     def logits(self, features: Tensor, classifier: nn.Linear | None = None) -> Tensor:
         """[B, d] -> [B, C], through the network's classifier or the given one, as the algorithm uses it."""
@@ -138,7 +162,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     batches = plan(side.population.examples(visit.client), visit.take, local, key)
     memory = {} if side.memory is None else side.memory.recall(visit)
     counts = side.counts(visit.client)
-    side.load(shared, training=True)
+    before = side.start(shared)
     received, recalled = side.received(shared), tensors.on_device(memory, side.device)
     with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
         loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device), local)
@@ -146,14 +170,10 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
-    sums = {
-        "weight": _scalar(visit.weight),
-        "scaled": _scalar(visit.weight / factor),
-        **_weighted_delta(shared, model, visit.weight, factor),
-        "metric/loss": _scalar(loss),
-        "metric/examples": _scalar(sum(batches.counts)),
-        "metric/visits": _scalar(1),
-    }
+    delta = _weighted_delta(side, shared, before, visit.weight, factor)
+    numbers = (visit.weight, visit.weight / factor, loss, sum(batches.counts), 1)
+    weight, scaled, *metrics = torch.tensor(numbers, dtype=torch.float64).unbind()
+    sums = {"weight": weight, "scaled": scaled, **delta, **dict(zip(METRICS, metrics, strict=True))}
     features = _features(side, batches)
     visited = Visited(visit, shared, memory, model, counts, steps, local, features, side.classifier)
     for statistic in algorithm.statistics:
@@ -179,17 +199,17 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
     return features
 
 
-def _weighted_delta(old: Tensors, new: Tensors, weight: float, factor: float) -> Sums:
+def _weighted_delta(side: ClientSide, shared: Tensors, before: Tensor, weight: float, factor: float) -> Sums:
     # float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit
-    before = tensors.flat({name: old[name] for name in new})
-    delta = tensors.shaped(before.sub_(tensors.flat(new)).mul_(weight), new, "delta/")
+    moved = torch.sub(before, side.packed.vector.cpu()).mul_(weight)
+    delta = side.packed.views(moved, "delta/")
+    for name in side.packed.others:
+        delta[f"delta/{name}"] = (shared[name].double() - side.weights[name].cpu().double()).mul_(weight)
+    if side.packed.others:
+        delta = {f"delta/{name}": delta[f"delta/{name}"] for name in side.weights}  # in the network's order
     if factor != 1:  # of parameters alone: buffers are averaged plainly
         torch._foreach_mul_([value for name, value in delta.items() if name.startswith("delta/params/")], factor)
     return delta
-
-
-def _scalar(value: float) -> Tensor:
-    return torch.tensor(float(value), dtype=torch.float64)
 
 
 JOBS: Mapping[str, Job] = {"survey": survey, "train": train}
