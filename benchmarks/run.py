@@ -13,6 +13,7 @@ import torch
 
 import analysis
 import calibration
+import frozen
 import methods
 import reliability
 import rounds
@@ -33,7 +34,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
     parser.add_argument(
-        "only", nargs="*", help="partitions large small idle crowd methods calibration analysis reliability"
+        "only", nargs="*", help="partitions large small idle crowd methods calibration analysis frozen reliability"
     )
     options = parser.parse_args()
     images = cifar10()
@@ -48,6 +49,7 @@ def main():
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
+        "frozen": lambda: frozen.suite(images),
         "reliability": lambda: reliability.suite(options.repeats),
     }
     lines = [

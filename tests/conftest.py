@@ -45,6 +45,7 @@ def real_data() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def quiet_surroundings(monkeypatch):
-    """No test sees the data folder of whoever runs it."""
+def quiet_surroundings(monkeypatch, tmp_path_factory):
+    """No test sees the data folder of whoever runs it, or leaves anything in the cache folder."""
     monkeypatch.delenv("UNSKEW_DATA", raising=False)
+    monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -72,7 +72,8 @@ class Pixels:
 
     def to(self, device: torch.device) -> "Pixels":
         """The same images on that device."""
-        return Pixels(*(value.to(device) for value in (self.images, self.labels, self.scale, self.offset)), self.size)
+        images, labels = self.images.to(device), self.labels.to(device)
+        return Pixels(images, labels, self.scale.to(device), self.offset.to(device), self.size)
 
     def batch(self, index: Tensor, shift: Tensor | None = None, flip: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The examples' normalised images [B, ch, H, W] and labels [B], on the device of the images."""
