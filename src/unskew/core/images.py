@@ -11,12 +11,9 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Split:
-    """Images and their labels, as they are in the files: bytes, not yet normalised.
+    """Images and their labels, as they are in the files: bytes, not yet normalised."""
 
-    Behind a frozen part the images are what it made of them, in float32; there may be several of an example.
-    """
-
-    images: npt.NDArray[np.uint8] | npt.NDArray[np.float32]  # [N, ch, H, W]
+    images: npt.NDArray[np.uint8]  # [N, ch, H, W]
     labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
 
     def __len__(self) -> int:

@@ -82,9 +82,10 @@ def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
     words = f"features of the frozen part: {format_bytes(size)} in {folder}"
     _check_room(folder, size)
     total = len(images.train) * (1 + frozen.views) + len(images.test)
+    splits = (("train", images.train), ("test", images.test))
     done, parts = 0, dict[str, Floats]()
     with _locked(folder), _Encoder(cut, frozen.blueprint) as encoder:
-        for part, split in (("train", images.train), ("test", images.test)):
+        for part, split in splits:
             kept = 1 + (frozen.views if part == "train" else 0)
             made: Floats = np.empty((len(split) * kept, *cut.shape), np.float32)
             for start in range(0, len(split), BLOCK):
@@ -97,7 +98,7 @@ def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
                     _write(file, fingerprint, rows)
                 done += len(rows)
             parts[part] = made
-    train, test = (Split(parts[part], split.labels) for part, split in (("train", images.train), ("test", images.test)))
+    train, test = (Split(parts[part], split.labels) for part, split in splits)  # type: ignore[arg-type]  # not bytes
     return replace(images, train=train, test=test)
 
 
