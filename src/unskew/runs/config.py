@@ -114,9 +114,13 @@ def fingerprint(config: Config) -> str:
 
 
 def deciding(config: Config) -> dict[str, Value]:
-    """The options that decide the result, with the values that the run had; an option that is None is left out."""
+    """The options that decide the result, with the values that the run had.
+
+    An option that is None is left out, and one that older runs do not know where it has its default.
+    """
     values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
-    return {name: value for name, value in values.items() if value is not None}
+    usual = {option.name: option.default for option in OPTIONS.values() if option.added_later}
+    return {n: value for n, value in values.items() if value is not None and (n not in usual or value != usual[n])}
 
 
 def from_python(value: Any) -> bool:

@@ -151,6 +151,8 @@ def to_json(result: Result) -> dict[str, Any]:
     """A result as result.json has it: without its folder and what is None, calibrations as a list."""
     values = {key: value for key, value in asdict(result).items() if value is not None}
     del values["path"]
+    if not result.notes:
+        del values["notes"]
     values["calibrations"] = list(values["calibrations"].values())
     return values
 
