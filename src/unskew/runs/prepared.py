@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unskew.core import tensors
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Tensors
 from unskew.data.population import Partition, Population
@@ -50,7 +51,12 @@ class Prepared:
         trained = tensors.of_module(self.blueprint.network())
         if self.finished is None:
             return {name: value for name, value in self.first.items() if name not in trained}
-        names = (name for name in tensors.of_module(self.blueprint.whole()) if name not in trained)
+        names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
+        if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
+            raise UserError(
+                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is not among them; was the "
+                "network changed since?"
+            )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
     def whole(self, model: Tensors) -> Tensors:
