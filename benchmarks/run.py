@@ -13,6 +13,7 @@ import torch
 
 import analysis
 import calibration
+import frozen
 import methods
 import million
 import reliability
@@ -37,7 +38,7 @@ def main():
     parser.add_argument(
         "only",
         nargs="*",
-        help="partitions large small idle crowd million methods calibration analysis reliability tables",
+        help="partitions large small idle crowd million methods calibration analysis frozen reliability tables",
     )
     options = parser.parse_args()
     images = cifar10()
@@ -53,6 +54,7 @@ def main():
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
+        "frozen": lambda: frozen.suite(images),
         "reliability": lambda: reliability.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),
     }

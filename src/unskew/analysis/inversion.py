@@ -53,6 +53,8 @@ def take_inversion(
     if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
         raise UserError("inversion takes examples and steps from 1, of from 2, lr above 0, smooth of 0 or more")
     side = run.side
+    if side.train.stored:
+        raise Missing("inversion needs images, and this run trained on the stored output of a frozen part")
     side.load(run.model, training=False)
     chosen = _chosen(side, examples, of)
     if not chosen:

@@ -1,4 +1,4 @@
-"""Weights from a file as a network's first weights: read safely, matched by name, whatever does not fit said or refused."""
+"""Weights from a file as a network's first weights: read safely and matched by name."""
 
 import zipfile
 from collections.abc import Mapping

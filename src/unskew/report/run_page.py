@@ -72,7 +72,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
         sections=[
             *(_section(run, each) for each in taken),
             Section("cost", "What it cost", _COST, [_costs(run)]),
-            Section("made", "How it was made", _made(run), [_settings(run)]),
+            Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
         ],
         footer=f"Made by unskew from {run.path.name}; weights {result.weights_sha256[:12]}.",
     )

@@ -11,7 +11,7 @@ import hashlib
 import os
 import queue
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
 from unskew.data.batches import SHIFT, Pixels, draws
+from unskew.data.scan import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.frozen import Cut, find_cut
 from unskew.models.layers import Network
@@ -40,9 +41,8 @@ from unskew.runs.starting import stored_bytes
 
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower
-FORMAT = "unskew features 1"
+FORMAT, ABOUT = "unskew features 1", "unskew"
 
-Say = Callable[[str, int, int], None]  # progress: the stage, how much is done, of how much
 Floats = npt.NDArray[np.float32]
 
 
@@ -128,8 +128,8 @@ class _Encoder:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._count, "features", torch.set_num_threads, (1,))
             for _ in range(self._count):
-                front = copy.deepcopy(self._cut.front).eval().to(self._device, memory_format=torch.channels_last)
-                self._free.put(front)
+                front = copy.deepcopy(self._cut.front).eval().to(self._device)
+                self._free.put(front.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
         examples = len(rows) // kept
         shaped = rows.reshape(examples, kept, *rows.shape[1:])
         work = [
@@ -168,20 +168,20 @@ def _of_front(cut: Cut, network: Network) -> Tensors:
 
 
 def _write(file: Path, fingerprint: str, rows: Floats) -> None:
-    about = {"fingerprint": fingerprint, "sha256": hashlib.sha256(rows.data).hexdigest()}
-    write_whole(file, save({"features": torch.from_numpy(rows)}, metadata=about))
+    about = f"{fingerprint} {hashlib.sha256(rows.data).hexdigest()}"  # one entry: several have no order
+    write_whole(file, save({"features": torch.from_numpy(rows)}, metadata={ABOUT: about}))
 
 
 def _read(file: Path, fingerprint: str, rows: Floats) -> bool:
     """Fill the rows from the file, if it is there, whole and of this fingerprint."""
     try:
         with safe_open(file, "numpy") as content:
-            about, there = content.metadata() or {}, content.get_tensor("features")
+            about, there = (content.metadata() or {}).get(ABOUT, ""), content.get_tensor("features")
     except (OSError, SafetensorError, ValueError, KeyError):
         return False
-    if about.get("fingerprint") != fingerprint or there.shape != rows.shape or there.dtype != np.float32:
+    if there.shape != rows.shape or there.dtype != np.float32:
         return False
-    if about.get("sha256") != hashlib.sha256(np.ascontiguousarray(there).data).hexdigest():
+    if about != f"{fingerprint} {hashlib.sha256(np.ascontiguousarray(there).data).hexdigest()}":
         return False
     rows[:] = there
     return True

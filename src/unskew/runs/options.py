@@ -144,7 +144,8 @@ class Config:
     )  # fmt: skip
     normalise: str | None = _option(
         None, "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.", metavar="NAME",
-        otherwise="as the pretrained network expects, or as the data set says", choices=NORMALISATIONS, added_later=True,
+        otherwise="as the pretrained network expects, or as the data set says", choices=NORMALISATIONS,
+        added_later=True,
     )  # fmt: skip
     views: int | None = _option(
         None, "How many augmented views of each image are stored behind a frozen part.", metavar="N", least=1,

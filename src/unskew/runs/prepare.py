@@ -2,7 +2,6 @@
 
 import hashlib
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,100 +14,25 @@ from unskew.core.machine import resolve_device
 from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
-from unskew.data.population import Clients, Ints, Partition, Population, emd
+from unskew.data.population import Ints, Partition, Population
 from unskew.data.scan import Say
 from unskew.data.sources import load
 from unskew.data.tables import cache_of, silent
 from unskew.data.validation import with_validation
-from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, dataset, pixels
-from unskew.models.layers import Network
+from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
-from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import FROM_PYTHON, Config, from_python
-from unskew.runs.features import Frozen, stored_features
 from unskew.runs.given import Given, parse_given
-from unskew.runs.recording import Recorded, parse_recording, plain_spelling
+from unskew.runs.prepared import Prepared as Prepared
+from unskew.runs.recording import parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
-from unskew.runs.starting import Starting, first_weights, starting
+from unskew.runs.starting import starting
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A federation ready to start.
-
-    With a validation part, ``images.test`` is that part, and ``population`` does not have it; ``partition`` is whole.
-    """
-
-    config: Config
-    images: ImageSet
-    partition: Partition
-    population: Population
-    blueprint: Blueprint
-    algorithm: Algorithm
-    data_sha256: str
-    baseline: Result | None
-    start: Starting
-    recordings: tuple[Recorded, ...] = ()
-    finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
-    say: Say = silent  # progress of what takes long
-
-    @cached_property
-    def first(self) -> Tensors:
-        """The whole network's weights before the first round."""
-        file = self.start.file
-        if self.finished is not None and self.config.pretrained is not None:
-            file = starting(self.config, self.images, self.blueprint.values.network, None).file
-        return first_weights(self.blueprint.whole(), file, Key(self.config.seed).fold("model"))
-
-    @cached_property
-    def frozen(self) -> Tensors:
-        """The weights that nobody trains, by the names of ``tensors.of_module``; none where all are trained."""
-        if self.blueprint.layers is None:
-            return {}
-        trained = tensors.of_module(self.blueprint.network())
-        if self.finished is None:
-            return {name: value for name, value in self.first.items() if name not in trained}
-        names = (name for name in tensors.of_module(self.blueprint.whole()) if name not in trained)
-        return {name: self.finished[name.partition("/")[2]] for name in names}
-
-    def whole(self, model: Tensors) -> Tensors:
-        """The whole network's weights with those that were trained in their places."""
-        if self.blueprint.layers is None:
-            return model
-        names = tensors.of_module(self.blueprint.whole())
-        return {name: model[name] if name in model else self.frozen[name] for name in names}
-
-    def initialise(self, network: Network) -> None:
-        """Give what is trained the weights that it has before the first round."""
-        tensors.overwrite(network, self.first)
-
-    @cached_property
-    def data(self) -> Tensors:
-        """All that the clients hold: images, or what a frozen part makes of them, which is computed once."""
-        images = self.images
-        if self.blueprint.stored:
-            network = self.blueprint.whole()
-            tensors.overwrite_some(network, self.frozen)
-            parts = pixels(self.blueprint, dataset(images, self.population))
-            frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
-            images = stored_features(frozen, images, self.say)
-        return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
-
-    @cached_property
-    def emd(self) -> float:
-        """The partition's EMD."""
-        return emd(self.partition.client, self.images.train.labels, len(self.images.classes))
-
-    @cached_property
-    def test_owners(self) -> Clients | None:
-        """[n], the client that each test image belongs to; None where that is not known."""
-        return test_owners(self.partition.names, self.images.test_users)
 
 
 @dataclass(frozen=True)

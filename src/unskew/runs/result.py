@@ -195,6 +195,8 @@ def to_json(result: Result) -> dict[str, Any]:
     """A result as result.json has it: without its folder and what is None, calibrations as a list."""
     values = asdict(result)
     del values["path"]
+    if not result.notes:
+        del values["notes"]
     values["calibrations"] = [_known(row) for row in values["calibrations"].values()]
     return _known(values)
 

@@ -143,7 +143,7 @@ def _rehearse(prepared: Prepared) -> None:
     side = build(prepared.blueprint, data)
     prepared.initialise(side.network)
     for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
-        check_visit(size, side.algorithm.local, prepared.images.shape)
+        check_visit(size, side.algorithm.local, prepared.blueprint.shape)
     draw(side.algorithm, Key(prepared.config.seed), 1, prepared.population.roster, prepared.config.per_round or 1)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
     for finisher in side.algorithm.finish:

@@ -1,0 +1,63 @@
+"""What storing the frozen part's output saves: a round of EfficientNet-Lite0 on features and through the encoder."""
+
+import os
+import resource
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import unskew
+from measure import Row, at_least
+from unskew.core.cache import VARIABLE
+from unskew.core.types import Split
+from unskew.runs import starting
+
+IMAGES, TEST, CLIENTS, SIDE, ROUNDS = 600, 100, 10, 96, 3
+
+
+def suite(images):
+    """All rows: the same images, the same layers trained, with and without storing."""
+    few = replace(
+        images,
+        train=Split(images.train.images[:IMAGES], images.train.labels[:IMAGES]),
+        test=Split(images.test.images[:TEST], images.test.labels[:TEST]),
+        users=None,
+    )
+    with tempfile.TemporaryDirectory() as folder, _cache(folder):
+        for train in ("classifier", "last(2)"):
+            began = time.perf_counter()
+            stored = _round(few, train, Path(folder) / f"stored-{train}")
+            first = time.perf_counter() - began - ROUNDS * stored
+            share, starting.MEMORY_SHARE = starting.MEMORY_SHARE, 1e15  # no memory for features: none are stored
+            try:
+                through = _round(few, train, Path(folder) / f"through-{train}")
+            finally:
+                starting.MEMORY_SHARE = share
+            words = f"{IMAGES} images of {SIDE}x{SIDE}: {through:.2f} s through the encoder, {stored:.3f} s on features"
+            yield at_least(f"--train {train}: a round on stored features", through / stored, "times as fast", 20, words)
+            yield Row(f"--train {train}: before the first round, features computed", first, "s")
+    yield Row("peak memory of all this", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, "GB")
+
+
+def _round(images, train, path):
+    """Median seconds of a round, without the test images."""
+    result = unskew.run(
+        data=images, partition="iid", clients=CLIENTS, rounds=ROUNDS, epochs=1, batch=32, model="efficientnet-lite0",
+        resize=SIDE, train=train, evaluate_every=ROUNDS, engine="loop", out=path,
+    )  # fmt: skip
+    return sorted(row["seconds"] for row in result.history)[ROUNDS // 2]
+
+
+@contextmanager
+def _cache(folder):
+    """The cache folder is a new one, so that features are computed and not found."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = folder
+    try:
+        yield
+    finally:
+        os.environ.pop(VARIABLE)
+        if before is not None:
+            os.environ[VARIABLE] = before
