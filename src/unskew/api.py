@@ -45,6 +45,7 @@ def run(
     method: Method | None = None,
     model: Model | None = None,
     rounds: int | None = None,
+    start: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
     lr: float | None = None,

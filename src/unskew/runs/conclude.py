@@ -1,7 +1,7 @@
 """The end of a run: its result, and all that goes into the run folder with it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from unskew.core import tensors
@@ -24,16 +24,22 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared, skew
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, Result, to_json
+from unskew.runs.result import RESULT, Calibration, Result, to_json
 from unskew.runs.seals import seal
+from unskew.runs.start import Begun
 
 
 def conclude(
     prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
-    engine: str, seconds: float, metrics: LineFile, during: LineFile,
+    engine: str, seconds: float, metrics: LineFile, during: LineFile, begun: Begun | None = None,
+    start: Calibration | None = None,
 ) -> Result:  # fmt: skip
-    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
+    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last.
+
+    ``begun`` is how well the initial model does, for a run without rounds; ``start`` what made its classifier.
+    """
     config, rows = prepared.config, metrics.rows()
+    last = rows[-1] if rows else asdict(begun)  # type: ignore[arg-type]  # without rounds the beginning is the end
     spent: Spent | None = None
     for each in calibrated:
         spent = with_release(spent, each.classifier.report.release)
@@ -49,13 +55,13 @@ def conclude(
         rounds=config.rounds,
         seed=config.seed,
         engine=engine,
-        accuracy=rows[-1]["accuracy"],
-        loss=rows[-1]["loss"],
+        accuracy=last["accuracy"],
+        loss=last["loss"],
         emd=skew(prepared.partition, prepared.images),
         examples=examples,
         seconds=seconds,
         examples_per_second=examples / max(working, 1e-9),
-        bytes_up=sum(row["bytes_up"] for row in rows),
+        bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
         bytes_down=sum(row["bytes_down"] for row in rows),
         weights_sha256=tensors.sha256(model),
         model=config.model or "",
@@ -65,6 +71,7 @@ def conclude(
         calibrations={each.result.name: each.result for each in calibrated},
         settings=configs.deciding(config),
         privacy=spent,
+        start=start,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:
@@ -73,6 +80,8 @@ def conclude(
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
     files = {MODEL: model_bytes(model, classifier)}
+    if not metrics.mark.bytes:
+        files[METRICS] = b""  # a run without rounds has the file too
     files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
               for each in calibrated}  # fmt: skip
     drop_memories(path)  # before the result, which says that nothing is left to do

@@ -39,6 +39,7 @@ from unskew.runs.metrics import METRICS, metrics_row
 from unskew.runs.prepare import Overview, Prepared, first_visits, overview
 from unskew.runs.recorded import DURING
 from unskew.runs.result import Result
+from unskew.runs.start import Begun, begin, evaluated
 
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
@@ -68,6 +69,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             engine.pin(first.clients.values())
         done = (first, metrics.mark, during.mark)  # a state and how much of each file belongs to it, changed as one
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
+        begun: Begun | None = None
 
         def save() -> None:
             metrics.sync()
@@ -77,6 +79,14 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             engine.pin(done[0].clients.values())
 
         try:
+            if prepared.start is not None and progress.start is None:
+                first, begun = begin(first.tensors, prepared.start, side, engine, key, observe)
+                progress, done = replace(progress, start=begun.start), (first, metrics.mark, during.mark)
+                save()
+                observe(begun)
+            elif config.rounds == 0:
+                begun = replace(evaluated(first, side, engine, key), start=progress.start)
+                observe(begun)
             for state, row in driver.run(
                 side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
                 skip_failures=config.on_failure == "skip",
@@ -85,6 +95,8 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or state.round % config.evaluate_every == 0:
                     score = evaluate(engine, state.tensors, len(prepared.images.test), key)
                     row = replace(row, accuracy=score.accuracy, loss=score.loss)
+                if state.round == 1 and progress.start is not None:  # as what a survey asks before the first round
+                    row = replace(row, bytes_up=row.bytes_up + progress.start.bytes_up)
                 if (line := recorder.line(state, engine)) is not None:
                     during.append(line)
                 if "model" in recorder.due(state.round):
@@ -95,6 +107,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     save()
                     saved = time.monotonic()
             model, calibrated = driver.as_used(side.algorithm, done[0].tensors, side.classifier), list[Calibrated]()
+            started = begun, progress.start
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:
@@ -105,10 +118,12 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             try:
                 finish(engine, side, model, side.algorithm, key, keep)
             except UserError as error:  # resuming would fail in the same way: what was trained is written now
-                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
+                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *started)
                 again = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {again}") from error
-            return conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during)
+            return conclude(
+                prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *started
+            )
         except BaseException:
             if done[0].round:
                 save()
@@ -164,5 +179,7 @@ def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> 
     visits = first_visits(prepared)
     held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
     steps = rounds * sum(steps_for(size, side.algorithm.local) for size in held)
+    if not config.rounds:  # statistics and evaluation: a pass over all images, without gradients
+        steps = steps_for(prepared.population.roster.examples, replace(side.algorithm.local, epochs=1)) // 3
     work = steps * engines.seconds_per_step(side, min(config.batch, max(1, sum(held) // len(held))))
     return engines.choose("auto", workers, work, len(visits))

@@ -14,6 +14,7 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.evaluation import evaluate
 from unskew.runs.result import Calibration
+from unskew.runs.start import Begun
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Calibrated:
     notes: tuple[str, ...]
 
 
-Event = Gathering | Forecasted | Calibrated
+Event = Gathering | Forecasted | Calibrated | Begun
 
 
 def finish(

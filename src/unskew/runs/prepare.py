@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from unskew import methods, models
+from unskew.calibration.feasible import named
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -23,6 +24,7 @@ from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.given import Given, parse_given
 from unskew.runs.recording import Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
+from unskew.runs.start import parse_start
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
@@ -41,6 +43,7 @@ class Prepared:
     data_sha256: str
     baseline: Result | None
     recordings: tuple[Recorded, ...] = ()
+    start: Algorithm | None = None  # the calibration that makes the initial classifier
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,9 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
     algorithm = algorithm_for(filled.local())
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
+    start = parse_start(filled.start, algorithm) if filled.start else None
+    if start is not None:
+        filled = replace(filled, start=named(start.finish[0], start))
     blueprint = Blueprint(
         method, filled.model or "", images.shape, classes, filled.local(), device=filled.device, crosses=given.crosses,
         values=Values(algorithm, given.model),
@@ -106,7 +112,7 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
     sha256 = _fingerprint(images)
     baseline = _baseline(config.baseline, sha256) if config.baseline else None
     population = Population.from_partition(parts)
-    return Prepared(filled, images, parts, population, blueprint, algorithm, sha256, baseline, recordings)
+    return Prepared(filled, images, parts, population, blueprint, algorithm, sha256, baseline, recordings, start)
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:

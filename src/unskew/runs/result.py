@@ -64,6 +64,7 @@ class Result:
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
     weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
     privacy: Spent | None = None  # what the statistics released with noise promise together
+    start: Calibration | None = None  # what made the initial classifier (--start), evaluated before the first round
     settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
 
     @property
@@ -108,6 +109,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
     rows += privacy_rows(result)
+    rows += start_rows(result)
     rows += [
         (
             "trained",
@@ -118,6 +120,14 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     if result.failures:
         rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
     return [*rows, ("run", str(result.path))]
+
+
+def start_rows(result: Result) -> list[tuple[str, str]]:
+    """The calibration that training started from, in words; no row where there is none."""
+    if (made := result.start) is None:
+        return []
+    costs = f"{format_bytes(made.bytes_up)} up, {format_duration(made.seconds)}"
+    return [(f"start {made.name}", f"{made.accuracy:.2%}, loss {made.loss:.4f}; {costs}")]
 
 
 def privacy_rows(result: Result) -> list[tuple[str, str]]:
@@ -165,6 +175,7 @@ def read_result(path: Path) -> Result:
     values = json_object(content, file)
     try:
         rows, settings = values.pop("calibrations", None), values.pop("settings", None)
+        start = values.pop("start", None)
         if not isinstance(rows, list):
             raise ValueError("it has no list of calibrations")
         if not isinstance(settings, dict | None):
@@ -174,6 +185,7 @@ def read_result(path: Path) -> Result:
             "calibrations": {each.name: each for each in calibrations},
             "privacy": Spent.of_json(values.pop("privacy", None)),
             "settings": settings or _settings(path),
+            "start": None if start is None else record_from(Calibration, start),
         }
         return record_from(Result, values, path=path, **ready)
     except ValueError as error:

@@ -31,6 +31,7 @@ from unskew.runs.given import take_same, take_values
 from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
 from unskew.runs.result import RESULT, Result
+from unskew.runs.start import check_start
 from unskew.runs.stop import STOP, StopRun
 
 PARTITION = "partition.npz"
@@ -128,6 +129,8 @@ def _rehearse(prepared: Prepared) -> None:
     for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
         check_visit(size, side.algorithm.local, prepared.images.shape)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
+    if prepared.start is not None:
+        check_start(prepared.start, side)
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
 
