@@ -59,6 +59,7 @@ def run(
     normalise: str | None = None,
     views: int | None = None,
     rounds: int | None = None,
+    start: str | None = None,
     epochs: int | None = None,
     batch: int | None = None,
     lr: float | None = None,

@@ -40,7 +40,7 @@ def direction(rows):
 
 
 def plain_ridge(features, labels, strength, weights):
-    """In numpy, on the examples themselves: w = (XᵀVX + λI)⁻¹XᵀVY around the weighted means, V of the weights' sum 1."""
+    """In numpy, on the examples themselves: w = (XᵀVX + λI)⁻¹XᵀVY around the weighted means, ΣV = 1."""
     x, y, v = features.numpy(), np.eye(C)[labels.numpy()], weights / weights.sum()
     middle, shares = v @ x, v @ y
     x, y = x - middle, y - shares

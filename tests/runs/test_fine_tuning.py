@@ -12,7 +12,7 @@ import unskew
 from unskew.checks.small import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
-from unskew.runs import features, starting
+from unskew.runs import features, first_model
 from unskew.runs.finish import Stage
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}
@@ -61,7 +61,7 @@ def test_only_the_last_layers_are_trained_sent_and_counted(source, tuned):
 def test_stored_output_trains_as_the_frozen_part_itself_does(tuned, monkeypatch):
     stored, _ = tuned("stored")
     assert not any("runs again at every step" in note for note in stored.notes)
-    monkeypatch.setattr(starting, "MEMORY_SHARE", 1e15)
+    monkeypatch.setattr(first_model, "MEMORY_SHARE", 1e15)
     through, stages = tuned("through")
     assert not stages
     assert any("the frozen part runs again at every step" in note for note in through.notes)

@@ -10,7 +10,7 @@ from unskew.analysis.elements import Column, Element, Table
 from unskew.analysis.measure import Comparison, Measure
 from unskew.analysis.seeds import setting_names, settings_of
 from unskew.charts import Axis, Band, Chart, Line, Mark
-from unskew.core.errors import UserError
+from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.runs.study import FinishedRun
 
@@ -45,6 +45,8 @@ def take_curves(run: FinishedRun) -> Curves:
     Reference: Hsu, Qi and Brown 2020, Figures 6 and 7.
     """
     rows, result = run.rows, run.result
+    if run.config.rounds == 0:
+        raise Missing("the run has no rounds (--rounds 0): nothing was trained, and there is no curve")
     batches = list(accumulate(int(row.get("batches_max", 0)) for row in rows))
     sent = list(accumulate(int(row["bytes_up"] + row["bytes_down"]) for row in rows))
     seconds = list(accumulate(float(row["seconds"]) for row in rows))

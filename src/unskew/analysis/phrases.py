@@ -10,7 +10,7 @@ MAX_RUNS_NAMED = 8  # in a sentence
 
 def after(number: int, rounds: int) -> str:
     """When local models were made from the model after that round."""
-    return "after the last round" if number == rounds else f"in round {number + 1}"
+    return "after the last round" if number == rounds > 0 else f"in round {number + 1}"
 
 
 def layer_words(layer: str) -> str:

@@ -35,4 +35,4 @@ def setting_names(settings: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _option(key: str, value: str) -> str:
-    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value}"
+    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value or 'none'}"

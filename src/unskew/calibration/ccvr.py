@@ -50,4 +50,4 @@ def ccvr(
         absent = sorted(set(range(last_linear(head).out_features)) - set(labels.tolist()))
         return Made(*retrained(head, transformation(features), labels, descent, key, absent), reports, transformation)
 
-    return Finisher(make, StatisticsRequest(form, layers, components=components), virtual=per_class)
+    return Finisher(make, StatisticsRequest(form, layers, components=components), virtual=per_class, bends=relu)

@@ -68,6 +68,7 @@ class Finisher:
     needs: StatisticsRequest | RealFeatures = field(default_factory=StatisticsRequest)
     bound: bool = False  # a bound for study: it sees what no server may see
     virtual: int = 0  # features that it draws for each class: refused before the first round if memory lacks
+    bends: bool = False  # features pass a transformation before its classifier
     text: str = ""  # its plainest spelling, which is its name in results; @finisher fills it in
 
     def __call__(self, algorithm: Any) -> Any:

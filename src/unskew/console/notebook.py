@@ -68,8 +68,9 @@ class NotebookView:
         remaining = f", {format_duration(left)} left" if trained > 0 and done < self._rounds else ""
         lines = [
             f"<b>{escape(self._title)}</b>",
-            f'<progress value="{done}" max="{max(1, self._rounds)}"></progress> '
-            f"round {done} of {self._rounds}{remaining}",
+            f'<progress value="{done}" max="{self._rounds}"></progress> round {done} of {self._rounds}{remaining}'
+            if self._rounds
+            else "rounds 0: nothing is trained",
             *map(escape, filter(None, (self._figures, *self._lines))),
         ]
         picture = accuracy_picture(self._rows, on=self._on)

@@ -25,7 +25,8 @@ from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.config import Config
 from unskew.runs.finish import Event, Stage
 from unskew.runs.prepare import Overview
-from unskew.runs.result import Result, clients_rows, privacy_rows, stopping_rows
+from unskew.runs.result import Result, clients_rows, privacy_rows, start_rows, stopping_rows
+from unskew.runs.start import Begun
 
 
 class Screen:
@@ -39,6 +40,7 @@ class Screen:
         self._first = 0
         self._stages: StageProgress | None = None
         self._told = -1  # tenths of the stage that were printed
+        self._done = 0  # the last round
 
     def __call__(self, event: Overview | Metrics | Event) -> None:
         """Show the event."""
@@ -49,7 +51,8 @@ class Screen:
         elif isinstance(event, Stage):
             self._stage(event)
         else:
-            self.close()
+            if self._done >= self._rounds:
+                self.close()
             for line in calibration_lines(event):
                 self._console.print(line, markup=False, soft_wrap=True)
 
@@ -81,9 +84,10 @@ class Screen:
         self._console.print(_facts(overview_rows(seen)))
         config = seen.config
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
+        self._done = seen.first_round - 1
         if seen.first_round > 1:
             self._console.print(f"resuming after round {seen.first_round - 1}")
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
+        if self._rounds and self._console.is_terminal and not self._console.is_dumb_terminal:
             self._view = View(self._console, seen)
 
     def _round(self, row: Metrics) -> None:
@@ -93,6 +97,7 @@ class Screen:
                 markup=False,
                 soft_wrap=True,
             )
+        self._done = row.round
         figures = round_figures(row)
         if self._view is not None:
             self._view.round(row, figures)
@@ -139,8 +144,11 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         (
             "method",
             f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
-            f"{_steps(seen.local)}",
+            f"{_steps(seen.local)}"
+            if config.rounds
+            else f"{config.method}; {_untrained(seen)}",
         ),
+        *([("start", f"the classifier of {config.start}")] if config.start else []),
         *(("", f"note: {note}") for note in (*_overruled(seen), *_stopping(config))),
         *_baseline(seen),
         ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
@@ -175,6 +183,11 @@ def calibration_lines(event: Event) -> list[str]:
             f"the classifier gets {seen.before:.1%} of features drawn from them right, a discriminant {seen.after:.1%}"
         )
         return [f"{words}; {gain}"]
+    if isinstance(event, Begun):
+        made = event.start
+        name = "before training" if made is None else f"start {made.name}"
+        took = "" if made is None else f", {format_duration(made.seconds)}"
+        return [*(f"{name}: note: {note}" for note in event.notes), f"{name}: accuracy {event.accuracy:.2%}{took}"]
     row = event.result
     return [
         *(f"{row.name}: note: {note}" for note in event.notes),
@@ -195,6 +208,7 @@ def summary(result: Result) -> Table:
         rows.append((f"after {name}", Text.assemble((f"{row.accuracy:.2%}", "bold"), cost)))
     rows += clients_rows(result)
     rows += privacy_rows(result)
+    rows += start_rows(result)
     rows += [
         (
             "trained",
@@ -219,6 +233,13 @@ def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
     for word, fact in rows:
         table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)
     return table
+
+
+def _untrained(seen: Overview) -> str:
+    """What a run without rounds does."""
+    if seen.algorithm.finish:
+        return "rounds 0: nothing is trained, the initial model is calibrated"
+    return "rounds 0: nothing is trained, the initial model is evaluated as it is"
 
 
 def _who_comes(visits: Sequence[Visit]) -> str:

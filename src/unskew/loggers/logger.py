@@ -13,6 +13,7 @@ from unskew.runs.finish import Calibrated, Event
 from unskew.runs.folder import calibration_file
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
+from unskew.runs.start import Begun
 
 Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
 Figures = Mapping[str, float]  # of a round, by name
@@ -90,6 +91,10 @@ class Logger:
                 self._round(backend, row)
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
+        elif isinstance(event, Begun):
+            figures = {"accuracy": event.accuracy, "loss": event.loss}
+            final = {f"final/{name}": value for name, value in figures.items()} if not self._rounds else {}
+            backend.write(0, {f"start/{name}": value for name, value in figures.items()} | final)
         elif isinstance(event, Calibrated):
             made, name = event.result, calibration_file(Path(), event.result.name).stem
             figures = {"accuracy": made.accuracy, "loss": made.loss, "bytes_up": float(made.bytes_up)}

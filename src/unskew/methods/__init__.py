@@ -2,10 +2,11 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 from unskew.core import text
-from unskew.core.errors import nearest
+from unskew.core.errors import UserError, nearest
 from unskew.core.plugins import load_function
 from unskew.core.types import Local
 from unskew.methods.adaptive import fedadagrad, fedadam, fedyogi
@@ -54,6 +55,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "private": private,
 }
 
+NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")  # slots
+
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
     """The algorithm that a method's text describes, on top of FedAvg with these local settings, or of ``base``.
@@ -61,6 +64,18 @@ def parse_method(source: str, local: Local | None = None, base: Algorithm | None
     Methods of other packages are written ``package.module:function(…)``.
     """
     return compose(parse_methods(source), base or Algorithm(local=local or Local()))
+
+
+def parse_calibrations(source: str) -> Algorithm:
+    """The calibrations of a text and what protects their statistics; methods that change the training are refused."""
+    base = Algorithm()
+    algorithm = parse_method(source, base=base)
+    for slot in fields(Algorithm):
+        if slot.name not in NEED_NO_TRAINING and getattr(algorithm, slot.name) is not getattr(base, slot.name):
+            raise UserError(f"{source!r} changes the training ({slot.name}); name calibrations alone")
+    if not algorithm.finish:
+        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
+    return algorithm
 
 
 def parse_methods(source: str) -> list[Named]:

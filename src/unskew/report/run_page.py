@@ -101,6 +101,8 @@ def _headlines(taken: Sequence[Taken]) -> list[str]:
 def _costs(run: FinishedRun) -> Table:
     result = run.result
     rows: list[list[Cell]] = [["training", result.bytes_up, result.bytes_down, result.seconds, result.accuracy]]
+    if (start := result.start) is not None:
+        rows.append([f"of it the start, by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
     for each in result.calibrations.values():
         rows.append([f"calibration by {each.name}", each.bytes_up, None, each.seconds, each.accuracy])
     columns = [Column("what"), Column("sent up", "bytes"), Column("sent down", "bytes"), Column("time", "seconds"),
@@ -142,6 +144,8 @@ def _who(run: FinishedRun) -> str:
     result = run.result
     if "centralised" in result.method:
         return "all examples in one place"
+    if not result.rounds:
+        return counted(result.clients, "client")
     return f"{result.per_round:,} of {counted(result.clients, 'client')} a round"
 
 

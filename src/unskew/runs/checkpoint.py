@@ -18,6 +18,7 @@ from unskew.core.tensors import sha256, under
 from unskew.core.types import ServerState, Tensors
 from unskew.round.client_memory import ticket_of
 from unskew.runs.lines import Mark
+from unskew.runs.result import Calibration
 from unskew.runs.seals import UNREADABLE, read_tensors, seal
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
@@ -37,6 +38,7 @@ class Progress:
     metrics_sha256: str = ""  # of these bytes; empty in checkpoints of earlier versions
     during_bytes: int | None = None  # None: all rounds of during.jsonl up to the state's own
     during_sha256: str = ""
+    start: Calibration | None = None  # the calibration that made the initial classifier
 
     @property
     def metrics(self) -> Mark:
@@ -114,7 +116,9 @@ def load_state(file: Path) -> tuple[ServerState, Progress]:
         number = about.pop("round", None)
         if type(number) is not int or number < 0:
             raise ValueError(f"{number!r} is not a round")
-        progress = record_from(Progress, about)
+        start = about.pop("start", None)
+        made = None if start is None else record_from(Calibration, start)
+        progress = record_from(Progress, about, start=made)
         if progress.metrics_bytes < 0 or (progress.during_bytes or 0) < 0:
             raise ValueError("a length is negative")
         state = ServerState(

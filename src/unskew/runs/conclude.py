@@ -28,21 +28,24 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, TEST, VALIDATION, Result, to_json
+from unskew.runs.result import RESULT, TEST, VALIDATION, Calibration, Result, to_json
 from unskew.runs.seals import seal
 
 
 def conclude(
     prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
     engine: str, seconds: float, metrics: LineFile, during: LineFile, score: Evaluation,
+    start: Calibration | None = None,
 ) -> Result:  # fmt: skip
-    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
+    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last.
+
+    ``score`` is how well the model does, ``start`` what made its initial classifier.
+    """
     config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
     spent: Spent | None = None
     for each in calibrated:
         spent = with_release(spent, each.classifier.report.release)
     best = best_row(rows, config.monitor) if config.patience else None
-    final = best or rows[-1]
     scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
     held = prepared.partition, prepared.images.train.labels, prepared.test_owners
     seen = {name: told(*held, each) for name, each in scores.items()}
@@ -58,13 +61,13 @@ def conclude(
         rounds=len(rows),
         seed=config.seed,
         engine=engine,
-        accuracy=final["accuracy"],
-        loss=final["loss"],
+        accuracy=score.accuracy,
+        loss=score.loss,
         emd=prepared.emd,
         examples=examples,
         seconds=seconds,
         examples_per_second=examples / max(working, 1e-9),
-        bytes_up=sum(row["bytes_up"] for row in rows),
+        bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
         bytes_down=sum(row["bytes_down"] for row in rows),
         weights_sha256=tensors.sha256(model),
         model=config.model or "",
@@ -78,10 +81,11 @@ def conclude(
         clients_accuracy=spread(*seen[OWN]),
         settings=configs.deciding(config),
         privacy=spent,
-        notes=list(prepared.start.notes),
+        notes=list(prepared.first_model.notes),
         best_round=best["round"] if best else None,
         stopped_at=len(rows) if len(rows) < config.rounds else None,
         evaluated_on=VALIDATION if config.validation else TEST,
+        start=start,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
     if prepared.baseline is not None:
@@ -90,6 +94,8 @@ def conclude(
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
     files = {MODEL: model_bytes(model, classifier), CLIENTS: arrays_bytes(to_arrays(seen))}
+    if not metrics.mark.bytes:
+        files[METRICS] = b""  # a run without rounds has the file too
     files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
               for each in calibrated}  # fmt: skip
     drop_memories(path)  # before the result, which says that nothing is left to do

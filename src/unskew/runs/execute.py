@@ -40,6 +40,7 @@ from unskew.runs.metrics import METRICS, metrics_row
 from unskew.runs.prepare import Overview, Prepared, first_visits, overview
 from unskew.runs.recorded import DURING
 from unskew.runs.result import Result
+from unskew.runs.start import Begun, begin, evaluated
 
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
@@ -72,6 +73,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         scored: tuple[int, Evaluation] | None = None  # the last evaluation, and after which round it was
         by_image = prepared.test_owners is not None
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
+        begun: Begun | None = None
 
         def save() -> None:
             metrics.sync()
@@ -86,6 +88,13 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             engine.pin(done[0].clients.values())
 
         try:
+            if prepared.start is not None and progress.start is None:
+                first, begun = begin(first.tensors, prepared.start, side, engine, key, observe)
+                progress, done = replace(progress, start=begun.start), (first, metrics.mark, during.mark)
+                save()
+                observe(begun)
+            elif config.rounds == 0:
+                observe(replace(evaluated(first, side, engine, key), start=progress.start))
             rounds = driver.run(
                 side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
                 skip_failures=config.on_failure == "skip",
@@ -96,6 +105,8 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                     score = evaluate(engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last)
                     scored = (state.round, score) if last or not by_image else None
                     row = replace(row, accuracy=score.accuracy, loss=score.loss)
+                if state.round == 1 and progress.start is not None:  # as what a survey asks before the first round
+                    row = replace(row, bytes_up=row.bytes_up + progress.start.bytes_up)
                 if (line := recorder.line(state, engine)) is not None:
                     during.append(line)
                 if "model" in recorder.due(state.round):
@@ -115,6 +126,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             if scored is None or scored[0] != final.round:  # resumed after its last round, or an earlier one was best
                 again = evaluate(engine, final.tensors, len(prepared.images.test), key, by_image=by_image)
                 scored = (final.round, again)
+            ending = scored[1], progress.start
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
 
             def keep(event: Event) -> None:
@@ -125,13 +137,11 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             try:
                 finish(engine, side, model, side.algorithm, key, keep, by_image=by_image)
             except UserError as error:  # resuming would fail in the same way: what was trained is written now
-                conclude(
-                    prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, scored[1]
-                )
+                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending)
                 instead = f"the run is finished without it; another: unskew calibrate {path} METHOD"
                 raise UserError(f"{error}; {instead}") from error
             return conclude(
-                prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, scored[1]
+                prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending
             )
         except BaseException:
             if done[0].round:
@@ -188,5 +198,7 @@ def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> 
     visits = first_visits(prepared)
     held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
     steps = rounds * sum(steps_for(size, side.algorithm.local) for size in held)
+    if not config.rounds:  # statistics and evaluation: a pass over all images, without gradients
+        steps = steps_for(prepared.population.roster.examples, replace(side.algorithm.local, epochs=1)) // 3
     work = steps * engines.seconds_per_step(side, min(config.batch, max(1, sum(held) // len(held))))
     return engines.choose("auto", workers, work, len(visits))

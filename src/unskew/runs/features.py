@@ -37,7 +37,7 @@ from unskew.data.scan import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.frozen import Cut, find_cut
 from unskew.models.layers import Network
-from unskew.runs.starting import stored_bytes
+from unskew.runs.first_model import stored_bytes
 
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower

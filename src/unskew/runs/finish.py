@@ -14,6 +14,7 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs.result import Calibration
+from unskew.runs.start import Begun
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Stage:
     total: int
 
 
-Event = Gathering | Forecasted | Calibrated | Stage
+Event = Gathering | Forecasted | Calibrated | Stage | Begun
 
 
 def finish(

@@ -5,7 +5,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,6 @@ from unskew.runs.manifest import require_sealed, write_sealed
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.result import RESULT, Result, read_result, to_json
 from unskew.runs.seals import seal
-
-NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")
 
 
 @neutral()
@@ -160,17 +158,10 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
 
 def _algorithm(source: str | Finisher) -> Algorithm:
     """The calibrations of a text; methods that need training are refused."""
-    base = Algorithm()
     if isinstance(source, Finisher):
-        changed: Algorithm = source(base)
+        changed: Algorithm = source(Algorithm())
         return changed
-    algorithm = methods.parse_method(source, base=base)
-    for slot in fields(Algorithm):
-        if slot.name not in NEED_NO_TRAINING and getattr(algorithm, slot.name) is not getattr(base, slot.name):
-            raise UserError(f"{source!r} changes the training ({slot.name}), which is over; name calibrations alone")
-    if not algorithm.finish:
-        raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
-    return algorithm
+    return methods.parse_calibrations(source)
 
 
 def plain_name(source: str) -> str:

@@ -151,7 +151,13 @@ class Config:
         None, "How many augmented views of each image are stored behind a frozen part.", metavar="N", least=1,
         most=MAX_VIEWS, otherwise="none: only the plain image", added_later=True,
     )  # fmt: skip
-    rounds: int = _count(20, "How many rounds.")
+    rounds: int = _option(
+        20, "How many rounds; 0 trains nothing and calibrates the initial model.", metavar="N", least=0, most=MAX_COUNT
+    )
+    start: str | None = _option(
+        None, "A calibration whose classifier training starts from: lda | ridge | ccvr | …", metavar="TEXT",
+        otherwise="the model's own classifier", added_later=True,
+    )  # fmt: skip
     epochs: int = _count(5, "How often a client passes over its examples in a round.")
     batch: int = _count(64, "How many examples make a step.")
     lr: float = _option(0.01, "The clients' learning rate.", metavar="X", above=0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from unskew import methods, models
+from unskew.calibration.feasible import named
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -25,11 +26,12 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
+from unskew.runs.first_model import first_model
 from unskew.runs.given import Given, parse_given
 from unskew.runs.prepared import Prepared as Prepared
 from unskew.runs.recording import parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
-from unskew.runs.starting import starting
+from unskew.runs.start import parse_start
 
 DEFAULT_CLIENTS = 10
 PROCESS_BYTES = 260 * 2**20  # what PyTorch itself takes in a process, measured
@@ -76,8 +78,8 @@ def prepare(
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
     images = given.data or read_data(config, say)
-    start = starting(config, images, given.model, finished)
-    config, images = start.config, start.images
+    model = first_model(config, images, given.model, finished)
+    config, images = model.config, model.images
     parts = split(config, images, kept, given)
     per_round = config.per_round or parts.clients
     if per_round > parts.clients:
@@ -95,9 +97,12 @@ def prepare(
     check_rounds(algorithm.local, filled.rounds)
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
+    start = parse_start(filled.start, algorithm) if filled.start else None
+    if start is not None:
+        filled = replace(filled, start=named(start.finish[0], start))
     blueprint = Blueprint(
-        method, filled.model or "", start.shape, len(images.classes), filled.local(), device=filled.device,
-        crosses=given.crosses, values=Values(algorithm, given.model), layers=start.layers, stored=start.stored,
+        method, filled.model or "", model.shape, len(images.classes), filled.local(), device=filled.device,
+        crosses=given.crosses, values=Values(algorithm, given.model), layers=model.layers, stored=model.stored,
     )  # fmt: skip
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
@@ -108,8 +113,9 @@ def prepare(
         images, held = with_validation(images, parts, filled.validation, Key(config.seed).fold("validation"))
     population = Population.from_partition(held)
     return Prepared(
-        filled, images, parts, population, blueprint, algorithm, sha256, baseline, start, recordings, finished, say
-    )
+        filled, images, parts, population, blueprint, algorithm, sha256, baseline, model, recordings, start, finished,
+        say,
+    )  # fmt: skip
 
 
 def read_data(config: Config, say: Say = silent) -> ImageSet:
@@ -166,7 +172,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         visits=tuple(visits),
         algorithm=prepared.algorithm,
         batch_norm=policy(prepared.blueprint.network()) if policy else "",
-        model_notes=prepared.start.notes,
+        model_notes=prepared.first_model.notes,
         baseline=prepared.baseline,
         unlike_baseline=_differences(prepared) if prepared.baseline else (),
         data_bytes=own,

@@ -16,9 +16,9 @@ from unskew.round.algorithm import Algorithm
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import Config
 from unskew.runs.features import Frozen, stored_features
+from unskew.runs.first_model import FirstModel, first_model, first_weights
 from unskew.runs.recording import Recorded
 from unskew.runs.result import Result
-from unskew.runs.starting import Starting, first_weights, starting
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,18 @@ class Prepared:
     algorithm: Algorithm
     data_sha256: str
     baseline: Result | None
-    start: Starting
+    first_model: FirstModel
     recordings: tuple[Recorded, ...] = ()
+    start: Algorithm | None = None  # the calibration that makes the initial classifier
     finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
     say: Say = silent  # progress of what takes long
 
     @cached_property
     def first(self) -> Tensors:
         """The whole network's weights before the first round."""
-        file = self.start.file
+        file = self.first_model.file
         if self.finished is not None and self.config.pretrained is not None:
-            file = starting(self.config, self.images, self.blueprint.values.network, None).file
+            file = first_model(self.config, self.images, self.blueprint.values.network, None).file
         return first_weights(self.blueprint.whole(), file, Key(self.config.seed).fold("model"))
 
     @cached_property

@@ -20,6 +20,7 @@ from unskew.round.schedules import rate_of_round, sent_rate
 from unskew.runs import config as configs
 from unskew.runs import recording
 from unskew.runs.checkpoint import CHECKPOINT, Progress, kept_state, load_checkpoint, load_state
+from unskew.runs.start import with_start
 
 if TYPE_CHECKING:
     from unskew.runs.study import FinishedRun
@@ -120,7 +121,14 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
             if (state := _kept_state(run, earlier)) is not None:
                 return state
     run.prepared.initialise(run.side.network)
-    return driver.start(run.algorithm, tensors.of_module(run.side.network), run.side.classifier)
+    model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
+    if run.prepared.start is not None:
+        model = with_start(tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, _unheard)[0]
+    return driver.start(run.algorithm, model, run.side.classifier)
+
+
+def _unheard(event: object) -> None:
+    return
 
 
 def _trained(run: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:

@@ -67,6 +67,7 @@ class Result:
     relative_accuracy: float | None = None  # accuracy / baseline_accuracy
     weights_seal: str | None = None  # over the weights' types and shapes too, and the classifier's names
     privacy: Spent | None = None  # what the statistics released with noise promise together
+    start: Calibration | None = None  # what made the initial classifier (--start), evaluated before the first round
     settings: dict[str, Any] = field(default_factory=dict)  # every option that decides the result
     notes: list[str] = field(default_factory=list)  # where the weights come from, what is frozen
     best_round: int | None = None  # with --patience: the round whose model this is
@@ -133,6 +134,7 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
         rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
     rows += clients_rows(result)
     rows += privacy_rows(result)
+    rows += start_rows(result)
     rows += [
         (
             "trained",
@@ -162,6 +164,14 @@ def clients_rows(result: Result) -> list[tuple[str, str]]:
     }
     known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
     return [("clients" if not place else "", words) for place, words in enumerate(known)]
+
+
+def start_rows(result: Result) -> list[tuple[str, str]]:
+    """The calibration that training started from, in words; no row where there is none."""
+    if (made := result.start) is None:
+        return []
+    costs = f"{format_bytes(made.bytes_up)} up, {format_duration(made.seconds)}"
+    return [(f"start {made.name}", f"{made.accuracy:.2%}, loss {made.loss:.4f}; {costs}")]
 
 
 def privacy_rows(result: Result) -> list[tuple[str, str]]:
@@ -224,6 +234,7 @@ def read_result(path: Path) -> Result:
     values = json_object(content, file)
     try:
         rows, settings = values.pop("calibrations", None), values.pop("settings", None)
+        start = values.pop("start", None)
         if not isinstance(rows, list):
             raise ValueError("it has no list of calibrations")
         if not isinstance(settings, dict | None):
@@ -235,6 +246,7 @@ def read_result(path: Path) -> Result:
             "settings": settings or _settings(path),
             "notes": _texts(values.pop("notes", None)),
             "clients_accuracy": Spread.of_json(values.pop("clients_accuracy", None)),
+            "start": None if start is None else record_from(Calibration, start),
         }
         return record_from(Result, values, path=path, **ready)
     except ValueError as error:

@@ -33,6 +33,7 @@ from unskew.runs.given import take_same, take_values
 from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
 from unskew.runs.result import RESULT, Result
+from unskew.runs.start import check_start
 from unskew.runs.stop import STOP, StopRun
 
 PARTITION = "partition.npz"
@@ -146,6 +147,8 @@ def _rehearse(prepared: Prepared) -> None:
         check_visit(size, side.algorithm.local, prepared.blueprint.shape)
     draw(side.algorithm, Key(prepared.config.seed), 1, prepared.population.roster, prepared.config.per_round or 1)
     engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
+    if prepared.start is not None:
+        check_start(prepared.start, side)
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
 

@@ -24,7 +24,7 @@ MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
 
 
 @dataclass(frozen=True)
-class Starting:
+class FirstModel:
     """A run's start: the configuration and images as it uses them, the network's shape, the weights of the file."""
 
     config: Config
@@ -36,7 +36,7 @@ class Starting:
     notes: tuple[str, ...] = ()
 
 
-def starting(config: Config, images: ImageSet, model: Any, finished: Tensors | None) -> Starting:
+def first_model(config: Config, images: ImageSet, model: Any, finished: Tensors | None) -> FirstModel:
     """Read the pretrained weights, fill in what follows from them. ``model`` is the network's name, or its factory.
 
     ``finished`` are the whole network's weights at the end of a run, by their plain names: then no file is read.
@@ -67,7 +67,7 @@ def starting(config: Config, images: ImageSet, model: Any, finished: Tensors | N
         notes += [_trained_words(config.train, network, layers, shape), *said]
     if side and (height, width) != (side, side):
         notes.append(f"images are scaled from {width}x{height} to {side}x{side} pixels")
-    return Starting(config, images, shape, layers, stored, fitted, tuple(notes))
+    return FirstModel(config, images, shape, layers, stored, fitted, tuple(notes))
 
 
 def _read(config: Config) -> tuple[Config, Tensors]:

@@ -1,0 +1,265 @@
+"""Runs without rounds, and runs that start from the classifier of a calibration."""
+
+import json
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+import unskew
+from unskew.calibration.federated import Gathering
+from unskew.calibration.statistics import ClassStatistics
+from unskew.console.main import main
+from unskew.core.errors import UserError
+from unskew.round.driver import Metrics
+from unskew.runs import config as configs
+from unskew.runs.checkpoint import load_checkpoint
+from unskew.runs.finish import Calibrated
+from unskew.runs.start import Begun
+from unskew.runs.study import FinishedRun
+
+SMALL = {"data": "digits", "clients": 5, "epochs": 1, "engine": "loop", "lr": 0.0001}
+
+
+def run(out, **options):
+    return unskew.run(out=out, **{**SMALL, **options})
+
+
+def done(*words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+def told(path):
+    """All of a result that a repetition must have too: no seconds, no place."""
+    values = json.loads((path / "result.json").read_text())
+    for row in (values, *values["calibrations"], values.get("start", {})):
+        row.pop("seconds", None)
+        row.pop("examples_per_second", None)
+    return values
+
+
+def rows(path):
+    found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def without_bias(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, classes, bias=False))
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping_at(kind):
+    def watch(event):
+        if isinstance(event, kind):
+            raise Stop
+
+    return watch
+
+
+# no rounds
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("untrained") / "run", rounds=0, method="fedavg + lda + ridge")
+
+
+def test_a_run_of_0_rounds_evaluates_and_calibrates_the_initial_model(untrained):
+    images = unskew.load(untrained.path)
+    initial = FinishedRun(untrained.path)
+    state = initial.state(0)
+    assert untrained.rounds == untrained.examples == untrained.bytes_up == untrained.bytes_down == 0
+    assert torch.equal(images.classifier.weight, state.tensors["params/classifier.weight"])
+    assert untrained.accuracy < 0.3 < 0.8 < untrained.calibrations["lda"].accuracy
+    assert untrained.calibrations["ridge"].bytes_up > 0
+    assert (untrained.path / "metrics.jsonl").read_bytes() == b""
+    assert untrained.history == []
+    initial.close()
+
+
+def test_all_that_reads_a_run_reads_one_without_rounds(untrained, tmp_path, capsys):
+    assert "after ridge" in untrained._repr_html_()
+    assert "0 rounds" in str(untrained)
+    path = untrained.path
+    other = run(tmp_path / "trained", rounds=1, method="fedavg + lda")
+    for form in ("table", "markdown", "csv", "latex", "json"):
+        assert done("compare", path, other.path, "--format", form) == 0
+    assert done("check", path) == 0
+    assert done("analyse", path, "norms", "confusion") == 0
+    assert done("report", path, "--only", "curves", "--only", "skew", "--out", tmp_path / "one.html") == 0
+    assert done("report", path, other.path, "--out", tmp_path / "two.html") == 0
+    assert "there is no curve" in (tmp_path / "one.html").read_text()
+    capsys.readouterr()
+    assert done("analyse", path, "curves") == 2
+    assert "the run has no rounds (--rounds 0)" in capsys.readouterr().err
+
+
+def test_a_run_of_0_rounds_can_be_calibrated_later(untrained):
+    again = unskew.calibrate_run(untrained.path, "ridge(strength=0.5)")
+    assert set(again.calibrations) == {"lda", "ridge", "ridge(strength=0.5)"}
+    assert again.weights_sha256 == untrained.weights_sha256
+
+
+def test_without_a_calibration_it_says_that_nothing_is_trained(tmp_path, capsys):
+    assert done("run", "--rounds", 0, "--out", tmp_path / "run") == 0
+    said = capsys.readouterr().out
+    assert "nothing is trained, the initial model is evaluated" in " ".join(said.split())
+    assert "before training: accuracy" in said
+    assert told(tmp_path / "run")["calibrations"] == []
+
+
+@pytest.mark.parametrize("kind", [Gathering, Calibrated])
+def test_stopped_while_it_calibrates_a_run_of_0_rounds_resumes_to_the_same(untrained, tmp_path, kind):
+    with pytest.raises(Stop):
+        run(tmp_path / "run", rounds=0, method="fedavg + lda + ridge", observe=stopping_at(kind))
+    unskew.resume(tmp_path / "run")
+    wanted = told(untrained.path)
+    wanted["calibrations"] = [row for row in wanted["calibrations"] if row["name"] in ("lda", "ridge")]
+    assert told(tmp_path / "run") == wanted
+
+
+def test_fewer_than_0_rounds_are_refused():
+    with pytest.raises(UserError, match=r"^--rounds -1: give 0 or more$"):
+        unskew.run(rounds=-1)
+
+
+# a start
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    events = []
+    result = run(
+        tmp_path_factory.mktemp("started") / "run", rounds=3, start="ridge", method="moon + fedavgm(0.5) + prototypes",
+        observe=events.append,
+    )  # fmt: skip
+    return result, events
+
+
+def test_training_starts_from_the_calibrated_classifier_of_the_initial_model(started):
+    result, events = started
+    with FinishedRun(result.path) as seen:
+        first = seen.state(0)
+        side = seen.side
+        side.load(first.tensors, training=False)
+        with torch.no_grad():
+            images, labels = side.train.batch(torch.arange(len(side.labels)))
+            features = side.network.encoder(images)
+        pooled = ClassStatistics.of_features(features, labels, 10, "shared")
+        wanted = unskew.calibrate(side.network.classifier, pooled, "ridge").head
+    assert torch.allclose(first.tensors["params/classifier.weight"], wanted.weight, rtol=1e-3, atol=1e-2)
+    begun = next(event for event in events if isinstance(event, Begun))
+    assert begun.start == result.start
+    assert begun.accuracy == result.start.accuracy > 0.7
+    assert result.settings["start"] == "ridge"
+
+
+def test_its_bytes_are_in_the_result_and_in_the_first_round(started, tmp_path):
+    result, _ = started
+    plain = run(tmp_path / "plain", rounds=2, method="moon + fedavgm(0.5) + prototypes")
+    first, second = (row["bytes_up"] for row in result.history[:2])
+    assert plain.history[0]["bytes_up"] == plain.history[1]["bytes_up"] == second
+    assert first == second + result.start.bytes_up
+    assert result.bytes_up == sum(row["bytes_up"] for row in result.history)
+    alone = run(tmp_path / "alone", rounds=0, start="lda")
+    assert alone.bytes_up == alone.start.bytes_up > 0
+    assert alone.accuracy == alone.start.accuracy > 0.8
+    assert alone.start.bytes_up == result.start.bytes_up  # the same statistics
+
+
+def test_the_state_is_in_the_checkpoint_before_the_first_round(tmp_path):
+    kept = {}
+
+    def watch(event):
+        if isinstance(event, Begun):
+            kept["state"], kept["progress"] = load_checkpoint(tmp_path / "run")
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(tmp_path / "run", rounds=1, start="lda", observe=watch)
+    assert kept["state"].round == 0
+    assert kept["progress"].start.name == "lda"
+    assert unskew.resume(tmp_path / "run").start == kept["progress"].start
+
+
+@pytest.mark.parametrize("kind", [Gathering, Begun, Metrics])
+def test_stopped_at_any_time_a_started_run_resumes_to_the_same(started, tmp_path, kind):
+    result, _ = started
+    options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
+    with pytest.raises(Stop):
+        run(tmp_path / "run", **options, observe=stopping_at(kind))
+    unskew.resume(tmp_path / "run")
+    assert told(tmp_path / "run") == told(result.path)
+    assert rows(tmp_path / "run") == rows(result.path)
+
+
+def test_loop_and_pool_start_alike(started, tmp_path):
+    result, _ = started
+    options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}
+    other = run(tmp_path / "run", **options, engine="pool", workers=1)
+    assert other.weights_sha256 == result.weights_sha256
+
+
+def test_a_replayed_round_starts_from_it_too(started):
+    result, _ = started
+    with FinishedRun(result.path) as seen:
+        assert seen.state(0).tensors["params/classifier.weight"].norm() > 5  # the network's own is shorter than 2
+        assert len(seen.local_models(0, 2)) == 2
+
+
+def test_a_start_is_spelled_plainly_and_changes_the_fingerprint(started):
+    config = configs.read_run(started[0].path)
+    assert config.start == "ridge"
+    plain = configs.with_values(config, {"start": None}, "test")
+    assert configs.fingerprint(plain) != configs.fingerprint(config)
+
+
+REFUSED = {
+    "lda(layers=2)": "it replaces 2 layers by others (layers)",
+    "ridge(expand=5)": "it sees random features beside the network's own (expand)",
+    "ccvr(relu=true, tukey=0.5)": "features pass a transformation first (relu, tukey)",
+    "oracle": "it pools real features, which no federation could do",
+    "lda + private(epsilon=1, clip=1)": "features are clipped first (private)",
+    "lda + ridge": "training starts from one classifier, these are lda and ridge; name one",
+    "fedprox": "changes the training (terms); name calibrations alone",
+    "secure": "names no calibration",
+    "nonsense": "no method is called 'nonsense'",
+    "lda(": "lda(",
+    "": "--start is empty; leave it out, or give a value",
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is_made(text, tmp_path):
+    with pytest.raises(UserError) as refused:
+        run(tmp_path / "run", rounds=1, start=text)
+    assert REFUSED[text] in str(refused.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_path):
+    with pytest.raises(UserError, match=r"scaled to length 1 \(clsnorm\)"):
+        run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
+    with pytest.raises(UserError, match=r'without secure, which the method has; give --start "lda \+ secure"$'):
+        run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")
+    with pytest.raises(UserError, match="the network's has none; give it one"):
+        run(tmp_path / "run", rounds=1, start="lda", model=without_bias)
+    assert not (tmp_path / "run").exists()
+    found = run(tmp_path / "run", rounds=0, start="lda + secure", method="fedavg + ridge + secure")
+    assert found.start.name == "lda + secure"
+
+
+def test_interrupts_while_it_starts_leave_a_run_that_resumes(tmp_path):
+    def watch(event):
+        if isinstance(event, Gathering):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", rounds=1, start="lda", observe=watch)
+    assert unskew.resume(tmp_path / "run").start.name == "lda"
