@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import unskew
+from analysis.finished import copied
 from unskew.console.main import main
 from unskew.core.errors import UserError
 
@@ -16,9 +17,11 @@ def unskew_says(capsys, *words):
     return ended.value.code, said.out, said.err
 
 
-@pytest.fixture(scope="module")
-def runs(runs_of):
-    return [runs_of(seed=0), runs_of(seed=1), runs_of(method="fedavgm(0.5)")]
+@pytest.fixture
+def runs(runs_of, tmp_path):
+    """Copies: values that are taken are stored with the run."""
+    made = [runs_of(seed=0), runs_of(seed=1), runs_of(method="fedavgm(0.5)")]
+    return [copied(each, tmp_path, f"copy{place}") for place, each in enumerate(made)]
 
 
 def test_runs_of_one_setting_are_one_line_with_a_band(runs, tmp_path):

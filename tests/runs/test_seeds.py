@@ -157,7 +157,7 @@ def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp
     assert finished_runs([tmp_path, tmp_path / "nowhere"]) == ([tmp_path, tmp_path / "nowhere"], [])
     (tmp_path / "all" / "begun").mkdir(parents=True)
     (tmp_path / "all" / "begun" / "config.toml").write_text("")
-    with pytest.raises(UserError, match="has no finished run; finish one with: unskew resume .*begun"):
+    with pytest.raises(UserError, match=r"has no finished run; finish one with: unskew resume .*begun"):
         finished_runs([tmp_path / "all"])
     begun = three.path / "seed77"
     begun.mkdir()
