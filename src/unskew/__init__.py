@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from unskew.analysis import analyse
+    from unskew.analysis.together import draw_runs
     from unskew.api import resume, run, run_seeds, sweep
     from unskew.calibration.calibrate import calibrate
     from unskew.calibration.classifier import CalibratedClassifier
@@ -39,6 +40,7 @@ __all__ = [
     "analyse",
     "calibrate",
     "calibrate_run",
+    "draw_runs",
     "load",
     "open_logger",
     "resume",
@@ -63,6 +65,7 @@ _HOME = {
     "analyse": "analysis",
     "calibrate": "calibration.calibrate",
     "calibrate_run": "runs.finished",
+    "draw_runs": "analysis.together",
     "load": "runs.finished",
     "open_logger": "loggers",
     "resume": "api",

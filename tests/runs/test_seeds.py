@@ -154,14 +154,16 @@ def test_compare_takes_the_folder_and_shows_one_row_unless_each_is_asked_for(thr
 
 
 def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="has no finished run"):
-        finished_runs([tmp_path / "empty"])
+    assert finished_runs([tmp_path, tmp_path / "nowhere"]) == ([tmp_path, tmp_path / "nowhere"], [])
+    (tmp_path / "all" / "begun").mkdir(parents=True)
+    (tmp_path / "all" / "begun" / "config.toml").write_text("")
+    with pytest.raises(UserError, match=r"has no finished run; finish one with: unskew resume .*begun"):
+        finished_runs([tmp_path / "all"])
     begun = three.path / "seed77"
     begun.mkdir()
     (begun / "config.toml").write_text("")
     try:
-        found, left = finished_runs([three.path, three.results[0].path])
+        found, left = finished_runs([three.results[0].path, three.path])
         assert [each.name for each in found] == ["seed0", "seed1", "seed2"]
         assert left == [begun]
         assert "1 run in the folder not finished" in unskew_says(capsys, "compare", three.path)[2]

@@ -86,12 +86,12 @@ def _with_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
     return bound
 
 
-def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg") -> list[Path]:
+def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside: str = "figures") -> list[Path]:
     """Write the charts as files into the run's folder ``figures``."""
     _check_format(form)
     files = []
     for chart in charts:
-        file = path / "figures" / f"{slug(chart.name)}.{form}"
+        file = path / inside / f"{slug(chart.name)}.{form}"
         write_whole(file, chart_bytes(chart, form))
         files.append(file)
     return files

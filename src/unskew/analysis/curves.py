@@ -110,7 +110,8 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
                 high = [m + s for m, s in zip(mean, spread, strict=True)]
                 marks.append(Band(x, low, high, colour % 10))
             tips = [f"{name or against} {_amount(at, kind)}: {m:.2%}" for at, m in zip(x, mean, strict=True)]
-            marks.append(Line(x, mean, name, colour % 10, points=len(x) <= 40, tips=tips if len(x) <= 200 else ()))
+            look = {"dashed": colour // 10 % 2 == 1, "points": len(x) <= 40}  # after ten colours, dashes
+            marks.append(Line(x, mean, name, colour % 10, **look, tips=tips if len(x) <= 200 else ()))
         best = max((each.accuracy[-1] for each in runs if each.accuracy), default=0.0)
         charts.append(
             Chart(

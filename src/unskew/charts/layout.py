@@ -1,14 +1,14 @@
 """From a chart to a drawing: where title, legend, axes and plot go, so that nothing overlaps."""
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Mark, Numbers, Picture, Rule, Words
 from unskew.charts.axes import LINE, Row, axes, column, column_width, overhang, row
+from unskew.charts.legend import legend
 from unskew.charts.marks import Plot, layers, shade
-from unskew.charts.scales import Scale, breadth, ends, fit, known, wrap
-from unskew.charts.shapes import Box, Circle, Drawing, Layer, Path, Text, colour_name
+from unskew.charts.scales import Scale, breadth, ends, known, wrap
+from unskew.charts.shapes import Box, Drawing, Layer, Text
 
 EDGE = 8.0  # free at the border of the picture
 TITLE, BOLD = 14.0, 1.15  # size of letters, and how much wider they are for being bold
-ENTRIES, GAP = 10, 14.0  # of a legend, and between them
 MIN_SIDE = 12.0  # of a plot, whatever is around it
 Ends = tuple[float, float]
 
@@ -28,6 +28,11 @@ def drawing(chart: Chart) -> Drawing:
     return Drawing(chart.name, chart.alt, chart.width, chart.height, plot.frame, seen)
 
 
+def head_bottom(chart: Chart) -> float:
+    """How far down title and legend reach."""
+    return _head(chart)[1]
+
+
 def _head(chart: Chart) -> tuple[list[Layer], float]:
     """Title and legend, and how far down they reach."""
     room = chart.width - 2 * EDGE
@@ -37,44 +42,8 @@ def _head(chart: Chart) -> tuple[list[Layer], float]:
         Text(EDGE, EDGE + 13 + 18 * i, line, TITLE, bold=True, whole=whole if line == lines[-1] else "")
         for i, line in enumerate(lines)
     ]
-    made, bottom = _legend(chart, EDGE + 18 * len(lines) + (4 if lines else 0), room)
+    made, bottom = legend(chart, EDGE, EDGE + 18 * len(lines) + (4 if lines else 0), room)
     return [Layer("ink", titles), *made], bottom
-
-
-def _legend(chart: Chart, top: float, room: float) -> tuple[list[Layer], float]:
-    """One entry for each name, in rows."""
-    named = {
-        mark.name: mark for mark in reversed(chart.marks) if isinstance(mark, Line | Band | Bars | Dots) and mark.name
-    }
-    entries = list(reversed(named.items()))
-    more = [name for name, _ in entries[ENTRIES:]]
-    made: list[Layer] = []
-    x, y = EDGE, top + 9
-    limit = min(room - 20, room / 3 - 32 if len(entries) > 6 else 130.0 if len(entries) > 2 else 260.0)
-    for name, mark in entries[:ENTRIES]:
-        text = fit(name, limit)
-        wide = 18 + breadth(text) + GAP
-        if x > EDGE and x + wide - GAP > EDGE + room:
-            x, y = EDGE, y + LINE
-        made.append(_swatch(mark, x, y))
-        made.append(Layer("ink", [Text(x + 18, y + 4, text, whole=name if text != name else "")]))
-        x += wide
-    if more:
-        text = f"+{len(more)} more"
-        if x > EDGE and x + breadth(text) > EDGE + room:
-            x, y = EDGE, y + LINE
-        made.append(Layer("quiet", [Text(x, y + 4, text, whole=", ".join(more))]))
-    return made, (y + 16 if entries else top + 4)
-
-
-def _swatch(mark: Line | Band | Bars | Dots, x: float, y: float) -> Layer:
-    first = mark.colour if isinstance(mark.colour, int | str) else (*mark.colour, 0)[0]
-    colour = colour_name(first)
-    if isinstance(mark, Line):
-        return Layer(colour, [Path(((x, y), (x + 14, y)))], stroke=2.5, dashed=mark.dashed)
-    if isinstance(mark, Dots):
-        return Layer(colour, [Circle(x + 7, y, 4.5)], opacity=0.8)
-    return Layer(colour, [Box(x + 2, y - 5, 10, 10)], opacity=0.2 if isinstance(mark, Band) else 1.0)
 
 
 def _ends(chart: Chart, axis: Axis, side: int) -> Ends:

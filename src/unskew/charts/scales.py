@@ -206,6 +206,21 @@ def fit(text: str, room: float, size: float = 12.0) -> str:
     return text[:kept].rstrip() + "…"
 
 
+def broken(text: str, room: float, size: float = 12.0) -> list[str]:
+    """The whole text in lines no wider than ``room``; a word that is wider is broken."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and breadth(f"{lines[-1]} {word}", size) <= room:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for letter in word:
+            if lines[-1] and breadth(lines[-1] + letter, size) > room:
+                lines.append("")
+            lines[-1] += letter
+    return lines[1:] or [""]
+
+
 def wrap(text: str, room: float, size: float = 12.0, *, most: int = 3) -> list[str]:
     """The text in lines no wider than ``room``, ``most`` of them; what is left over becomes an ellipsis."""
     lines: list[str] = []

@@ -51,7 +51,7 @@ ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{
 def svg(chart: Chart, *, standalone: bool = True) -> str:
     """The chart as text. A page that has charts with ``standalone=False`` has STYLE once."""
     picture = drawing(chart)
-    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone)
+    return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, chart.physical)
 
 
 def svg_sheet(charts: Sequence[Chart]) -> str:
@@ -66,8 +66,9 @@ def svg_sheet(charts: Sequence[Chart]) -> str:
     return _document(width, tops[-1], alt, "".join(moved), True)
 
 
-def _document(width: int, height: int, alt: str, content: str, standalone: bool) -> str:
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+def _document(width: int, height: int, alt: str, content: str, standalone: bool, physical: bool = False) -> str:
+    sides = [f"{side / 100:g}in" if physical else str(side) for side in (width, height)]
+    size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
     words = _escaped(alt)
     style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""

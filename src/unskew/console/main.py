@@ -16,6 +16,7 @@ from unskew.console import comparison as comparing
 from unskew.console import many, over_seeds
 from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
+from unskew.console.folders import runs_named
 from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
@@ -150,7 +151,7 @@ def compare(
     for name, place in (("round", at_round), ("batch", at_batch)):
         if place is not None and place < 1:
             raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
-    paths = many.runs_named(paths)
+    paths = runs_named(paths)
     note_unsealed([*paths, *([baseline] if baseline else [])])
     compared = comparing.side_by_side(
         [read_result(path) for path in paths],

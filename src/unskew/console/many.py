@@ -1,7 +1,6 @@
 """Several runs on the command line: a setting with several seeds, and folders of runs."""
 
 import shlex
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,13 +11,11 @@ from unskew.console.columns import flat
 from unskew.console.over_seeds import seed_sheet
 from unskew.console.plain import PlainConsole
 from unskew.console.watch import watched
-from unskew.core.units import counted
 from unskew.report.write import write_report
 from unskew.runs import config as configs
 from unskew.runs.metrics import read_metrics
 from unskew.runs.result import VALIDATION, Result
 from unskew.runs.seeds import FINISHED, plan_seeds, words_of
-from unskew.runs.several import finished_runs
 
 out = PlainConsole()
 
@@ -68,12 +65,3 @@ def show_seeds(results: Sequence[Result]) -> None:
         out.print(table)
     if results[0].evaluated_on == VALIDATION:
         out.print("accuracy is on the validation images")
-
-
-def runs_named(paths: Sequence[Path]) -> list[Path]:
-    """The runs that these folders are or have; a note on standard error says which are not finished."""
-    found, begun = finished_runs(paths)
-    if begun:
-        words = f"{counted(len(begun), 'run')} in the folder not finished and left out"
-        print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
-    return found

@@ -1,5 +1,6 @@
 """The commands that look at finished runs: analyse and report."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -7,7 +8,9 @@ import typer
 
 from unskew import analysis
 from unskew.analysis.measure import Measured
+from unskew.analysis.together import draw_runs
 from unskew.console.check import note_unsealed
+from unskew.console.folders import runs_named
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import Missing
@@ -22,43 +25,72 @@ Workers = Annotated[int | None, typer.Option(help="Processes of the pool (defaul
 
 
 def analyse(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")],
-    measures: Annotated[
-        list[str] | None,
+    words: Annotated[
+        list[str],
         typer.Argument(
-            metavar="[MEASURE...]",
-            help=f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all)',
+            metavar="RUN... [MEASURE...]",
+            help="Finished runs, or folders that have some; then measures: "
+            f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all; of several '
+            "runs: curves).",
         ),
-    ] = None,
+    ],
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
     device: Device = None,
     form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Of several runs: where charts go (default: figures beside the runs).")
+    ] = None,
+    width: Annotated[str | None, typer.Option(metavar="LENGTH", help="Of the charts: 8cm | 84mm | 3.3in.")] = None,
+    height: Annotated[str | None, typer.Option(metavar="LENGTH", help="Of the charts: 6cm | 60mm | 2.4in.")] = None,
+    title: Annotated[str | None, typer.Option(help='In the place of the charts\' own; "" leaves it out.')] = None,
+    against: Annotated[str | None, typer.Option(help="Of curves: round | batches | bytes | seconds alone.")] = None,
 ) -> None:
-    """Take measures of a finished run: values and charts go into its folder figures."""
-
-    def observe(source: str, result: Measured | Missing, files: list[Path]) -> None:
-        if isinstance(result, Missing):
-            out.print(f"{source}: not shown: {result}", soft_wrap=True)
-            return
-        for sentence in result.findings:
-            out.print(f"{source}: {sentence}", soft_wrap=True)
-        for note in result.notes:
-            out.print(f"{source}: note: {note}", soft_wrap=True)
-        for file in files:
-            out.print(f"  {file}", soft_wrap=True)
-
-    note_unsealed([path])
+    """Take measures of a finished run, or draw several runs in one figure."""
+    paths, measures = _told_apart(words)
+    runs = runs_named(paths)
+    note_unsealed(runs)
+    chosen = any(each is not None for each in (folder, width, height, title, against))
     with StageProgress(out) as progress:
+        if len(runs) > 1 or chosen:
+            draw_runs(
+                paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
+                data_dir=data_dir, say=progress, observe=_drawn,
+            )  # fmt: skip
+            return
         analysis.analyse(
-            path, *(measures or []), data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
-            say=progress, observe=observe,
+            runs[0], *measures, data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
+            say=progress, observe=_taken,
         )  # fmt: skip
 
 
+def _told_apart(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Runs and measures: the first word is a run, and so is each that is a folder and not a measure's name."""
+    runs = [word for place, word in enumerate(words)
+            if not place or (word not in analysis.MEASURES and Path(word).is_dir())]  # fmt: skip
+    return [Path(word) for word in runs], [word for place, word in enumerate(words) if place and word not in runs]
+
+
+def _taken(source: str, result: Measured | Missing, files: list[Path]) -> None:
+    if isinstance(result, Missing):
+        out.print(f"{source}: not shown: {result}", soft_wrap=True)
+        return
+    _drawn(source, [*result.findings, *(f"note: {note}" for note in result.notes)], files)
+
+
+def _drawn(source: str, findings: Sequence[str], files: list[Path]) -> None:
+    for sentence in findings:
+        out.print(f"{source}: {sentence}", soft_wrap=True)
+    for file in files:
+        out.print(f"  {file}", soft_wrap=True)
+
+
 def report(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Finished runs; several make a comparison.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Finished runs, or folders that have some; several make a comparison."),
+    ],
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
     ] = None,
@@ -78,6 +110,9 @@ def report(
     device: Device = None,
 ) -> None:
     """Make one page that explains a run, or compares several: opens offline, pictures included."""
+    given, paths = paths, runs_named(paths)
+    if file is None and len(given) == 1 and len(paths) > 1:
+        file = given[0] / "report.html"
     note_unsealed(paths)
     with StageProgress(out) as progress:
         page = write_report(

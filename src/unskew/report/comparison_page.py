@@ -13,6 +13,7 @@ from unskew.analysis.phrases import bound
 from unskew.analysis.ranking import best_of, by_settings, candidates, headline
 from unskew.analysis.seeds import settings_of_result
 from unskew.analysis.store import stored_measure, stored_or_taken
+from unskew.analysis.together import run_names
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes
 from unskew.report.page import Page, Section
@@ -44,7 +45,7 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), ag
         raise UserError(f"{len(runs)} runs do not fit on one page; give at most {MAX_RUNS}")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("a run is named twice; give each run once")
-    named = dict(zip(_names(runs), runs, strict=True))
+    named = dict(zip(run_names(runs), runs, strict=True))
     compared = [_compared(named, *each, again) for each in _comparisons(only)]
     methods = list(dict.fromkeys(run.result.method for run in runs))
     sentences = [sentence for each in compared for sentence in _call(each, "findings", each.comparison.findings)]
@@ -114,15 +115,6 @@ def _section(compared: Compared) -> Section:
     missing = [f"{name} of {', '.join(runs)}: {reason}" for reason, runs in reasons.items()]
     left_out = _call(compared, "left_out", comparison.left_out)
     return Section(name, comparison.title, comparison.text, charts, missing=[*missing, *left_out])
-
-
-def _names(runs: Sequence[FinishedRun]) -> list[str]:
-    """Each run's folder name, with its parents where two are the same."""
-    for depth in (1, 2, 3):
-        names = ["/".join(run.path.absolute().parts[-depth:]) for run in runs]
-        if len(set(names)) == len(names):
-            return names
-    return [str(run.path.absolute()) for run in runs]
 
 
 def _results(runs: Mapping[str, FinishedRun]) -> Table:

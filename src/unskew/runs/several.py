@@ -12,25 +12,23 @@ DEPTH = 3  # folders in folders that are looked into
 
 
 def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The run folders that these paths name, each once, and those in folders of runs that are not finished.
+    """The run folders that these paths name, and those in folders of runs that are not finished.
 
     A path that is a run, or nothing at all, stays as it is: whatever reads it says what is wrong.
     """
     found: list[Path] = []
     begun: list[Path] = []
     for path in paths:
-        if not path.is_dir() or _is_run(path):
+        inside = [] if not path.is_dir() or _is_run(path) else list(_runs_in(path, DEPTH))
+        if not inside:
             found.append(path)
             continue
-        inside = list(_runs_in(path, DEPTH))
         done = [each for each in inside if (each / RESULT).exists()]
         if not done:
-            raise UserError(
-                f"{path} has no finished run, and is none itself; give run folders, or a folder that has some"
-            )
-        found += done
+            raise UserError(f"{path} has no finished run; finish one with: unskew resume {inside[0]}")
+        found += [each for each in done if each not in found]
         begun += [each for each in inside if each not in done]
-    return list(dict.fromkeys(found)), begun
+    return found, begun
 
 
 def _is_run(path: Path) -> bool:

@@ -12,7 +12,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.folder import json_bytes, locked_folder
 from unskew.runs.options import OPTIONS
-from unskew.sweeps.space import Dimension
+from unskew.sweeps.space import Dimension, parse_over
 from unskew.sweeps.work import Failure, Task
 
 ABOUT, RUNS, TABLE, BEST = "sweep.json", "runs", "table.csv", "best.toml"
@@ -85,15 +85,15 @@ def _failures(path: Path, asked: Asked) -> dict[str, Failure]:
     found, now = read_json(path / ABOUT), _described(asked)
     try:
         settings, over, kept = found["settings"], found["over"], found["diverged"]
-        names = [text.partition("=")[0].strip() for text in over]
+        names = [each.option for each in parse_over(over)]
         failures = {run: Failure(str(reason), diverged=True) for run, reason in kept.items()}
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a copy, or delete it") from error
-    if odd := [name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)]:
-        said = ", ".join(f"{name} {settings.get(name, 'left out')} there" for name in odd)
-        raise UserError(f"{path} has another sweep: {said}; choose another --out")
-    asked_names = [text.partition("=")[0].strip() for text in now["over"]]
+    asked_names = [each.option for each in asked.over]
     same = over == now["over"] and found.get("by") == asked.by if asked.searched else set(names) == set(asked_names)
     if not same or (found.get("trials") is None) == asked.searched:
         raise UserError(f"{path} has another sweep, over {'; '.join(map(str, over))}; choose another --out")
+    if odd := [name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)]:
+        said = ", ".join(f"{name} {settings.get(name, 'left out')} there" for name in odd)
+        raise UserError(f"{path} has another sweep: {said}; choose another --out")
     return failures

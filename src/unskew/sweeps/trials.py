@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unskew.runs.config import with_values
 from unskew.runs.options import Value
-from unskew.runs.result import read_result
+from unskew.runs.result import RESULT, read_result
 from unskew.sweeps.folder import RUNS, Asked, check_run, write_about
 from unskew.sweeps.jobs import do_all
 from unskew.sweeps.outcomes import Outcome
@@ -41,7 +41,7 @@ class Trials:
         tasks = {run: task for name, values in new.items() for run, task in self._tasks(name, values).items()}
         for task in tasks.values():
             check_run(task.path, task, self._asked)
-        left = [run for run in tasks if run not in self._failures]
+        left = [run for run in tasks if run not in self._failures and not (tasks[run].path / RESULT).exists()]
         waiting = {name: sum(_setting(run) == name for run in left) for name in new}
         rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
 

@@ -1,0 +1,99 @@
+"""Charts for a paper: the size that was asked for, and legends that are never cut."""
+
+import io
+import re
+from itertools import combinations
+
+import pytest
+from PIL import Image
+
+from unskew.charts import Axis, Chart, Line
+from unskew.charts.files import chart_bytes
+from unskew.charts.layout import drawing
+from unskew.charts.scales import breadth, broken
+from unskew.charts.shapes import Text
+from unskew.charts.sizes import for_paper, length
+from unskew.core.errors import UserError
+
+NAMES = [
+    "fedavg", "fedavgm(0.9) + fedvc(256) + fedir + ccvr(per_class=2000) · dirichlet(alpha=0.1) (3 seeds)",
+    "package.module_with_a_long_name:function_with_a_long_name(first_knob=0.001,second_knob=12345)",
+    *(f"method {number}" for number in range(12)),
+]  # fmt: skip
+
+
+def chart(names=NAMES, **knobs):
+    marks = [Line([0, 1, 2], [0.1, 0.2, 0.1 * place], name, place % 10) for place, name in enumerate(names)]
+    return Chart("curves", "A title", "alt", marks, x=Axis("rounds"), y=Axis("accuracy", kind="percent"), **knobs)
+
+
+def texts(drawn):
+    return [shape for layer in drawing(drawn).layers for shape in layer.shapes if isinstance(shape, Text)]
+
+
+@pytest.mark.parametrize("width", ["5cm", "8cm", "17cm"])
+def test_a_whole_legend_has_every_name_to_its_last_letter_inside_the_picture(width):
+    drawn = for_paper(chart(), length(width, "--width"))
+    said = texts(drawn)
+    joined = "".join(text.text for text in said).replace(" ", "")
+    for name in NAMES:
+        assert name.replace(" ", "") in joined
+    assert "…" not in joined
+    assert not re.search(r"\+\d+more", joined)
+    assert all(text.x + breadth(text.text) <= drawn.width for text in said if not text.turn and text.anchor == "start")
+    assert max(text.y for text in said) <= drawn.height
+
+
+def test_entries_of_a_whole_legend_do_not_overlap():
+    said = [text for text in texts(for_paper(chart(), 315)) if text.anchor == "start" and not text.turn]
+    for one, other in combinations(said, 2):
+        apart = one.x + breadth(one.text) <= other.x or other.x + breadth(other.text) <= one.x
+        assert apart or abs(one.y - other.y) >= 12, (one, other)
+
+
+def test_a_page_keeps_its_short_legend():
+    said = [text.text for text in texts(chart())]
+    assert any(text.endswith("…") for text in said)
+    assert "+5 more" in said
+
+
+def test_the_size_is_the_one_that_was_chosen():
+    drawn = for_paper(chart(["one", "two"]), length("8cm", "--width"), length("6cm", "--height"))
+    assert (drawn.width, drawn.height) == (315, 236)
+    picture = Image.open(io.BytesIO(chart_bytes(drawn, "png")))
+    assert picture.size == (630, 472)
+    assert picture.info["dpi"] == pytest.approx((200, 200), abs=0.1)
+    svg = chart_bytes(drawn, "svg").decode()
+    assert 'viewBox="0 0 315 236" width="3.15in" height="2.36in"' in svg
+    box = re.search(rb"/MediaBox \[ ?0 0 ([\d.]+) ([\d.]+)", chart_bytes(drawn, "pdf"))
+    assert [float(side) / 72 for side in box.groups()] == pytest.approx([3.15, 2.36], abs=0.01)
+
+
+def test_without_a_height_the_legend_takes_nothing_from_the_plot():
+    few, many = for_paper(chart(["one"]), 315), for_paper(chart(), 315)
+    assert drawing(many).frame.height == pytest.approx(drawing(few).frame.height, abs=20)
+    assert many.height > few.height
+
+
+def test_a_height_that_leaves_no_room_is_refused_with_one_that_does():
+    with pytest.raises(UserError, match=r"legend take .* cm of the height; give --height ([\d.]+)cm or more") as said:
+        for_paper(chart(), 315, 120)
+    enough = re.search(r"--height ([\d.]+cm)", str(said.value))[1]
+    assert for_paper(chart(), 315, length(enough, "--height"))
+
+
+@pytest.mark.parametrize("text", ["8", "cm", "-3cm", "8 feet", "0.1cm", "9999cm", "", "1e3cm", "8cm;"])
+def test_what_is_not_a_length_is_refused(text):
+    with pytest.raises(UserError, match="--width"):
+        length(text, "--width")
+
+
+def test_lengths_have_four_units():
+    assert {length(text, "--width") for text in ("5.08cm", "50.8mm", "2in", "144pt")} == {200}
+
+
+def test_a_word_that_is_wider_than_the_room_is_broken():
+    lines = broken("short " + "x" * 50, 100)
+    assert all(breadth(line) <= 100 for line in lines)
+    assert "".join(lines) == "short" + "x" * 50
+    assert broken("", 100) == [""]
