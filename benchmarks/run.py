@@ -14,6 +14,7 @@ import torch
 import analysis
 import calibration
 import methods
+import population
 import reliability
 import rounds
 from unskew.core.errors import UserError
@@ -33,7 +34,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
     parser.add_argument(
-        "only", nargs="*", help="partitions large small idle crowd methods calibration analysis reliability"
+        "only", nargs="*", help="partitions large small idle crowd population methods calibration analysis reliability"
     )
     options = parser.parse_args()
     images = cifar10()
@@ -45,6 +46,7 @@ def main():
         "small": lambda: rounds.small_clients(images, 3 * options.repeats),
         "idle": lambda: rounds.idle_clients(options.repeats),
         "crowd": lambda: rounds.large_population(options.repeats),
+        "population": lambda: population.suite(options.repeats),
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),

@@ -1,6 +1,7 @@
 """``unskew data``: list the data sets, fetch one, check one, write one as a table."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -8,12 +9,15 @@ import typer
 from rich.table import Table
 
 from unskew.console.plain import PlainConsole
+from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
 from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.synthetic import Shape
+from unskew.data.synthetic_files import write_population
 from unskew.data.table_csv import table_csv
 
 data_app = typer.Typer(
@@ -97,6 +101,34 @@ def data_table(
     for note in rows.notes:
         out.print(f"note: {note}")
     out.print(f"written to {file}")
+
+
+@data_app.command("generate")
+def data_generate(
+    file: Annotated[
+        Path,
+        typer.Option("--out", help="FILE.csv, with pictures in a folder beside it, or FILE.parquet, with them inside."),
+    ],
+    users: Annotated[int, typer.Option(help="How many users.")] = Shape.users,
+    classes: Annotated[int, typer.Option(help="How many classes.")] = Shape.classes,
+    examples: Annotated[int, typer.Option(help="How many training examples.")] = Shape.examples,
+    test: Annotated[int, typer.Option(help="How many test examples.")] = Shape.test,
+    balanced: Annotated[
+        bool, typer.Option("--balanced/--long-tailed", help="As many of each class, or few classes with most of them.")
+    ] = True,
+    size: Annotated[int, typer.Option(help="The sides of the pictures in pixels.")] = 32,
+    images: Annotated[bool, typer.Option("--images/--no-images", help="Draw pictures, or name them only.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another population.")] = 0,
+) -> None:
+    """Draw a population of photographers in the shape of iNaturalist-User-120k, for tests and benchmarks."""
+    shape = Shape(users, classes, examples, test, balanced)
+    with StageProgress(out) as progress:
+        report = partial(progress, "drawing pictures")
+        rows = write_population(file, shape, size=size if images else None, seed=seed, report=report)
+    out.print(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
+    for note in rows.notes:
+        out.print(f"note: {note}")
+    out.print(f"written to {file}; use it as --data table:{file}")
 
 
 def _folder(given: str | None) -> Path | None:
