@@ -88,9 +88,9 @@ def data_table(
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Write a data set that has annotation files (inaturalist, landmarks) as a table of its photographs."""
+    """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
     if not is_built(name):
-        raise UserError(f"{name}: there are no annotation files to make a table from; give {' or '.join(BUILDERS)}")
+        raise UserError(f"{name} is not made of pictures in files; give one of {', '.join(BUILDERS)}")
     if file.suffix != ".csv":
         raise UserError(f"--out {file}: a table is written as .csv")
     rows = build_rows(name, _folder(data_dir))

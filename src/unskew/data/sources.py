@@ -21,7 +21,6 @@ from unskew.data.published import AS_PUBLISHED as AS_PUBLISHED
 from unskew.data.published import DAMAGED, NO_CHECKSUM, Finding, examine, read_part
 from unskew.data.published import OTHER as OTHER
 
-LATER = ("cinic10",)
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
@@ -78,10 +77,10 @@ def find(name: str) -> Source:
     """The published facts of a named set."""
     if is_built(name):
         raise UserError(
-            f"{name}: its rows are made from annotation files; write them as a table with unskew data table "
-            f"'{name}' --out FILE.csv, and give --data table:FILE.csv"
+            f"{name}: it is read as a table; write it with unskew data table '{name}' --out FILE.csv, and give "
+            f"--data table:FILE.csv"
         )
-    if name in LATER or name.startswith("table:"):
+    if name.startswith("table:"):
         raise UserError(
             f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
         )
