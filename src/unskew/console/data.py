@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from unskew.console.download_progress import DownloadProgress
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import UserError
@@ -53,19 +54,14 @@ def data_list(data_dir: DataDir = None) -> None:
 def data_fetch(
     name: str,
     data_dir: DataDir = None,
-    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public one.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public ones.")] = None,
 ) -> None:
-    """Download a data set into the folder of --data-dir, and check it."""
+    """Download a data set into the folder of --data-dir, and check it; a download that broke off is continued."""
     folder = _folder(data_dir)
     if folder is None:
         raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
-
-    def report(done: int, total: int | None) -> None:
-        if out.is_terminal:
-            of = f" of {format_bytes(total)}" if total else ""
-            out.print(f"{format_bytes(done)}{of}", end="\r")
-
-    path = fetching.fetch(name, folder, mirror=mirror, report=report)
+    with DownloadProgress(out, name) as progress:
+        path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
     out.print(f"{name} is in {path}")
 
 
