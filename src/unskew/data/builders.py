@@ -10,9 +10,11 @@ from pathlib import Path
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import is_folder
-from unskew.core.text import Call, Value, apply
+from unskew.core.text import Call, Value, apply, cut
 from unskew.data import inaturalist, landmarks, layouts
 from unskew.data.rows import Rows
+
+READING = ("size", "broken")  # how pictures are read, for every set
 
 
 @dataclass(frozen=True)
@@ -71,13 +73,26 @@ def is_built(name: str) -> bool:
 
 
 def build_rows(name: str, data_dir: Path | None) -> Rows:
-    """The rows of a named set, with the knobs after the question mark."""
+    """The rows of a named set, with the knobs after the question mark; those of ``READING`` are not for rows."""
     base, _, query = name.partition("?")
     builder = BUILDERS[base]
-    call = Call(base, (), _knobs(name, query), 0, name)
+    knobs = {knob: value for knob, value in _knobs(name, query).items() if knob not in READING}
+    call = Call(base, (), knobs, 0, name)
     make = partial(builder.rows, locate(base, data_dir))
     rows: Rows = apply(call, make, "data set")
     return rows
+
+
+def reading_knobs(name: str) -> tuple[int | None, str]:
+    """How the pictures of a set are read: ``size``, None where it is not given, and what ``broken`` ones lead to."""
+    base, _, query = name.partition("?")
+    knobs = _knobs(name, query)
+    size, broken = knobs.get("size"), str(knobs.get("broken", "stop"))
+    if size is not None and not (isinstance(size, int) and 1 <= size <= 4096):
+        raise UserError(f"{cut(name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in {base}?size=128")
+    if broken not in ("stop", "skip"):
+        raise UserError(f"{cut(name)}: broken={cut(broken)}: give stop or skip")
+    return size, broken
 
 
 def locate(base: str, data_dir: Path | None) -> Path:
