@@ -16,6 +16,7 @@ import calibration
 import frozen
 import methods
 import million
+import population
 import reliability
 import rounds
 import tables
@@ -38,7 +39,7 @@ def main():
     parser.add_argument(
         "only",
         nargs="*",
-        help="partitions large small idle crowd million methods calibration analysis frozen reliability tables",
+        help="partitions large small idle crowd million population methods calibration analysis frozen reliability tables",
     )
     options = parser.parse_args()
     images = cifar10()
@@ -51,6 +52,7 @@ def main():
         "idle": lambda: rounds.idle_clients(options.repeats),
         "crowd": lambda: rounds.large_population(options.repeats),
         "million": lambda: million.suite(options.repeats),
+        "population": lambda: population.suite(options.repeats),
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),

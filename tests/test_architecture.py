@@ -149,4 +149,11 @@ def test_only_runs_and_fetch_write_files():
                 mode = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else "r"
                 if name in ("write_text", "write_bytes") or (name == "open" and set(str(mode)) & set("wax")):
                     writers.append(str(path.relative_to(ROOT)))
-    assert set(writers) <= {"core/files.py", "runs/folder.py", "runs/lines.py", "runs/manifest.py", "data/fetch.py"}
+    assert set(writers) <= {
+        "core/files.py",
+        "runs/folder.py",
+        "runs/lines.py",
+        "runs/manifest.py",
+        "data/download.py",
+        "data/archives.py",
+    }

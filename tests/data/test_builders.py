@@ -11,7 +11,7 @@ from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import landmarks, sources
-from unskew.data.builders import build_rows
+from unskew.data.builders import build_rows, reading_knobs
 from unskew.data.landmarks import core
 from unskew.data.partition import partition
 
@@ -172,6 +172,17 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
 def test_wrong_knobs_are_refused(inat, name, says):
     with pytest.raises(UserError, match=says):
         build_rows(name, inat())
+
+
+def test_how_pictures_are_read_is_not_a_matter_of_rows(inat):
+    folder = inat()
+    plain, sized = (build_rows(f"inaturalist?balance=4{more}", folder) for more in ("", "&size=224&broken=skip"))
+    assert sized.paths.tolist() == plain.paths.tolist()
+    assert reading_knobs("inaturalist?balance=4&size=224&broken=skip") == (224, "skip")
+    assert reading_knobs("cinic10") == (None, "stop")
+    for name, says in (("omniglot?size=0", "size=0 is not a size"), ("omniglot?broken=no", "give stop or skip")):
+        with pytest.raises(UserError, match=says):
+            reading_knobs(name)
 
 
 def test_where_it_is_looked_for_is_said(tmp_path):

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import limits
 from unskew.core.errors import UserError
-from unskew.data import arrays, binary, cifar_python, fetch, folders, npz, partition_files
+from unskew.data import archives, arrays, binary, cifar_python, folders, npz, partition_files
 from unskew.data.partition_values import partition_from
 
 MB = 10**6
@@ -287,4 +287,4 @@ def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):
         archive.writestr("beside", bytes(5 * MB))
     for name in ("a.tar.gz", "a.zip"):
         with refused(f"{name} unpacks to 5.0 MB"):
-            fetch._unpack(tmp_path / name, name, ("wanted",), tmp_path)
+            archives.unpack_members(tmp_path / name, name, ("wanted",), tmp_path)

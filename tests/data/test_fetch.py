@@ -1,6 +1,8 @@
 import hashlib
 import io
+import shutil
 import socket
+import stat
 import tarfile
 import threading
 import zipfile
@@ -9,8 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.data import fetch as module
-from unskew.data import sources
+from unskew.data import archives, sources
+from unskew.data import download as module
+from unskew.data.archives import unpack_tree
+from unskew.data.builders import BUILDERS, build_rows
 from unskew.data.fetch import DOWNLOADS, Download, fetch
 
 
@@ -18,25 +22,41 @@ from unskew.data.fetch import DOWNLOADS, Download, fetch
 def server(monkeypatch):
     """A web server on this machine; ``server.files`` maps a path to its bytes, or to what the handler shall do."""
     monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(module, "PAUSE", 0.0)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
+            self.server.asked.append((self.path, self.headers.get("Range"), self.headers.get("If-Range")))
             answer = self.server.files.get(self.path)
             if answer is None:
                 self.send_error(404)
             elif callable(answer):
                 answer(self)
             else:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
+                self.give(answer)
+
+        def give(self, raw, cut=None, ranges=True, version=None):
+            """The file, or what was asked for of it; the connection ends after ``cut`` bytes of the body."""
+            asked = self.headers.get("Range") if ranges else None
+            same = self.headers.get("If-Range") in (None, version)
+            start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and same else 0
+            if start >= len(raw) > 0:
+                self.send_error(416)
+                return
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(raw) - start))
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(raw) - 1}/{len(raw)}")
+            if version:
+                self.send_header("ETag", version)
+            self.end_headers()
+            self.wfile.write(raw[start:][:cut])
 
         def log_message(self, *arguments):
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        running.files, running.address = {}, f"http://127.0.0.1:{running.server_port}"
+        running.files, running.asked, running.address = {}, [], f"http://127.0.0.1:{running.server_port}"
         thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield running
@@ -48,11 +68,13 @@ def silent(done, total):
     pass
 
 
-def refused(name, folder, mirror):
+def refused(name, folder, mirror, kept=0):
+    """The message of a fetch that fails, after which ``kept`` bytes of a download are there and nothing else."""
     with pytest.raises(UserError) as caught:
         fetch(name, folder, mirror=mirror, report=silent)
     assert "\n" not in str(caught.value)
-    assert [p for p in folder.rglob("*") if p.is_file()] == []
+    left = [p for p in folder.rglob("*") if p.is_file() and not p.name.endswith(".from")]
+    assert [p.stat().st_size for p in left] == [kept] * bool(kept)
     return str(caught.value)
 
 
@@ -183,7 +205,10 @@ def test_a_body_that_breaks_off_is_said(tmp_path, server):
         handler.wfile.write(b"x" * 400)
 
     server.files["/cifar-10-binary.tar.gz"] = half
-    assert "broke off" in refused("cifar10", tmp_path, server.address)
+    message = refused("cifar10", tmp_path, server.address, kept=400)
+    assert "broke off after 400 of 1,000 bytes" in message
+    assert "400 B are kept, the same command continues there" in message
+    assert len(server.asked) == module.TRIES
 
 
 def test_a_chunked_body_that_breaks_off_is_said(tmp_path, server):
@@ -194,7 +219,8 @@ def test_a_chunked_body_that_breaks_off_is_said(tmp_path, server):
         handler.wfile.write(b"ff\r\nhalf")
 
     server.files["/cifar-10-binary.tar.gz"] = half
-    assert "broke off" in refused("cifar10", tmp_path, server.address)
+    with pytest.raises(UserError, match="broke off"):
+        fetch("cifar10", tmp_path, mirror=server.address, report=silent)
 
 
 def test_a_silent_server_is_given_up(tmp_path, server, monkeypatch):
@@ -212,16 +238,309 @@ def test_a_data_folder_that_cannot_be_written_is_said(tmp_path, server):
         fetch("cifar10", tmp_path / "file", mirror=server.address, report=silent)
 
 
-def test_an_interrupted_download_leaves_nothing(tmp_path, server):
-    server.files["/cifar-10-binary.tar.gz"] = bytes(1000)
+def test_an_interrupted_download_is_continued(tmp_path, server, monkeypatch):
+    raw = tar({**CIFAR100, "cifar-100-binary/other": hashlib.sha512(b"").digest() * 20_000})
+    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", raw)
+    monkeypatch.setattr(module, "_BLOCK", 1000)
 
     def interrupt(done, total):
-        if done:
+        if done >= 3000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch("cifar10", tmp_path, mirror=server.address, report=interrupt)
-    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+        fetch("cifar100", tmp_path, mirror=server.address, report=interrupt)
+    told = []
+    fetch("cifar100", tmp_path, mirror=server.address, report=lambda *n: told.append(n))
+    assert server.asked[-1][1] == "bytes=3000-"
+    assert told[0] == (3000, len(raw))
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == ["test.bin", "train.bin"]
+
+
+# A connection that is cut, and what servers make of being asked for the rest
+
+WHOLE = tar({**CIFAR100, "cifar-100-binary/other": hashlib.sha512(b"").digest() * 200})
+
+
+@pytest.fixture
+def cut(server, monkeypatch):
+    """Publishes CIFAR-100 on a server whose first answers are cut; ``how`` says what it does with a range."""
+
+    def start(cuts=1, **how):
+        publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
+        left = [cuts]
+
+        def answer(handler):
+            left[0] -= 1
+            handler.give(WHOLE, cut=len(WHOLE) // 3 if left[0] >= 0 else None, **how)
+
+        server.files["/cifar-100-binary.tar.gz"] = answer
+        return server
+
+    return start
+
+
+def fetched(folder, server, **options):
+    said = []
+    fetch("cifar100", folder, mirror=server.address, report=silent, say=said.append, **options)
+    assert (folder / "cifar-100-binary" / "train.bin").read_bytes() == RECORD * 3
+    assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == ["test.bin", "train.bin"]
+    return said
+
+
+def test_a_cut_connection_is_continued_where_it_broke_off(tmp_path, cut):
+    server = cut(version='"one"')
+    said = fetched(tmp_path, server)
+    third = len(WHOLE) // 3
+    assert [asked[1:] for asked in server.asked] == [(None, None), (f"bytes={third}-", '"one"')]
+    assert said == [
+        f"{server.address}/cifar-100-binary.tar.gz broke off after {third:,} of {len(WHOLE):,} bytes; continuing"
+    ]
+
+
+def test_a_server_without_ranges_sends_all_again(tmp_path, cut):
+    server = cut(ranges=False)
+    fetched(tmp_path, server)
+    assert [asked[1] for asked in server.asked] == [None, f"bytes={len(WHOLE) // 3}-"]
+
+
+def test_a_file_that_has_changed_meanwhile_is_sent_all_again(tmp_path, cut):
+    server = cut(version='"one"')
+    answer = server.files["/cifar-100-binary.tar.gz"]
+
+    def changed(handler):
+        if len(server.asked) == 1:
+            answer(handler)
+        else:
+            handler.give(WHOLE, version='"two"')
+
+    server.files["/cifar-100-binary.tar.gz"] = changed
+    fetched(tmp_path, server)
+    assert server.asked[1][2] == '"one"'
+
+
+def test_kept_bytes_of_another_file_are_thrown_away(tmp_path, cut):
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(b"other" * 10)
+    said = fetched(tmp_path, cut(cuts=0))
+    assert said[0].endswith("what was kept does not belong to it; starting again")
+
+
+def test_a_part_that_is_whole_already_is_checked_and_kept(tmp_path, cut):
+    (tmp_path / "cifar-100-binary").mkdir()
+    (tmp_path / "cifar-100-binary" / "cifar-100-binary.tar.gz.part").write_bytes(WHOLE)
+    server = cut(cuts=0)
+    fetched(tmp_path, server)
+    assert len(server.asked) == 1
+
+
+def test_an_answer_from_another_byte_is_refused(tmp_path, cut):
+    server = cut()
+    answer = server.files["/cifar-100-binary.tar.gz"]
+
+    def wrong(handler):
+        if len(server.asked) == 1:
+            answer(handler)
+            return
+        handler.send_response(206)
+        handler.send_header("Content-Range", "bytes 5-9/10")
+        handler.send_header("Content-Length", "5")
+        handler.end_headers()
+        handler.wfile.write(b"wrong")
+
+    server.files["/cifar-100-binary.tar.gz"] = wrong
+    assert "answers from byte 5 on" in refused("cifar100", tmp_path, server.address, kept=len(WHOLE) // 3)
+
+
+# Mirrors
+
+
+def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch):
+    files = {"cifar-100-binary.tar.gz": md5(WHOLE)}
+    members = DOWNLOADS["cifar100"].members
+    bases = [f"{server.address}/{name}/" for name in ("absent", "wrong", "right")]
+    wanted = Download(bases[0], "cifar-100-binary", files, members, mirrors=tuple(bases[1:]))
+    monkeypatch.setitem(DOWNLOADS, "cifar100", wanted)
+    server.files["/wrong/cifar-100-binary.tar.gz"] = b"something else"
+    server.files["/right/cifar-100-binary.tar.gz"] = WHOLE
+    said = []
+    fetch("cifar100", tmp_path, mirror=None, report=silent, say=said.append)
+    assert len(said) == 2
+    assert "the server answered 404" in said[0]
+    assert said[0].endswith(f"trying {bases[1]}cifar-100-binary.tar.gz")
+    assert "is not the published file" in said[1]
+    assert said[1].endswith(f"trying {bases[2]}cifar-100-binary.tar.gz")
+    del server.files["/right/cifar-100-binary.tar.gz"]
+    shutil.rmtree(tmp_path / "cifar-100-binary")
+    message = refused("cifar100", tmp_path, None)
+    assert message.count("404") == 2
+    assert "nothing was kept" in message
+
+
+def test_a_disk_without_room_is_said_before_anything_is_written(tmp_path, server, monkeypatch):
+    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", WHOLE)
+    free = shutil.disk_usage(tmp_path)._replace(free=100)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
+    assert "and " in (message := refused("cifar100", tmp_path, server.address))
+    assert "has 100 B free; make room, or give another --data-dir" in message
+
+
+# Archives that are unpacked whole
+
+
+def zipped(members, **flags):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in members.items() if isinstance(members, dict) else members:
+            archive.writestr(name, raw)
+    return packed.getvalue()
+
+
+OMNIGLOT = {
+    f"images_{part}/{alphabet}/character01/0001_{drawer:02d}.png": b"picture"
+    for part, alphabet in (("background", "Greek"), ("evaluation", "Tibetan"))
+    for drawer in range(1, 6)
+}
+
+
+def publish_omniglot(monkeypatch, server):
+    files = {}
+    for part in ("background", "evaluation"):
+        raw = zipped({name: content for name, content in OMNIGLOT.items() if part in name})
+        files[f"images_{part}.zip"] = md5(raw)
+        server.files[f"/images_{part}.zip"] = raw
+    monkeypatch.setitem(DOWNLOADS, "omniglot", Download(server.address, "omniglot", files, tree=""))
+
+
+def test_omniglot_is_fetched_unpacked_and_read(tmp_path, server, monkeypatch):
+    publish_omniglot(monkeypatch, server)
+    folder = fetch("omniglot", tmp_path, mirror=None, report=silent)
+    assert {str(p.relative_to(folder)) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)
+    assert len(build_rows("omniglot?part=all", tmp_path).classes) == 2
+    server.files.clear()
+    assert fetch("omniglot", tmp_path, mirror=None, report=silent) == folder
+
+
+def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, server, monkeypatch):
+    publish_omniglot(monkeypatch, server)
+    copy, copied = archives._copy, []
+
+    def interrupted(*arguments):
+        copied.append(arguments)
+        if len(copied) == 3:
+            raise KeyboardInterrupt
+        copy(*arguments)
+
+    monkeypatch.setattr(archives, "_copy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fetch("omniglot", tmp_path, mirror=None, report=silent)
+    assert not (tmp_path / "omniglot").exists()  # half of it must not be taken for the set
+    monkeypatch.setattr(archives, "_copy", copy)
+    fetch("omniglot", tmp_path, mirror=None, report=silent)
+    assert [asked[0] for asked in server.asked] == ["/images_background.zip", "/images_evaluation.zip"]
+    assert {str(p.relative_to(tmp_path / "omniglot")) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)
+
+
+def test_a_folder_that_is_there_but_not_whole_is_left_alone(tmp_path, server, monkeypatch):
+    publish_omniglot(monkeypatch, server)
+    (tmp_path / "omniglot").mkdir()
+    with pytest.raises(UserError, match="omniglot is there and is not the whole set; move it away"):
+        fetch("omniglot", tmp_path, mirror=None, report=silent)
+
+
+def tarred(*entries):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, kind, raw in entries:
+            info = tarfile.TarInfo(name)
+            info.type, info.size = kind, len(raw)
+            info.linkname = "/etc/passwd" if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            archive.addfile(info, io.BytesIO(raw))
+    return packed.getvalue()
+
+
+def zip_link():
+    info = zipfile.ZipInfo("set/link")
+    info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+    return zipped([("set/a.png", b"x"), (info, b"/etc/passwd")])
+
+
+def encrypted_zip():
+    raw = bytearray(zipped({"set/a.png": b"secret"}))
+    for mark, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        raw[raw.index(mark) + place] |= 1
+    return bytes(raw)
+
+
+FILE = tarfile.REGTYPE
+EVIL = {
+    "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "leads out of its folder"),
+    "tar: a path above, inside": (tarred(("set/../../evil", FILE, b"x")), "leads out of its folder"),
+    "tar: an absolute path": (tarred(("/evil", FILE, b"x")), "leads out of its folder"),
+    "tar: a backslash": (tarred(("set\\..\\evil", FILE, b"x")), "leads out of its folder"),
+    "tar: a drive": (tarred(("C:evil", FILE, b"x")), "leads out of its folder"),
+    "tar: a symbolic link": (tarred(("set/a", tarfile.SYMTYPE, b"")), "is a link; only files and folders"),
+    "tar: a hard link": (tarred(("set/a", tarfile.LNKTYPE, b"")), "is a link; only files and folders"),
+    "tar: a pipe": (tarred(("set/a", tarfile.FIFOTYPE, b"")), "is a device or a pipe"),
+    "tar: a device": (tarred(("set/a", tarfile.CHRTYPE, b"")), "is a device or a pipe"),
+    "tar: a name twice": (tarred(("set/a", FILE, b"1"), ("set/a", FILE, b"2")), "'set/a' twice"),
+    "tar: other capitals": (tarred(("set/a", FILE, b"1"), ("set/A", FILE, b"2")), "'set/A' twice"),
+    "tar: another normal form": (tarred(("set/\u00e9", FILE, b"1"), ("set/e\u0301", FILE, b"2")), "twice"),
+    "tar: file and folder": (tarred(("set/a", FILE, b"1"), ("set/a/b", FILE, b"2")), "both as a file and as a folder"),
+    "tar: folder and file": (tarred(("set/a/b", FILE, b"1"), ("set/a", FILE, b"2")), "both as a file and as a folder"),
+    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has a name that is too long"),
+    "tar: nothing": (tarred(), "has no files below it"),
+    "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged inside"),
+    "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "leads out of its folder"),
+    "zip: an absolute path": (zipped({"/evil": b"x"}), "leads out of its folder"),
+    "zip: a link": (zip_link(), "is a link; only files and folders"),
+    "zip: encrypted": (encrypted_zip(), "is encrypted"),
+    "zip: other capitals": (zipped({"set/a": b"1", "SET/A": b"2"}), "'SET/A' twice"),
+    "zip: cut": (zipped({"set/a": b"1"})[:-10], "is damaged inside"),
+    "zip: a bomb": (zipped({"set/a": bytes(2 * 10**6)}), "unpacks to 2.0 MB"),
+    "tar: a bomb": (tarred(("set/a", FILE, b"x"), ("set/b", FILE, bytes(2 * 10**6))), "unpacks to 2.0 MB"),
+}
+
+
+@pytest.mark.parametrize("which", EVIL)
+def test_an_evil_archive_is_refused_and_nothing_is_outside_its_folder(tmp_path, which, monkeypatch):
+    monkeypatch.setenv("UNSKEW_UNPACK_LIMIT", "1MB")
+    raw, says = EVIL[which]
+    name = f"a.{'zip' if which.startswith('zip') else 'tar.gz'}"
+    (tmp_path / name).write_bytes(raw)
+    (tmp_path / "in").mkdir()
+    with pytest.raises(UserError, match=says) as caught:
+        unpack_tree(tmp_path / name, name, tmp_path / "in")
+    assert "\n" not in str(caught.value)
+    for path in tmp_path.rglob("*"):
+        assert path.is_relative_to(tmp_path / "in") or path.name == name
+        assert not path.is_symlink()
+        assert path.is_dir() or path.is_file()
+        assert not path.name.endswith(".part")
+
+
+def test_of_an_evil_archive_nothing_stays_in_the_data_folder(tmp_path, server, monkeypatch):
+    raw = zipped({"images_background/a.png": b"x", "../evil": b"x"})
+    server.files["/a.zip"] = raw
+    monkeypatch.setitem(DOWNLOADS, "omniglot", Download(server.address, "omniglot", {"a.zip": md5(raw)}, tree=""))
+    assert "leads out of its folder" in refused("omniglot", tmp_path, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_below_the_folder_inside_is_kept(tmp_path):
+    (tmp_path / "a.zip").write_bytes(zipped({"set/a/b.png": b"1", "set/c.txt": b"2", "__MACOSX/set/x": b"3"}))
+    assert unpack_tree(tmp_path / "a.zip", "a.zip", tmp_path / "in", inside="set/") == 2
+    assert sorted(str(p.relative_to(tmp_path / "in")) for p in (tmp_path / "in").rglob("*")) == [
+        "a",
+        "a/b.png",
+        "c.txt",
+    ]
+
+
+def test_a_wanted_member_that_is_there_twice_is_refused(tmp_path, server, monkeypatch):
+    raw = tarred(*((name, FILE, content) for name, content in [*CIFAR100.items(), *CIFAR100.items()]))
+    publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", raw)
+    with pytest.raises(UserError, match="twice; it is not the published archive"):
+        fetch("cifar100", tmp_path, mirror=server.address, report=silent)
 
 
 @pytest.mark.parametrize("name", ["digits", "folder:pictures", "arrays:set.npz"])
@@ -236,8 +555,8 @@ def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):
 
 
 def test_every_published_set_can_be_fetched_by_checksum():
-    assert set(DOWNLOADS) == set(sources.SOURCES) - {"digits"}
-    for download in DOWNLOADS.values():
-        assert download.base.endswith("/")
-        assert all(len(checksum) == 32 for checksum in download.files.values())
-        assert len(download.files) == (1 if download.members else 4)
+    assert set(DOWNLOADS) == {*sources.SOURCES, *BUILDERS} - {"digits", "inaturalist", "landmarks"}
+    for wanted in DOWNLOADS.values():
+        assert all(base.endswith("/") for base in (wanted.base, *wanted.mirrors))
+        assert all(len(checksum) == 32 for checksum in wanted.files.values())
+        assert len(wanted.files) == (4 if not wanted.members and wanted.tree is None else len(wanted.files))

@@ -7,6 +7,7 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.data import catalogue, folders, published, sources
+from unskew.data.builders import BUILDERS
 
 NAMES = [
     "digits", "cifar10", "cifar100", "mnist", "fashion-mnist",
@@ -192,13 +193,6 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
     assert "is the published file of fashion-mnist, not of mnist" in refused("mnist", tmp_path / "plain")
 
 
-@pytest.mark.parametrize("name", ["cinic10"])
-def test_names_of_later_versions_say_so(name):
-    message = refused(name)
-    assert "this version does not read it yet" in message
-    assert "folder:DIR or arrays:FILE.npz" in message
-
-
 @pytest.mark.parametrize(
     ("given", "meant"), [("CIFAR10", "cifar10"), ("cifar-100", "cifar100"), ("digit", "digits"), ("fashion", None)]
 )
@@ -225,7 +219,7 @@ def test_a_set_not_found_lists_where_it_was_looked_for(tmp_path):
 def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
     write_cifar10(tmp_path / "cifar-10-batches-bin")
     rows = {row.name: row for row in sources.survey(tmp_path)}
-    assert list(rows) == [*NAMES, "inaturalist", "landmarks", "folder:DIR", "arrays:FILE.npz", "table:FILE.csv"]
+    assert list(rows) == [*NAMES, *BUILDERS, "folder:DIR", "arrays:FILE.npz", "table:FILE.csv"]
     assert rows["digits"].place == "inside scikit-learn"
     assert rows["cifar10"].place == str(tmp_path / "cifar-10-batches-bin")
     assert rows["mnist"].place is None

@@ -1,12 +1,14 @@
 """``unskew data``: list the data sets, fetch one, check one, write one as a table."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from unskew.console.download_progress import DownloadProgress
 from unskew.console.plain import PlainConsole
 from unskew.console.stage_progress import StageProgress
 from unskew.core.errors import UserError
@@ -15,6 +17,8 @@ from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
 from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.synthetic import Shape
+from unskew.data.synthetic_files import write_population
 from unskew.data.table_csv import table_csv
 
 data_app = typer.Typer(
@@ -50,19 +54,14 @@ def data_list(data_dir: DataDir = None) -> None:
 def data_fetch(
     name: str,
     data_dir: DataDir = None,
-    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public one.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public ones.")] = None,
 ) -> None:
-    """Download a data set into the folder of --data-dir, and check it."""
+    """Download a data set into the folder of --data-dir, and check it; a download that broke off is continued."""
     folder = _folder(data_dir)
     if folder is None:
         raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
-
-    def report(done: int, total: int | None) -> None:
-        if out.is_terminal:
-            of = f" of {format_bytes(total)}" if total else ""
-            out.print(f"{format_bytes(done)}{of}", end="\r")
-
-    path = fetching.fetch(name, folder, mirror=mirror, report=report)
+    with DownloadProgress(out, name) as progress:
+        path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
     out.print(f"{name} is in {path}")
 
 
@@ -90,9 +89,9 @@ def data_table(
     ],
     data_dir: DataDir = None,
 ) -> None:
-    """Write a data set that has annotation files (inaturalist, landmarks) as a table of its photographs."""
+    """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
     if not is_built(name):
-        raise UserError(f"{name}: there are no annotation files to make a table from; give {' or '.join(BUILDERS)}")
+        raise UserError(f"{name} is not made of pictures in files; give one of {', '.join(BUILDERS)}")
     if file.suffix != ".csv":
         raise UserError(f"--out {file}: a table is written as .csv")
     rows = build_rows(name, _folder(data_dir))
@@ -103,6 +102,34 @@ def data_table(
     for note in rows.notes:
         out.print(f"note: {note}")
     out.print(f"written to {file}")
+
+
+@data_app.command("generate")
+def data_generate(
+    file: Annotated[
+        Path,
+        typer.Option("--out", help="FILE.csv, with pictures in a folder beside it, or FILE.parquet, with them inside."),
+    ],
+    users: Annotated[int, typer.Option(help="How many users.")] = Shape.users,
+    classes: Annotated[int, typer.Option(help="How many classes.")] = Shape.classes,
+    examples: Annotated[int, typer.Option(help="How many training examples.")] = Shape.examples,
+    test: Annotated[int, typer.Option(help="How many test examples.")] = Shape.test,
+    balanced: Annotated[
+        bool, typer.Option("--balanced/--long-tailed", help="As many of each class, or few classes with most of them.")
+    ] = True,
+    size: Annotated[int, typer.Option(help="The sides of the pictures in pixels.")] = 32,
+    images: Annotated[bool, typer.Option("--images/--no-images", help="Draw pictures, or name them only.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another population.")] = 0,
+) -> None:
+    """Draw a population of photographers in the shape of iNaturalist-User-120k, for tests and benchmarks."""
+    shape = Shape(users, classes, examples, test, balanced)
+    with StageProgress(out) as progress:
+        report = partial(progress, "drawing pictures")
+        rows = write_population(file, shape, size=size if images else None, seed=seed, report=report)
+    out.print(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
+    for note in rows.notes:
+        out.print(f"note: {note}")
+    out.print(f"written to {file}; use it as --data table:{file}")
 
 
 def _folder(given: str | None) -> Path | None:

@@ -37,6 +37,16 @@ def write_whole(path: Path, content: bytes) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def write_again(path: Path, content: bytes) -> None:
+    """Write one of many files that can be made again: without waiting for the disk."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            file.write(content)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
     """A file's bytes, at most ``most`` of them; None where it is not there. A pipe or device is refused, not read."""
     try:

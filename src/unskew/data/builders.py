@@ -1,4 +1,4 @@
-"""The data sets whose rows are made from annotation files: iNaturalist-2017 and Google Landmarks v2.
+"""The data sets that are made as rows: from annotation files (iNaturalist, Landmarks) or from folders of pictures.
 
 ``inaturalist?balance=0`` and ``landmarks?split=FILE.csv``: knobs follow the question mark, apart by ``&``.
 """
@@ -10,19 +10,21 @@ from pathlib import Path
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import is_folder
-from unskew.core.text import Call, Value, apply
-from unskew.data import inaturalist, landmarks
+from unskew.core.text import Call, Value, apply, cut
+from unskew.data import inaturalist, landmarks, layouts
 from unskew.data.rows import Rows
+
+READING = ("size", "broken")  # how pictures are read, for every set
 
 
 @dataclass(frozen=True)
 class Builder:
-    """A data set made from annotations: where it is looked for, by which files it is known, what makes its rows."""
+    """A data set made as rows: where it is looked for, by which files it is known, what makes its rows."""
 
     what: str
     origin: str
     folders: tuple[str, ...]
-    known_by: tuple[str, ...]  # any one of them
+    known_by: tuple[str, ...]  # any one of these files or folders
     rows: Callable[..., Rows]
 
 
@@ -41,26 +43,60 @@ BUILDERS: Mapping[str, Builder] = {
         ("train_clean.csv",),
         landmarks.landmarks_rows,
     ),
+    "cinic10": Builder(
+        "CIFAR-10's classes with pictures of ImageNet, 90,000 + 90,000 of 32x32",
+        "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
+        ("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
+        ("train/airplane",),
+        layouts.cinic10_rows,
+    ),
+    "tiny-imagenet": Builder(
+        "200 classes of ImageNet, 100,000 + 10,000 of 64x64",
+        "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
+        ("tiny-imagenet-200", "tiny-imagenet"),
+        ("wnids.txt",),
+        layouts.tiny_imagenet_rows,
+    ),
+    "omniglot": Builder(
+        "handwritten characters of 50 alphabets by drawer, 105x105",
+        "Lake et al. 2015, github.com/brendenlake/omniglot",
+        ("omniglot", "omniglot-py", "omniglot/python"),
+        ("images_background", "images_evaluation"),
+        layouts.omniglot_rows,
+    ),
 }
 
 
 def is_built(name: str) -> bool:
-    """Whether a data set's rows are made from annotation files."""
+    """Whether a data set is made as rows."""
     return name.partition("?")[0] in BUILDERS
 
 
 def build_rows(name: str, data_dir: Path | None) -> Rows:
-    """The rows of ``inaturalist`` or ``landmarks``, with the knobs after the question mark."""
+    """The rows of a named set, with the knobs after the question mark; those of ``READING`` are not for rows."""
     base, _, query = name.partition("?")
     builder = BUILDERS[base]
-    call = Call(base, (), _knobs(name, query), 0, name)
+    knobs = {knob: value for knob, value in _knobs(name, query).items() if knob not in READING}
+    call = Call(base, (), knobs, 0, name)
     make = partial(builder.rows, locate(base, data_dir))
     rows: Rows = apply(call, make, "data set")
     return rows
 
 
+def reading_knobs(name: str) -> tuple[int | None, str]:
+    """How the pictures of a set are read: ``size``, None where it is not given, and what ``broken`` ones lead to."""
+    base, _, query = name.partition("?")
+    knobs = _knobs(name, query)
+    size, broken = knobs.get("size"), str(knobs.get("broken", "stop"))
+    if size is not None and not (isinstance(size, int) and 1 <= size <= 4096):
+        raise UserError(f"{cut(name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in {base}?size=128")
+    if broken not in ("stop", "skip"):
+        raise UserError(f"{cut(name)}: broken={cut(broken)}: give stop or skip")
+    return size, broken
+
+
 def locate(base: str, data_dir: Path | None) -> Path:
-    """The folder that has the set's annotation files."""
+    """The folder that has the set's files."""
     builder = BUILDERS[base]
     files = " or ".join(builder.known_by)
     if data_dir is None or not is_folder(data_dir):
@@ -68,7 +104,7 @@ def locate(base: str, data_dir: Path | None) -> Path:
         raise UserError(f"{base}: {given}; pass the folder that has {builder.folders[0]}/{files} as --data-dir DIR")
     looked = [*(data_dir / folder for folder in builder.folders), data_dir]
     for folder in looked:
-        if any((folder / file).is_file() for file in builder.known_by):
+        if any((folder / file).exists() for file in builder.known_by):
             return folder
     places = ", ".join(map(str, looked))
     raise UserError(f"{base} was not found: {files} is in none of {places}; get it from {builder.origin.split()[-1]}")

@@ -1,50 +1,40 @@
-"""Downloads a published image set: the only module that opens a network connection, and only when asked to.
+"""Fetches a published image set into the data folder: what is downloaded from where, and what is kept of it."""
 
-A file comes as ``NAME.part``, is compared with its published checksum, and takes its name only when whole.
-"""
-
-import hashlib
-import http.client
-import tarfile
-import urllib.error
-import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from unskew.core.errors import UserError
-from unskew.core.limits import check_unpacked, size_on_disk
 from unskew.data import sources
+from unskew.data.archives import unpack_members, unpack_tree
 from unskew.data.builders import BUILDERS, is_built
-from unskew.data.catalogue import Source
-
-Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
-
-TIMEOUT = 60.0  # seconds without a byte
-MAX_BYTES = 4 * 10**9  # of a download: the largest published archive has 0.6 GB
-_BLOCK = 1 << 18
-_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
+from unskew.data.builders import locate as locate_rows
+from unskew.data.download import DiskError, Report, Say, download, on_disk
 
 
 @dataclass(frozen=True)
 class Download:
-    """Where a set is published, and what of it is kept in which folder."""
+    """Where a set is published, and what of it is kept in which folder.
+
+    The files themselves are kept; of archives with ``members`` these alone, of one with ``tree`` all files below
+    that folder inside it.
+    """
 
     base: str
     folder: str
     files: dict[str, str]  # name -> MD5
-    members: tuple[str, ...] = ()  # of the one archive; none: the files themselves are kept
+    members: tuple[str, ...] = ()
+    mirrors: tuple[str, ...] = ()  # tried in turn where the base does not have it
+    tree: str | None = None
 
 
-def _idx(base: str, name: str) -> Download:
-    return Download(base, name, {file: md5 for file, md5 in sources.SOURCES[name].md5.items() if file.endswith(".gz")})
+def _idx(base: str, name: str, *mirrors: str) -> Download:
+    files = {file: md5 for file, md5 in sources.SOURCES[name].md5.items() if file.endswith(".gz")}
+    return Download(base, name, files, mirrors=mirrors)
 
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_GOOGLE = "https://storage.googleapis.com/"
 _EMNIST = Download(
     "https://biometrics.nist.gov/cs_links/EMNIST/",
     "emnist",
@@ -69,153 +59,101 @@ DOWNLOADS = {
         {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
         ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
     ),
-    "mnist": _idx("https://ossci-datasets.s3.amazonaws.com/mnist/", "mnist"),
-    "fashion-mnist": _idx("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", "fashion-mnist"),
+    "mnist": _idx("https://ossci-datasets.s3.amazonaws.com/mnist/", "mnist", f"{_GOOGLE}cvdf-datasets/mnist/"),
+    "fashion-mnist": _idx(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "fashion-mnist",
+        f"{_GOOGLE}tensorflow/tf-keras-datasets/",
+    ),
     **{name: _EMNIST for name in sources.SOURCES if name.startswith("emnist")},
+    "cinic10": Download(
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",
+        "CINIC-10",
+        {"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"},
+        mirrors=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/",),
+        tree="",
+    ),
+    "tiny-imagenet": Download(
+        "http://cs231n.stanford.edu/",
+        "tiny-imagenet-200",
+        {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+        tree="tiny-imagenet-200/",
+    ),
+    "omniglot": Download(
+        "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+        "omniglot",
+        {
+            "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
+            "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+        },
+        mirrors=("https://github.com/brendenlake/omniglot/raw/master/python/",),
+        tree="",
+    ),
 }
 
 
-def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report) -> Path:
+def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda words: None) -> Path:
     """Download a set below ``data_dir`` and give its folder; what is there and reads whole is left alone.
 
-    ``mirror`` replaces the published address up to the file's name. ``report`` starts again with every file.
+    ``mirror`` replaces the published addresses up to the file's name. ``report`` starts again with every file, ``say``
+    is told what goes wrong on the way and what is tried next.
     """
     if name == "digits" or name.startswith(tuple(sources.OWN)):
         where = "it is inside scikit-learn" if name == "digits" else "it is read from where it is"
         raise UserError(f"{name}: there is nothing to fetch, {where}; use it as --data {name}")
-    if is_built(name) and name not in DOWNLOADS:
+    if name not in DOWNLOADS and is_built(name):
         origin = BUILDERS[name.partition("?")[0]].origin.split()[-1]
-        raise UserError(f"{name}: it is too large to be fetched here, get it from {origin}; then pass --data-dir DIR")
-    source = sources.find(name)
+        raise UserError(f"{name}: it is not fetched here, get it from {origin}; then pass --data-dir DIR")
+    if name not in DOWNLOADS:
+        sources.find(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
-    if (there := _there(source, data_dir)) is not None:
+    if (there := _there(name, data_dir)) is not None:
         return there
-    download = DOWNLOADS[name]
-    base = (download.base if mirror is None else mirror).rstrip("/")
-    folder = data_dir / download.folder
-    with _disk(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    for file, md5 in download.files.items():
-        with _part(folder / file) as part:
-            _download(f"{base}/{file}", part, md5, report)
-            if download.members:
-                _unpack(part, file, download.members, folder)
-            else:
-                with _disk(folder):
-                    part.replace(folder / file)
+    wanted = DOWNLOADS[name]
+    if wanted.tree is not None and (data_dir / wanted.folder).exists():
+        raise UserError(f"{data_dir / wanted.folder} is there and is not the whole set; move it away and fetch again")
+    bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
+    folder = data_dir / wanted.folder
+    place = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")
+    with on_disk(place):
+        place.mkdir(parents=True, exist_ok=True)
+    for file, md5 in wanted.files.items():
+        urls = [f"{base.rstrip('/')}/{file}" for base in bases]
+        path = place / file if wanted.tree is None else folder.with_name(f"{folder.name}.{file}")
+        download(urls, path, md5, report=report, say=say)
+        if wanted.members or wanted.tree is not None:
+            _unpack(path, file, wanted, place, say)
+    if place != folder:
+        with on_disk(folder):
+            place.rename(folder)
     return folder
 
 
-def _there(source: Source, data_dir: Path) -> Path | None:
+def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -> None:
+    """What is kept of an archive; the archive itself goes, unless the disk was at fault."""
+    try:
+        if wanted.tree is None:
+            unpack_members(archive, file, wanted.members, place)
+        else:
+            say(f"unpacking {file}")
+            unpack_tree(archive, file, place, inside=wanted.tree)
+    except DiskError:
+        raise
+    except UserError:
+        archive.unlink(missing_ok=True)
+        if wanted.tree is not None:
+            shutil.rmtree(place, ignore_errors=True)
+        raise
+    archive.unlink(missing_ok=True)
+
+
+def _there(name: str, data_dir: Path) -> Path | None:
     """Where the set already is, if all of it reads whole."""
     try:
-        files = sources.locate(source, data_dir)
+        if is_built(name):
+            return locate_rows(name, data_dir)
+        files = sources.locate(sources.find(name), data_dir)
     except UserError:
         return None
-    return files.folder if all(f.whole for f in sources.check(source.name, data_dir)) else None
-
-
-@contextmanager
-def _part(path: Path) -> Iterator[Path]:
-    """The name under which a file is written; whatever happens, nothing of that name stays behind."""
-    part = path.with_name(path.name + ".part")
-    try:
-        yield part
-    finally:
-        part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}; give another --data-dir") from error
-
-
-def _download(url: str, part: Path, md5: str, report: Report) -> None:
-    """Stream ``url`` into ``part`` and compare its length and checksum with what was announced."""
-    digest, done = hashlib.md5(usedforsecurity=False), 0
-    with _disk(part), part.open("wb") as out, _open(url) as answer:
-        length = answer.headers.get("Content-Length", "")
-        total = int(length) if length.isascii() and length.isdigit() else None
-        report(0, total)
-        while block := _read(answer, url):
-            out.write(block)
-            digest.update(block)
-            done += len(block)
-            report(done, total)
-            if done > MAX_BYTES:
-                raise UserError(f"{url} goes on after {MAX_BYTES / 1e9:.0f} GB: it is not the published file")
-    if total is not None and done != total:
-        raise UserError(f"{url} broke off after {done:,} of {total:,} bytes; try again")
-    if digest.hexdigest() != md5:
-        raise UserError(
-            f"{url} is not the published file: its MD5 is {digest.hexdigest()}, {md5} was expected; "
-            "nothing was kept; try again, or another --mirror"
-        )
-
-
-def _open(url: str) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, headers={"User-Agent": "unskew", "Accept-Encoding": "identity"})
-    try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise UserError(
-            f"{url}: the server answered {error.code} {error.reason}; give a --mirror that has it"
-        ) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise UserError(f"{url} cannot be reached: {reason}; check the network, or give a --mirror") from error
-    return answer
-
-
-def _read(stream: IO[bytes] | http.client.HTTPResponse, name: str) -> bytes:
-    try:
-        return stream.read(_BLOCK)
-    except (OSError, http.client.HTTPException, *_BROKEN) as error:
-        raise UserError(f"{name} broke off: {error or type(error).__name__}; fetch it again") from error
-
-
-def _unpack(archive: Path, name: str, members: tuple[str, ...], folder: Path) -> None:
-    """Copy the expected members, and nothing else, into ``folder`` under their last names."""
-    missing = set(members)
-    try:
-        for member, stream in _members(archive, name):
-            if member in missing:
-                missing.remove(member)
-                _keep(stream, folder / member.rpartition("/")[2], name)
-    except (OSError, *_BROKEN) as error:
-        raise UserError(f"{name} is damaged inside ({error}); fetch it again") from error
-    if missing:
-        raise UserError(f"{name} lacks {', '.join(sorted(missing)[:3])}; it is not the published archive")
-
-
-def _members(archive: Path, name: str) -> Iterator[tuple[str, IO[bytes]]]:
-    """Name and contents of each plain file in a tar or zip archive."""
-    if name.endswith(".zip"):
-        with zipfile.ZipFile(archive) as held:
-            unpacked = sum(info.file_size for info in held.infolist())
-            check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
-            for info in held.infolist():
-                with held.open(info) as stream:
-                    yield info.filename, stream
-        return
-    with tarfile.open(archive, "r:gz") as tar:
-        unpacked = 0
-        for entry in tar:
-            unpacked += entry.size
-            check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
-            content = tar.extractfile(entry) if entry.isfile() else None
-            if content is not None:
-                yield entry.name, content
-
-
-def _keep(stream: IO[bytes], path: Path, name: str) -> None:
-    with _part(path) as part, _disk(path):
-        with part.open("wb") as out:
-            while block := _read(stream, name):
-                out.write(block)
-        part.replace(path)
+    return files.folder if all(f.whole for f in sources.check(name, data_dir)) else None

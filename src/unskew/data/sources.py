@@ -25,7 +25,6 @@ from unskew.data.published import OTHER as OTHER
 from unskew.data.scan import Say
 from unskew.data.store import Cache
 
-LATER = ("cinic10",)
 OWN = {
     "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
     "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
@@ -34,7 +33,7 @@ OWN = {
         tables.load_table,
     ),
 }  # fmt: skip
-BUILT_SIZE = 224  # pixels of a side, where a photograph set from annotations is asked for without ?size=
+BUILT_SIZE = {"inaturalist": 224, "landmarks": 224}  # pixels of a side, where ?size= is not given
 
 
 @dataclass(frozen=True)
@@ -91,23 +90,19 @@ def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say 
 
 
 def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> ImageSet:
-    """A photograph set whose rows are made from its annotation files."""
+    """A set whose rows are made from annotation files or folders: read as a table is."""
     base, _, query = name.partition("?")
     knobs = query.split("&") if query else []
     reading = [knob for knob in knobs if knob.partition("=")[0] in tables.ASKED]
     size, broken = tables.asked_for(brief(name), "&".join(reading))
     others = "&".join(knob for knob in knobs if knob not in reading)
-    say(f"reading the annotations of {base}", 0, 0)
+    say(f"reading what {base} consists of", 0, 0)
     rows = build_rows(f"{base}?{others}" if others else base, data_dir)
-    return tables.from_rows(rows, name=name, size=size or BUILT_SIZE, broken=broken, cache=cache, say=say)
+    return tables.from_rows(rows, name=name, size=size or BUILT_SIZE.get(base), broken=broken, cache=cache, say=say)
 
 
 def find(name: str) -> Source:
     """The published facts of a named set."""
-    if name in LATER:
-        raise UserError(
-            f"{name}: this version does not read it yet; give its pictures as folder:DIR or arrays:FILE.npz"
-        )
     if name not in SOURCES:
         known = [*SOURCES, *BUILDERS, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
         raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")

@@ -112,7 +112,7 @@ class Config:
     )  # fmt: skip
     partition: str = _option(
         "dirichlet(alpha=0.1)",
-        "Which client holds which example: dirichlet(alpha=0.1) | iid | users | file:FILE | … | "
+        "Which client holds which example: dirichlet(alpha=0.1) | iid | users | geo(max=1000) | file:FILE | … | "
         "package.module:function",
         metavar="TEXT",
     )

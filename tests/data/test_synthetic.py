@@ -1,0 +1,134 @@
+"""The drawn population has the shape that it says, follows its seed, and is written as a table."""
+
+import csv
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from unskew.console.main import app
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.data.geo import divide, leaf_cells
+from unskew.data.partition import partition
+from unskew.data.population import Population, emd
+from unskew.data.synthetic import Shape, class_sizes, draw_rows, pictures, shares
+from unskew.data.synthetic_files import write_population
+
+SMALL = Shape(users=40, classes=6, examples=300, test=30)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return draw_rows(Shape(), tmp_path_factory.mktemp("population"))
+
+
+def test_it_has_the_numbers_of_inaturalist_user_120k(large):
+    train = ~large.test
+    assert len(np.unique(large.users[train])) == 9275
+    assert np.bincount(large.labels[train]).tolist() == [100] * 1203
+    found = partition("users", large.labels[train], clients=None, key=Key(0), users=large.users[train], classes=1203)
+    assert emd(found.client, large.labels[train], 1203) == pytest.approx(1.83, abs=0.03)  # the paper's: 1.83
+    sizes = np.sort(Population.from_partition(found).sizes)
+    assert sizes[0] == 1
+    assert sizes[-928:].sum() > 0.5 * sizes.sum()  # a long tail: a tenth of the users has more than half
+
+
+def test_it_has_about_as_many_geo_clients_as_the_paper(large):
+    pytest.importorskip("s2geometry")
+    leaves = leaf_cells(large.places[~large.test])
+    for most, low, high in ((30_000, 8, 20), (3_000, 100, 170), (100, 3_000, 4_200)):  # 11, 135 and 3,606
+        sizes = np.unique(divide(leaves, most), return_counts=True)[1]
+        assert low <= (sizes >= most / 100).sum() <= high
+
+
+def test_the_whole_of_2017_has_1203_classes_with_100_examples():
+    sizes = class_sizes(Shape(classes=5089, examples=579_184, balanced=False), 579_184)
+    assert sizes.sum() == 579_184
+    assert (sizes >= 100).sum() == 1203
+    assert sizes.min() >= 1
+
+
+def test_places_are_on_earth_and_neighbours_see_the_same_species(large):
+    assert (np.abs(large.places) <= [90, 180]).all()
+    assert np.isfinite(large.places).all()
+    draw = np.random.default_rng(0)
+    pairs = draw.integers(0, 120_300, (200_000, 2))
+    near = np.abs(large.places[pairs[:, 0]] - large.places[pairs[:, 1]]).max(axis=1) < 5
+    same = large.labels[pairs[:, 0]] == large.labels[pairs[:, 1]]
+    assert same[near].mean() > 2 * same[~near].mean()
+
+
+def test_the_seed_decides(tmp_path):
+    first, again, other = (draw_rows(SMALL, tmp_path, seed=seed) for seed in (3, 3, 4))
+    assert np.array_equal(first.labels, again.labels)
+    assert np.array_equal(first.places, again.places)
+    assert not np.array_equal(first.places, other.places)
+    assert list(pictures(first, seed=3)) == list(pictures(again, seed=3))
+
+
+def test_pictures_are_small_and_those_of_a_class_are_alike(tmp_path):
+    rows = draw_rows(SMALL, tmp_path)
+    drawn = np.stack([np.asarray(Image.open(io.BytesIO(raw)), float) for raw in pictures(rows, size=16)])
+    assert drawn.shape == (330, 16, 16, 3)
+    centre = np.stack([drawn[:300][rows.labels[:300] == c].mean(axis=0) for c in range(6)])
+    nearest = ((drawn[300:, None] - centre) ** 2).sum(axis=(2, 3, 4)).argmin(axis=1)
+    assert (nearest == rows.labels[300:]).mean() > 0.9
+
+
+@pytest.mark.parametrize("total", [10, 11, 57, 1000])
+def test_shares_add_up(total):
+    weight = np.array([1e-9, 1, 2, 700.0])
+    found = shares(weight, total, least=1)
+    assert found.sum() == total
+    assert found.min() == 1
+    assert np.abs(found - 1 - weight / weight.sum() * (total - 4)).max() < 1
+
+
+def test_the_command_writes_a_csv_with_pictures_beside_it(tmp_path, capsys):
+    file = tmp_path / "small.csv"
+    sizes = ["--users", "40", "--classes", "6", "--examples", "300", "--test", "30", "--size", "8"]
+    app(args=["data", "generate", "--out", str(file), *sizes], standalone_mode=False)
+    assert "330 examples of 40 users and 6 classes" in capsys.readouterr().out
+    with file.open(newline="") as opened:
+        lines = list(csv.DictReader(opened))
+    assert len(lines) == 330
+    assert sum(line["split"] == "test" for line in lines) == 30
+    for line in lines[::50]:
+        assert Image.open(io.BytesIO((tmp_path / line["path"]).read_bytes())).size == (8, 8)
+
+
+def test_a_parquet_file_has_the_pictures_inside(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = write_population(tmp_path / "small.parquet", SMALL, size=8)
+    table = parquet.read_table(tmp_path / "small.parquet")
+    assert table.column_names == ["image", "label", "user", "latitude", "longitude", "split"]
+    assert table["image"].to_pylist() == list(pictures(rows, size=8))
+    assert [p.name for p in tmp_path.iterdir()] == ["small.parquet"]
+
+
+def test_without_pictures_there_is_the_table_alone(tmp_path):
+    write_population(tmp_path / "small.csv", SMALL, size=None)
+    assert [p.name for p in tmp_path.iterdir()] == ["small.csv"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        ({"users": 0}, "--users 0: give at least 1"),
+        ({"classes": 1}, "--classes 1: give at least 2"),
+        ({"test": 0}, "--test 0: give at least 1"),
+        ({"examples": 100}, "--examples 100: each user and each class has one, give at least 9275"),
+        ({"examples": 10**9}, "give at most 10,000,000 together"),
+    ],
+)
+def test_a_population_that_cannot_be_is_refused(shape, says):
+    with pytest.raises(UserError, match=says):
+        Shape(**shape)
+
+
+@pytest.mark.parametrize(("file", "size", "says"), [("a.txt", 8, ".csv or .parquet"), ("a.csv", 2, "--size 2")])
+def test_a_wrong_file_or_size_is_refused(tmp_path, file, size, says):
+    with pytest.raises(UserError, match=says):
+        write_population(tmp_path / file, SMALL, size=size)
