@@ -1,4 +1,4 @@
-"""Tables of photographs: the first pass, the second, an epoch from the cache and from memory, memory that is bounded."""
+"""Tables of photographs: the first pass, the second, an epoch from the cache and from memory, bounded memory."""
 
 import csv
 import os

@@ -163,8 +163,17 @@ def test_beyond_the_budget_on_disk_photographs_are_decoded_when_needed(table, ca
 def test_what_is_kept_in_memory_stays_within_its_budget(table, cache):
     images = load_table(table, replace(cache, disk=0, memory=3 * 768 + 5)).train.images
     images.take(np.arange(len(images)))
-    assert images._kept_bytes == 3 * 768
-    assert list(images._kept) == [13, 14, 15]
+    assert images.recent.bytes == 3 * 768
+    assert [row for row in range(16) if images.recent.get((images.sha256, row)) is not None] == [13, 14, 15]
+
+
+def test_all_images_of_a_store_in_a_process_share_one_budget(table, cache):
+    images = load_table(table, replace(cache, disk=0, memory=5 * 768))
+    same = open_photographs(*images.train.images.described())
+    for each in (images.train.images, images.test.images, same):
+        each.take(np.arange(len(each)))
+    assert images.train.images.recent is images.test.images.recent is same.recent
+    assert same.recent.bytes == 5 * 768
 
 
 def test_the_longest_unused_store_makes_room_unless_it_is_in_use(tmp_path, cache):

@@ -30,12 +30,42 @@ from unskew.data.store import mark_in_use, pixels_file, repair
 KEPT = "kept/"  # begins the names of the arrays that say where each image is
 
 
+class Recent:
+    """Images that were decoded last, as decoded: at most so many bytes, the longest unused go first."""
+
+    def __init__(self, most: int) -> None:
+        self.most, self.bytes = most, 0
+        self._images: OrderedDict[tuple[str, int], Pixels] = OrderedDict()  # by the set's hash and the image's number
+        self._lock = threading.Lock()
+
+    def get(self, name: tuple[str, int]) -> Pixels | None:
+        """The image of that name, if it is there."""
+        with self._lock:
+            if name in self._images:
+                self._images.move_to_end(name)
+            return self._images.get(name)
+
+    def keep(self, name: tuple[str, int], image: Pixels) -> None:
+        """Keep it, and let go of others."""
+        with self._lock:
+            if name in self._images or image.nbytes > self.most:
+                return
+            self._images[name] = image
+            self.bytes += image.nbytes
+            while self.bytes > self.most:
+                self.bytes -= self._images.popitem(last=False)[1].nbytes
+
+
+# what all images of one store in this process share, so that the budget is the process's; gone with the last of them
+_RECENT: "weakref.WeakValueDictionary[tuple[bytes, int], Recent]" = weakref.WeakValueDictionary()
+
+
 class Photographs:
     """Images of a table. ``memory`` is how many bytes of images that are not in the store are kept in memory."""
 
     def __init__(
         self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: tuple[Path, bytes],
-        memory: int, sha256: str = "",
+        memory: int, sha256: str,
     ) -> None:  # fmt: skip
         self._source, self._where, self._size, self._store = source, where, size, store
         self._offset, self._crc, self._channels = where["offset"], where["crc"], where["channels"]
@@ -43,9 +73,7 @@ class Photographs:
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
         self.sha256 = sha256
         self.memory = memory
-        self._kept: OrderedDict[int, Pixels] = OrderedDict()  # as decoded, the longest unused first
-        self._kept_bytes = 0
-        self._lock = threading.Lock()  # several threads may ask at once, where a frozen part runs
+        self.recent = _RECENT.setdefault((store[1], memory), Recent(memory))
         self._file = pixels_file(*store)
         for descriptor in (self._file, mark_in_use(store[0])):
             if descriptor is not None:
@@ -71,11 +99,11 @@ class Photographs:
         for place, row in enumerate(index.tolist()):
             if not self._stored(row, images[place]):
                 missing.setdefault(row, []).append(place)
-        known = {row: record for row in missing if (record := self._recalled(row)) is not None}
+        known = {row: record for row in missing if (record := self.recent.get((self.sha256, row))) is not None}
         known |= self._decoded(sorted(set(missing) - set(known)))
         for row, record in known.items():
             images[missing[row]] = record  # a grey one becomes all channels
-            self._keep(row, record)
+            self.recent.keep((self.sha256, row), record)
         return images
 
     def described(self) -> tuple[str, Arrays]:
@@ -84,7 +112,7 @@ class Photographs:
         folder, number = self._store
         about = {
             "pictures": words, "shape": self.shape[1:], "size": self._size, "folder": str(folder),
-            "number": number.hex(), "memory": self.memory,
+            "number": number.hex(), "memory": self.memory, "sha256": self.sha256,
         }  # fmt: skip
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
@@ -125,22 +153,6 @@ class Photographs:
                 return f"{self._source.name(row)} {error}; it was whole when the table was read: restore it"
         return f"a photograph {why}"
 
-    def _recalled(self, row: int) -> Pixels | None:
-        with self._lock:
-            if row in self._kept:
-                self._kept.move_to_end(row)
-            return self._kept.get(row)
-
-    def _keep(self, row: int, record: Pixels) -> None:
-        """Keep it in memory, and let go of what was not used for longest."""
-        with self._lock:
-            if row in self._kept or record.nbytes > self.memory:
-                return
-            self._kept[row] = record
-            self._kept_bytes += record.nbytes
-            while self._kept_bytes > self.memory:
-                self._kept_bytes -= self._kept.popitem(last=False)[1].nbytes
-
 
 def open_photographs(text: str, arrays: Arrays) -> Photographs:
     """What ``described`` gave, in another process."""
@@ -149,10 +161,10 @@ def open_photographs(text: str, arrays: Arrays) -> Photographs:
     source = pictures.opened(about["pictures"], arrays)
     store = Path(about["folder"]), bytes.fromhex(about["number"])
     channels, height, width = about["shape"]
-    return Photographs(source, where, (channels, height, width), about["size"], store, about["memory"])
+    return Photographs(source, where, (channels, height, width), about["size"], store, about["memory"], about["sha256"])
 
 
 def with_memory(text: str, share: int) -> str:
-    """The description with one part in ``share`` of the memory, where several processes read the same images."""
+    """The description with one part in ``share`` of the memory, for one of so many processes."""
     about = json.loads(text)
     return json.dumps(about | {"memory": about["memory"] // share})

@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,7 +192,8 @@ def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Rows], Photogr
         for channel in range(3):
             counts[channel] += np.bincount(part[:, min(channel, part.shape[1] - 1)].ravel(), minlength=256)
         say("measuring the photographs", min(start + CHUNK, len(rest)), len(rest))
-    write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
+    with suppress(UserError):  # the disk is full: they are counted again another time
+        write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
     return counts
 
 

@@ -68,7 +68,7 @@ def open_pool(setup: EngineSetup) -> Engine:
     shared = SharedFile()
     side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
     workers = max(1, setup.workers)
-    layout = shared.write(with_shares(setup.data, 1 + workers))
+    layout = shared.write(with_shares(setup.data, workers))
     return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret)
 
 

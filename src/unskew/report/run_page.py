@@ -114,7 +114,7 @@ def _costs(run: FinishedRun) -> Table:
 def _settings(run: FinishedRun) -> Table:
     lines = (run.path / "config.toml").read_text(encoding="utf-8").splitlines()
     pairs = [line.partition(" = ") for line in lines if " = " in line]
-    rows = [[key, value.strip('"')] for key, _, value in pairs if key != "data_dir"]
+    rows = [[key, value.strip('"')] for key, _, value in pairs if key not in ("data_dir", "cache_dir")]
     return Table("Settings", [Column("option"), Column("value")], rows)
 
 

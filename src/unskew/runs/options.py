@@ -107,8 +107,8 @@ class Config:
         added_later=True,
     )  # fmt: skip
     cache_memory: str = _work(
-        MEMORY, "What decoded photographs may take in memory, in all processes together.", metavar="SIZE",
-        check=check_size("cache-memory"), added_later=True,
+        MEMORY, "What decoded photographs may take in memory: in this process, and in its workers together.",
+        metavar="SIZE", check=check_size("cache-memory"), added_later=True,
     )  # fmt: skip
     partition: str = _option(
         "dirichlet(alpha=0.1)",
