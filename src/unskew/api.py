@@ -96,10 +96,9 @@ def run(
     - ``engine``: a function of a module that takes an EngineSetup and gives an Engine
 
     ``observe`` is called with an Overview before the first round, with the Metrics of each round and with what there is
-    to say of each calibration; before that, where the output of a frozen part is computed, with the Stages of that work.
-    If it returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run ends after the round
-    with its checkpoint written, and StopRun says how to resume it. ``progress`` shows the run as it goes, by default in
-    a notebook only.
+    to say of each calibration; before all that with Stages, where the output of a frozen part is computed. If it
+    returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run ends after the round with its checkpoint written, and
+    StopRun says how to resume it. ``progress`` shows the run as it goes, by default in a notebook only.
     """
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}

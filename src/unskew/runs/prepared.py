@@ -61,8 +61,8 @@ class Prepared:
         names = [name for name in tensors.of_module(self.blueprint.whole()) if name not in trained]
         if missing := [name for name in names if name.partition("/")[2] not in self.finished]:
             raise UserError(
-                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is not among them; was the "
-                "network changed since?"
+                f"the run's weights do not fit its network {self.config.model}: {missing[0]} is not among them; was "
+                "the network changed since?"
             )
         return {name: self.finished[name.partition("/")[2]] for name in names}
 
