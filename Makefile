@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format faults bench pictures methods-table calibration-table epsilon-table transfer-table gallery test-all lock clean
+.PHONY: help setup browser run test check format faults bench pictures methods-table calibration-table epsilon-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,9 @@ calibration-table: $(READY) ## Measure every calibration on CIFAR-10 (UNSKEW_DAT
 
 transfer-table: $(READY) ## Fine-tune an ImageNet network on CIFAR-100 (UNSKEW_DATA) and write docs/transfer.md: hours
 	$(BIN)/python docs/make_transfer_table.py
+
+one-exchange-table: $(READY) ## Measure one exchange of statistics against rounds and write docs/one-exchange.md: minutes
+	$(BIN)/python docs/make_one_exchange_table.py
 
 epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/privacy.md: minutes
 	$(BIN)/python docs/make_epsilon_table.py
