@@ -88,7 +88,8 @@ def test_a_sampler_draws_among_those_that_are_there(sampler, tmp_path):
 def test_who_is_there_and_who_arrives_compose_in_either_order():
     one, other = (drawn(text, 3) for text in ("available + absent(0.5)", "absent(0.5) + available"))
     assert one == other
-    assert one.available is not None and one.absent is not None and one.absent > 0
+    assert one.available < 200
+    assert one.absent > 0
 
 
 # What a round does with them
