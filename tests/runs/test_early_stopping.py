@@ -194,7 +194,14 @@ def test_an_older_result_has_no_best_round(tmp_path, scripted):
     assert read_result(path).final_round == 2
 
 
-@pytest.mark.parametrize("wrong", [{"patience": 0}, {"monitor": "speed"}])
-def test_what_cannot_be_is_refused(tmp_path, wrong):
-    with pytest.raises(UserError):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"patience": 0}, "--patience 0: give 1 or more"),
+        ({"monitor": "speed"}, "--monitor speed: there are: accuracy, loss"),
+        ({"monitor": "loss", "patience": None}, "--monitor loss: nothing watches it; give --patience N too"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, wrong, message):
+    with pytest.raises(UserError, match=message):
         train.run(out=tmp_path / "run", **(OPTIONS | wrong))

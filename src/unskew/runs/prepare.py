@@ -22,6 +22,7 @@ from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.given import Given, parse_given
+from unskew.runs.options import OPTIONS
 from unskew.runs.recording import Recorded, parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 
@@ -76,6 +77,8 @@ def prepare(config: Config, kept: str | None = None, given: Given | None = None)
     """
     given = given or Given()
     _check_given(config, given, kept)
+    if config.patience is None and config.monitor != OPTIONS["monitor"].default:
+        raise UserError(f"--monitor {config.monitor}: nothing watches it; give --patience N too, or leave it out")
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()
