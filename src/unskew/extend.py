@@ -10,7 +10,9 @@ A method
     Margin, Blend, Term     what is added to the logits; replaces each example's loss; weighs examples, adds penalties
     Head, Correction        how the classifier's weights are used; what is added to every gradient
     Local, Scale            the clients' training settings; the factor on a client's update
-    Sampler, Aggregate      who comes; how updates become one
+    require_sgd             refuses Adam by the method's name, where its formula counts SGD's steps
+    Available, Arrive       who can be drawn in a round; who of those drawn comes
+    Sampler, Aggregate      who is drawn; how updates become one
     ServerOptimizer         how the server moves; RoundInfo tells it where the run is
     Statistic, Memory       what travels beside the model; what a client keeps. Both see a Visited
     whole_model             the Memory that keeps a client's whole model
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from unskew.core.roster import Roster
     from unskew.core.types import (
         Aggregate,
+        Arrive,
+        Available,
         Blend,
         Correction,
         Engine,
@@ -99,6 +103,7 @@ if TYPE_CHECKING:
     from unskew.round.client import ClientSide
     from unskew.round.client_memory import whole_model
     from unskew.round.jobs import Answer, Job
+    from unskew.round.local_optimizers import require_sgd
     from unskew.runs.prepare import Overview
     from unskew.runs.study import FinishedRun
 
@@ -106,6 +111,8 @@ __all__ = [
     "Aggregate",
     "Algorithm",
     "Answer",
+    "Arrive",
+    "Available",
     "Axis",
     "Backend",
     "Band",
@@ -176,6 +183,7 @@ __all__ = [
     "check_method",
     "finisher",
     "open_loop",
+    "require_sgd",
     "whole_model",
 ]
 
@@ -191,8 +199,9 @@ _NAMES = {
     "core.errors": "Missing UserError",
     "core.key": "Key",
     "core.roster": "Roster",
-    "core.types": "Aggregate Blend Correction Engine Failure Head ImageSet Local Loss Margin Memory Outcome Progress "
-    "RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart Visit Visited",
+    "core.types": "Aggregate Arrive Available Blend Correction Engine Failure Head ImageSet Local Loss Margin Memory "
+    "Outcome Progress RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart Visit "
+    "Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
     "engines.outcomes": "add_outcomes",
@@ -203,6 +212,7 @@ _NAMES = {
     "round.client": "ClientSide",
     "round.client_memory": "whole_model",
     "round.jobs": "Answer Job",
+    "round.local_optimizers": "require_sgd",
     "runs.prepare": "Overview",
     "runs.study": "FinishedRun",
 }

@@ -1,6 +1,7 @@
 """The laws of a round: what must hold whatever the method, the engine, the number of workers."""
 
 import copy
+import math
 from itertools import combinations
 
 import pytest
@@ -20,8 +21,8 @@ from unskew.round.descent import _row
 ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "fedyogi", "fedadagrad"]
 
 
-def plain_sgd(whole, rounds, fused):
-    """Ordinary PyTorch on one client's data: nn.Module, torch.optim.SGD, cross_entropy."""
+def plain_sgd(whole, rounds, fused, other=None):
+    """Ordinary PyTorch on one client's data: nn.Module, torch.optim.SGD or another for each round, cross_entropy."""
     side = build(whole.blueprint, whole.data)
     side.load(whole.state().tensors, training=True)
     network, local = side.network.train(), side.algorithm.local
@@ -31,10 +32,14 @@ def plain_sgd(whole, rounds, fused):
         optimizer = torch.optim.SGD(
             network.parameters(), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay, fused=fused
         )
+        if other is not None:
+            optimizer = other(network.parameters(), number)
         for step, count in enumerate(batches.counts):
             images, labels = side.train.batch(*_row(batches, step, count))
             optimizer.zero_grad()
             F.cross_entropy(network(images), labels).backward()
+            if local.clip:
+                torch.nn.utils.clip_grad_norm_(network.parameters(), local.clip)
             optimizer.step()
     return tensors.of_module(network)
 
@@ -43,6 +48,20 @@ def plain_sgd(whole, rounds, fused):
 def test_one_client_holding_all_is_plain_sgd_to_the_last_bit(momentum):
     whole = federation(sizes=(100,), dtype="float32", momentum=momentum, weight_decay=0.01)
     got, want = whole.run(3).tensors, plain_sgd(whole, 3, fused=True)
+    assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("adam", torch.optim.Adam), ("adamw", torch.optim.AdamW)])
+def test_one_client_holding_all_is_plain_adam_to_the_last_bit(text, kind):
+    """Clipped, on a cosine, its state new in each round."""
+    settings = {"lr": 0.01, "weight_decay": 0.01, "clip": 0.3, "schedule": "cosine", "optimizer": text}
+    whole = federation(sizes=(100,), dtype="float32", **settings)
+
+    def made(parameters, number):
+        rate = 0.01 * (1 + math.cos(math.pi * (number - 1) / 3)) / 2
+        return kind(parameters, lr=rate, weight_decay=0.01, fused=True)
+
+    got, want = whole.run(3).tensors, plain_sgd(whole, 3, fused=True, other=made)
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 

@@ -35,7 +35,7 @@ class Curves:
     seconds: list[float]
     accuracy: list[float]
     loss: list[float]
-    train_loss: list[float]  # of every round
+    train_loss: list[float | None]  # of every round; None where nobody came
     calibrated: dict[str, float]  # accuracy after each calibration
 
 
@@ -67,7 +67,7 @@ def take_curves(run: FinishedRun) -> Curves:
         seconds=[seconds[place] for place in known],
         accuracy=[float(rows[place]["accuracy"]) for place in known],
         loss=[float(rows[place].get("loss", 0.0)) for place in known],
-        train_loss=[float(row.get("train_loss", 0.0)) for row in rows],
+        train_loss=[float(row["train_loss"]) if "train_loss" in row else None for row in rows],
         calibrated={name: each.accuracy for name, each in result.calibrations.items()},
     )
 
@@ -75,9 +75,11 @@ def take_curves(run: FinishedRun) -> Curves:
 def draw_curves(values: Curves) -> list[Chart]:
     """One run's accuracy against each of the four, and its losses."""
     charts = draw_together([values])
-    rounds = list(range(1, len(values.train_loss) + 1))
+    trained = [(number, loss) for number, loss in enumerate(values.train_loss, 1) if loss is not None]
     losses: list[Mark] = [
-        Line(rounds, values.train_loss, "clients, while training", 1, dashed=True),
+        Line(
+            [number for number, _ in trained], [loss for _, loss in trained], "clients, while training", 1, dashed=True
+        ),
         Line(values.round, values.loss, f"server, on {_on(values)} images", 0, points=len(values.round) <= 40),
     ]
     alt = (

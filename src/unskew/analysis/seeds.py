@@ -29,9 +29,14 @@ def setting_names(settings: Sequence[dict[str, str]]) -> list[str]:
     if not settings:
         return []
     every = dict.fromkeys(key for each in settings for key in each)
-    differing = [key for key in every if len({each.get(key, "") for each in settings}) > 1 and key != "method"]
-    words = [[each["method"], *(_option(key, each.get(key, "")) for key in differing)] for each in settings]
+    differing = [key for key in every if len({_value(each, key) for each in settings}) > 1 and key != "method"]
+    words = [[each["method"], *(_option(key, _value(each, key)) for key in differing)] for each in settings]
     return [" · ".join(each) for each in words]
+
+
+def _value(settings: dict[str, str], key: str) -> str:
+    """The option's value; its default where the settings, which may be of before it was there, do not have it."""
+    return settings.get(key, OPTIONS[key].default_text if key in OPTIONS else "")
 
 
 def _option(key: str, value: str) -> str:

@@ -18,6 +18,7 @@ from unskew.core.key import Key
 from unskew.core.types import EVERYONE
 from unskew.core.units import counted, format_bytes
 from unskew.round.driver import Metrics
+from unskew.round.sampling import draw
 from unskew.runs.metrics import read_metrics
 from unskew.runs.prepare import Overview
 from unskew.runs.result import measured_on
@@ -35,7 +36,7 @@ class View:
 
     def __init__(self, console: Console, seen: Overview) -> None:
         self._console, self._seen = console, seen
-        self._sampler = seen.algorithm.sampler
+        self._algorithm = seen.algorithm
         self._progress = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -145,7 +146,8 @@ class View:
             parts.append(f"round {under_way}: {self._who(under_way)}")
         if row is not None:
             failed = f", {len(row.failures)} failed" if row.failures else ""
-            parts.append(f"round {row.round}: {row.clients:,} came{failed}")
+            away = f", {row.absent:,} did not" if row.absent else ""
+            parts.append(f"round {row.round}: {row.clients:,} came{away}{failed}")
         if self._failures:
             parts.append(f"{self._failures:,} failures so far")
         return "; ".join(parts)
@@ -155,9 +157,9 @@ class View:
         visits, config = self._seen.visits, self._seen.config
         if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
             return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
-        key = Key(config.seed).fold("round", number, "sample")
-        coming = self._sampler(key, self._seen.population.roster, config.per_round or len(visits))
-        return ", ".join(str(visit.client) for visit in coming)
+        roster, per_round = self._seen.population.roster, config.per_round or len(visits)
+        coming = draw(self._algorithm, Key(config.seed), number, roster, per_round).visits
+        return ", ".join(str(visit.client) for visit in coming) or "nobody"
 
 
 def _resident() -> str:

@@ -14,7 +14,7 @@ from unskew.calibration.federated import Forecasted, Gathering
 from unskew.console.live import View
 from unskew.console.stage_progress import StageProgress
 from unskew.core import text
-from unskew.core.types import EVERYONE, Local, Visit
+from unskew.core.types import EVERYONE, Local
 from unskew.core.units import counted
 from unskew.core.units import format_bytes as format_bytes
 from unskew.core.units import format_duration as format_duration
@@ -143,7 +143,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
         (
             "method",
-            f"{config.method}; {_who_comes(seen.visits)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
+            f"{config.method}; {_who_comes(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
             f"{_steps(seen.local)}"
             if config.rounds
             else f"{config.method}; {_untrained(seen)}",
@@ -242,13 +242,15 @@ def _untrained(seen: Overview) -> str:
     return "rounds 0: nothing is trained, the initial model is evaluated as it is"
 
 
-def _who_comes(visits: Sequence[Visit]) -> str:
+def _who_comes(seen: Overview) -> str:
+    visits, kept_away = seen.visits, seen.algorithm.available or seen.algorithm.arrive
     take = visits[0].take
     if visits[0].client == EVERYONE:
         return "all examples in one place" if take is None else f"{counted(take, 'example')} a round, all in one place"
+    most = "at most " if kept_away else ""
     if take is not None:
-        return f"{counted(len(visits), 'visit')} a round of {counted(take, 'example')} each"
-    return f"{counted(len(visits), 'client')} a round"
+        return f"{most}{counted(len(visits), 'visit')} a round of {counted(take, 'example')} each"
+    return f"{most}{counted(len(visits), 'client')} a round"
 
 
 def _overruled(seen: Overview) -> list[str]:

@@ -1,5 +1,6 @@
 """Clients that do not come: some of those drawn stay away, or only some can be drawn at all."""
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,8 @@ from unskew.core.roster import Roster
 from unskew.core.types import Mask, Visit
 from unskew.data.traces import Trace, read_trace, trace_sha256
 from unskew.round.algorithm import Algorithm, Method
+
+DIGITS = 12  # of a trace's hash that a run writes down
 
 
 def absent(share: float = 0.3) -> Method:
@@ -40,8 +43,8 @@ def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str 
 
     ``file`` is a trace, a CSV with the columns round,client (one row for each round in which a client is there) or
     client,from,to (the first and last round of a stay). Rounds count from 1, clients from 0; a client without a row is
-    never there, and after the trace's last round it starts again from round 1. A run writes down the trace's ``sha256``
-    and refuses another.
+    never there, and after the trace's last round it starts again from round 1. A run writes down how the trace's
+    ``sha256`` begins, and refuses another.
 
     Without a file clients come and go as day and night: each is there for ``share`` of every ``period`` rounds, in one
     stretch that begins at its own time, drawn with the seed.
@@ -53,6 +56,8 @@ def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str 
     Reference: for day and night, Eichner et al., "Semi-Cyclic Stochastic Gradient Descent", ICML 2019, section 2.
     """
     if file:
+        if sha256 and not re.fullmatch(r"[0-9a-f]{8,64}", sha256):
+            raise ValueError(f"available(sha256={text.cut(sha256)}): give 8 to 64 hexadecimal digits, or leave it out")
         return _FromTrace(file, sha256)
     if sha256:
         raise ValueError("available(sha256=…): it is the trace's, give its file too")
@@ -87,12 +92,12 @@ class _FromTrace:
             raise UserError(
                 f"{self.path} has both kinds of quotes in its name, which a method's text cannot; rename it"
             )
-        known = self.sha256 or trace_sha256(self.path)
+        known = self.sha256 or trace_sha256(self.path)[:DIGITS]
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
 
     @cached_property
     def trace(self) -> Trace:
-        if self.sha256 and trace_sha256(self.path) != self.sha256:
+        if not trace_sha256(self.path).startswith(self.sha256):
             raise UserError(
                 f"{self.path} is not the trace that the run was started with: its content has changed; restore it, or "
                 "start another run"

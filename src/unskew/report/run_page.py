@@ -132,7 +132,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     facts += [
         ("EMD", f"{result.emd:.2f}"),
         ("clients", f"{result.clients:,}"),
-        ("rounds", f"{result.rounds:,}"),
+        ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
         ("model", result.model),
         ("sent", format_bytes(result.bytes_up + result.bytes_down)),
         ("time", format_duration(result.seconds)),

@@ -128,15 +128,12 @@ def fingerprint(config: Config) -> str:
 def deciding(config: Config) -> dict[str, Value]:
     """The options that decide the result, with the values that the run had.
 
-    An option that is None is left out, and one that was added later and has its default: so that runs of before and
-    after have the same settings.
+    An option that is None is left out, and so is one that older runs do not know while it has its default: otherwise
+    the settings of two equal runs of different versions would differ.
     """
-    values = [(option, getattr(config, option.name)) for option in OPTIONS.values() if option.decides]
-    return {
-        option.name: value
-        for option, value in values
-        if value is not None and not (option.added_later and value == option.default)
-    }
+    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    later = {option.name: option.default for option in OPTIONS.values() if option.added_later}
+    return {name: value for name, value in values.items() if value is not None and later.get(name, ...) != value}
 
 
 def from_python(value: Any) -> bool:

@@ -28,6 +28,7 @@ from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.first_model import first_model
 from unskew.runs.given import Given, parse_given
+from unskew.runs.options import OPTIONS
 from unskew.runs.prepared import Prepared as Prepared
 from unskew.runs.recording import parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
@@ -74,6 +75,8 @@ def prepare(
     """
     given = given or Given()
     _check_given(config, given, kept)
+    if config.patience is None and config.monitor != OPTIONS["monitor"].default:
+        raise UserError(f"--monitor {config.monitor}: nothing watches it; give --patience N too, or leave it out")
     resolve_device(config.device)
     method, algorithm_for = parse_given(given, config.method)
     recordings = parse_recording(config.during) if config.during else ()

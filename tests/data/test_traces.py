@@ -1,0 +1,69 @@
+"""Traces of availability: both forms, their edges, and files that are none."""
+
+import numpy as np
+import pytest
+
+from unskew.core.errors import UserError
+from unskew.data.traces import read_trace, trace_sha256
+
+
+def trace(tmp_path, content):
+    (tmp_path / "t.csv").write_bytes(content.encode() if isinstance(content, str) else content)
+    return read_trace(tmp_path / "t.csv")
+
+
+def there(made, rounds, clients=4):
+    return [np.flatnonzero(made.there(number, clients)).tolist() for number in range(1, rounds + 1)]
+
+
+def test_both_forms_say_the_same_and_start_again_after_their_last_round(tmp_path):
+    by_round = trace(tmp_path, "round,client\n1,0\n2,0\n2,3\n4,3\n")
+    stays = trace(tmp_path, "client,from,to\n0,1,2\n3,2,2\n3,4,4\n")
+    expected = [[0], [0, 3], [], [3], [0], [0, 3], []]
+    assert there(by_round, 7) == there(stays, 7) == expected
+    assert by_round.rounds == stays.rounds == 4
+
+
+def test_columns_in_any_order_others_beside_them_a_byte_order_mark_and_blank_lines(tmp_path):
+    made = trace(tmp_path, "\ufeffTo , note,FROM,client\r\n2,x,1,1\r\n\r\n3,,3,0\r\n")
+    assert there(made, 3) == [[1], [1], [0]]
+
+
+def test_stays_may_overlap_and_one_row_is_enough(tmp_path):
+    assert there(trace(tmp_path, "client,from,to\n2,1,3\n2,2,5\n"), 5) == [[2]] * 5
+    assert there(trace(tmp_path, "round,client\n1,2\n"), 3) == [[2]] * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not a trace: its header is ''; give round,client or client,from,to"),
+        ("who,when\n1,2\n", "its header is 'who,when'"),
+        ("round,client\n", "has no rows"),
+        ("round,client\n0,1\n", "line 2: '0,1'; clients count from 0, rounds from 1"),
+        ("round,client\n1,-1\n", "line 2"),
+        ("round,client\n1,1\n1\n", "line 3: '1'; give whole numbers"),
+        ("round,client\n1,1.5\n", "give whole numbers"),
+        ("round,client\n1,nan\n", "give whole numbers"),
+        ("client,from,to\n1,5,4\n", "a stay ends in the round in which it begins or later"),
+        ("round,client\n1,99999999999\n", "line 2"),
+        (b"round,client\n1,\xff\n", "it is not UTF-8"),
+        ('round,client\n1,"2\n', "is not a CSV file"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path, content, message):
+    with pytest.raises(UserError, match=message):
+        trace(tmp_path, content)
+
+
+def test_a_folder_or_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="there is no trace"):
+        trace_sha256(tmp_path / "none.csv")
+    with pytest.raises(UserError, match=r"folder|plain file"):
+        read_trace(tmp_path)
+
+
+def test_many_stays(tmp_path):
+    rows = "\n".join(f"{client},{client % 20 + 1},{client % 20 + 3}" for client in range(20_000))
+    made = trace(tmp_path, f"client,from,to\n{rows}\n")
+    assert made.there(3, 20_000).sum() == 3_000

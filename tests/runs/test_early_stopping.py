@@ -1,0 +1,207 @@
+"""--patience: which round is the best, when a run stops, and that stopping it by force changes nothing."""
+
+import json
+import shutil
+
+import pytest
+
+from unskew.analysis import analyse
+from unskew.core.errors import UserError
+from unskew.core.types import ServerState
+from unskew.round.driver import Metrics
+from unskew.runs import execute, train
+from unskew.runs.checkpoint import Progress, kept_state, load_state
+from unskew.runs.early_stopping import BestRound, best_row, is_better
+from unskew.runs.finished import calibrate_run
+from unskew.runs.folder import read_model
+from unskew.runs.replay import state_after
+from unskew.runs.result import read_result
+from unskew.runs.study import FinishedRun
+
+# digits, four clients; these accuracies are put in the place of the real ones
+ACCURACIES = [0.2, 0.5, 0.4, 0.5, 0.45, 0.3, 0.9, 0.1]
+OPTIONS = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 1, "lr": 0.05, "checkpoint_seconds": 0,
+           "patience": 3}  # fmt: skip
+PROGRESS = Progress(0, 0.0, "", "", "")
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Evaluation gives the scripted accuracy of the round, and one minus it as the loss."""
+    real = execute.evaluate
+    numbers = {}
+
+    def use(accuracies):
+        def evaluate(engine, model, count, key, **more):
+            score = real(engine, model, count, key, **more)
+            accuracy = accuracies[numbers["round"] - 1]
+            return type(score)(**{**score.__dict__, "accuracy": accuracy, "loss": 1 - accuracy})
+
+        monkeypatch.setattr(execute, "evaluate", evaluate)
+
+    run_round = execute.driver.run
+
+    def counting(*words, **options):
+        for state, row in run_round(*words, **options):
+            numbers["round"] = state.round
+            yield state, row
+
+    monkeypatch.setattr(execute.driver, "run", counting)
+    use(ACCURACIES)
+    return use
+
+
+# Which round is the best
+
+
+def rows(*values, monitor="accuracy"):
+    return [{"round": n, monitor: v} if v is not None else {"round": n} for n, v in enumerate(values, 1)]
+
+
+def test_the_best_round_is_the_first_of_equal_ones_and_unevaluated_rounds_do_not_count():
+    assert best_row(rows(None, 0.3, 0.5, None, 0.5, 0.4), "accuracy")["round"] == 3
+    assert best_row(rows(2.0, 0.5, 0.5, monitor="loss"), "loss")["round"] == 2
+    assert best_row(rows(None, None), "accuracy") is None
+    assert best_row([], "accuracy") is None
+
+
+def test_nan_is_never_better():
+    nan = float("nan")
+    assert not any(is_better(nan, 0.5, monitor) for monitor in ("accuracy", "loss"))
+
+
+def test_patience_counts_rounds_and_runs_out_only_when_evaluated(tmp_path):
+    best = BestRound(tmp_path, "accuracy", 2, [], ServerState(0, {}, {}))
+    seen = []
+    for number, value in enumerate([0.1, 0.3, None, None, 0.2], 1):
+        best.see(ServerState(number, {}, {}), value)
+        seen.append(best.over)
+    assert seen == [False, False, False, False, True]
+    assert best.best.round == 2
+
+
+def test_states_on_disk_are_the_best_one_alone_and_what_others_keep(tmp_path):
+    best = BestRound(tmp_path, "loss", 9, [], ServerState(0, {}, {}))
+    for number, value in enumerate([3.0, 2.5, 2.7, 2.0, 2.1], 1):
+        state = ServerState(number, {}, {})
+        best.see(state, value)
+        best.save(state, PROGRESS)
+        best.clear(lambda number: number == 2)
+    assert sorted(file.name for file in (tmp_path / "states").iterdir()) == [
+        "round-000002.safetensors", "round-000004.safetensors",
+    ]  # fmt: skip
+
+
+# A run
+
+
+def test_a_run_stops_when_patience_has_run_out_and_ends_with_the_best_rounds_model(tmp_path, scripted):
+    result = train.run(out=tmp_path / "run", **OPTIONS)
+    assert (result.best_round, result.stopped_at, result.rounds, result.final_round) == (2, 5, 5, 2)
+    assert (result.accuracy, result.loss) == (0.5, 0.5)
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5]
+    two = train.run(out=tmp_path / "two", **(OPTIONS | {"rounds": 2, "patience": None}))
+    assert result.weights_sha256 == two.weights_sha256
+    assert read_result(tmp_path / "run") == result
+    assert "stopped after round 5; the model is that of round 2, the best" in str(result)
+    assert (two.best_round, two.stopped_at) == (None, None)
+    assert "stopping" not in str(two)
+
+
+def test_a_run_whose_patience_does_not_run_out_ends_with_its_best_round_too(tmp_path, scripted):
+    result = train.run(out=tmp_path / "run", **(OPTIONS | {"patience": 8}))
+    assert (result.best_round, result.stopped_at, result.rounds) == (7, None, 8)
+    assert result.accuracy == 0.9
+    assert "ran to its last round; the model is that of round 7" in str(result)
+
+
+def test_the_loss_may_be_watched_and_evaluations_may_be_rare(tmp_path, scripted):
+    scripted([0.0, 0.6, 0.0, 0.5, 0.0, 0.4, 0.0, 0.9])
+    result = train.run(out=tmp_path / "run", **(OPTIONS | {"monitor": "loss", "evaluate_every": 2}))
+    assert (result.best_round, result.stopped_at) == (2, 6)  # not after round 5, which was not evaluated
+
+
+def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripted, monkeypatch):
+    """Killed: the folder as it is when the best state is written and the checkpoint is not."""
+    options = OPTIONS | {"method": "scaffold + fedavgm(0.5) + lda"}
+    real, calls = execute.save_checkpoint, []
+
+    def copying(path, state, progress):
+        calls.append(state.round)
+        if path.name == "whole" and state.round in (3, 5):
+            shutil.copytree(path, tmp_path / f"before{state.round}")
+        real(path, state, progress)
+
+    monkeypatch.setattr(execute, "save_checkpoint", copying)
+    whole = train.run(out=tmp_path / "whole", **options)
+    assert calls == [1, 2, 3, 4, 5]
+    with pytest.raises(train.StopRun):
+        train.run(out=tmp_path / "cut5", observe=lambda event: _stop_after(event, 5), **options)
+    for name in ("before3", "before5", "cut5"):
+        resumed = train.resume(tmp_path / name)
+        assert resumed.weights_sha256 == whole.weights_sha256, name
+        assert (resumed.best_round, resumed.stopped_at) == (2, 5)
+        assert [row["accuracy"] for row in resumed.history] == ACCURACIES[:5]
+        assert resumed.calibrations["lda"].accuracy == whole.calibrations["lda"].accuracy
+
+
+def _stop_after(event, number):
+    return train.STOP if isinstance(event, Metrics) and event.round == number else None
+
+
+def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripted):
+    path = tmp_path / "run"
+    with pytest.raises(train.StopRun):
+        train.run(out=path, observe=lambda event: train.STOP if getattr(event, "round", 0) == 4 else None, **OPTIONS)
+    file = kept_state(path, 2)
+    content = file.read_bytes()
+    file.unlink()
+    with pytest.raises(UserError, match="is missing, the state after the best round so far"):
+        train.resume(path)
+    file.write_bytes(content[:-1])
+    with pytest.raises(UserError, match="is damaged"):
+        train.resume(path)
+    file.write_bytes((path / "checkpoint" / "state.safetensors").read_bytes())
+    with pytest.raises(UserError, match="is the state of round 4, not 2"):
+        train.resume(path)
+    file.write_bytes(content)
+    assert train.resume(path).best_round == 2
+
+
+def test_a_stopped_run_is_calibrated_and_looked_at_as_of_its_best_round(tmp_path, scripted):
+    path = tmp_path / "run"
+    result = train.run(out=path, **OPTIONS)
+    assert calibrate_run(path, "lda").accuracy > 0
+    study = FinishedRun(path)
+    assert study.number(-1) == 2
+    kept = load_state(kept_state(path, 2))[0]
+    assert all((kept.tensors[name] == value).all() for name, value in state_after(study, 2).tensors.items())
+    assert state_after(study, 5).round == 5  # later rounds can be looked at too
+    with pytest.raises(UserError, match="the run has rounds 1 to 5"):
+        state_after(study, 6)
+    assert len(study.local_models(None, 2)) == 2
+    assert result.weights_sha256
+    assert read_model(path)
+    analyse(path, "curves")
+
+
+def test_an_older_result_has_no_best_round(tmp_path, scripted):
+    path = tmp_path / "run"
+    train.run(out=path, **(OPTIONS | {"rounds": 2, "patience": None}))
+    written = json.loads((path / "result.json").read_text())
+    assert not {"best_round", "stopped_at"} & set(written)
+    assert not {"schedule", "optimizer", "clip", "decay", "patience", "monitor"} & set(written["settings"])
+    assert read_result(path).final_round == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"patience": 0}, "--patience 0: give 1 or more"),
+        ({"monitor": "speed"}, "--monitor speed: there are: accuracy, loss"),
+        ({"monitor": "loss", "patience": None}, "--monitor loss: nothing watches it; give --patience N too"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path, wrong, message):
+    with pytest.raises(UserError, match=message):
+        train.run(out=tmp_path / "run", **(OPTIONS | wrong))
