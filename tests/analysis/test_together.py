@@ -67,6 +67,7 @@ def test_one_run_in_a_chosen_size(runs, tmp_path):
         (["--width", "8"], "--width 8: give a length such as 8cm"),
         (["norms", "--against", "round"], "--against is for curves, not for norms"),
         (["nowhere"], "no measure is called 'nowhere'"),
+        (["runs/nowhere"], "there is no folder runs/nowhere"),
         (["--format", "gif"], "--format gif"),
     ],
 )

@@ -66,10 +66,14 @@ def analyse(
 
 
 def _told_apart(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Runs and measures: the first word is a run, and so is each that is a folder and not a measure's name."""
-    runs = [word for place, word in enumerate(words)
-            if not place or (word not in analysis.MEASURES and Path(word).is_dir())]  # fmt: skip
-    return [Path(word) for word in runs], [word for place, word in enumerate(words) if place and word not in runs]
+    """Runs and measures: the first word is a run, and so is each that is a folder or a path, and no measure's name."""
+    runs = [not place or (word not in analysis.MEASURES and _is_path(word)) for place, word in enumerate(words)]
+    measures = [word for word, run in zip(words, runs, strict=True) if not run]
+    return [Path(word) for word, run in zip(words, runs, strict=True) if run], measures
+
+
+def _is_path(word: str) -> bool:
+    return Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
 
 
 def _taken(source: str, result: Measured | Missing, files: list[Path]) -> None:

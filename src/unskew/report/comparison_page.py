@@ -55,9 +55,10 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), ag
         subtitle=", ".join(methods[:6]) + (f" and {len(methods) - 6} more" if len(methods) > 6 else ""),
         findings=[*_findings([run.result for run in runs]), *sentences],
         facts=[("runs", str(len(runs))), ("methods", str(len(methods))),
-               ("data", ", ".join(dict.fromkeys(run.result.data for run in runs)))],
+               ("data", ", ".join(dict.fromkeys(run.result.data for run in runs))),
+               ("measured on", " or ".join(dict.fromkeys(run.result.measured_on for run in runs)))],
         sections=[
-            Section("runs", "The runs", _RANKED, [_results(named), *_over_seeds([run.result for run in runs])]),
+            Section("runs", "The runs", _RANKED, [*_over_seeds([run.result for run in runs]), _results(named)]),
             *map(_section, compared),
         ],
         footer="Made by unskew. Bands are one standard deviation over seeds.",
