@@ -51,6 +51,7 @@ def run(
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given)
+    del given  # a partition of millions of examples would be kept twice
     _rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", _slug(prepared.config))
     create_run_folder(path)
