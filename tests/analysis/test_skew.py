@@ -244,3 +244,34 @@ def test_shares_are_finite_numbers(finished):
     with finished_run(finished) as opened:
         found = skew.take_skew(opened)
     assert all(math.isfinite(value) for value in found.distances)
+
+
+def test_very_many_clients_are_told_by_quantiles():
+    """20,000 clients: the file does not grow with them, the sentences and ends of the curves are of all of them."""
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(1, 4, 20_000)
+    sizes[5] = 900
+    client = np.repeat(np.arange(20_000), sizes)
+    labels = draw.integers(0, 120, len(client))
+    found = measured(client, labels, 20_000, 120)
+    assert found.clients == 20_000
+    assert len(found.sizes) == 1001
+    assert (min(found.sizes), max(found.sizes)) == (1, 900)
+    held = holdings(client, labels, 20_000, 120)
+    assert found.ranked["distance"][-1] == pytest.approx(held.distances.max())
+    assert found.ranked["classes"][-1] == len(set(labels[client == 5]))
+    assert skew.skew_findings(found)[0].startswith("20,000 clients hold 1 to 900 examples")
+    charts = {chart.name: chart for chart in skew.draw_skew(found)}
+    assert charts["skew-sizes"].marks[0].x[-1] == pytest.approx(20_000)
+    assert all(svg(chart) for chart in charts.values())
+    alone = skew.each_client(found)
+    assert all(len(chart.marks[0].x) <= 30 for chart in alone.values())
+    assert sum(len(chart.marks[0].x) for chart in alone.values()) > 60
+
+
+def test_the_largest_classes_of_a_client_are_shown_where_there_are_many():
+    labels = np.repeat(np.arange(150), np.arange(150) + 1)
+    found = measured(np.zeros(len(labels), np.int32), labels, 1, 150)
+    (chart,) = skew.each_client(found).values()
+    assert [word for _, word in chart.x.ticks] == [f"c{c}" for c in range(149, 119, -1)]
+    assert chart.x.label == "class, the largest of 150"

@@ -121,7 +121,9 @@ def test_a_run_with_a_calibration_is_the_run_and_the_calibration(capsys, plain, 
     assert (inside / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
     assert metrics(inside) == metrics(plain)
     assert list(rows(inside)) == ["ccvr"]
-    assert set(rows(inside)["ccvr"]) == {"name", "accuracy", "loss", "bytes_up", "seconds"}
+    assert set(rows(inside)["ccvr"]) == {
+        "name", "accuracy", "loss", "bytes_up", "seconds", "clients_accuracy",
+    }  # fmt: skip
     assert rows(inside)["ccvr"]["accuracy"] > result(inside)["accuracy"]
     assert (inside / "calibration-ccvr.safetensors").exists()
     assert "ccvr: 10 clients send" in said
@@ -138,7 +140,7 @@ def test_calibrating_adds_to_a_run_and_changes_nothing_else_in_it(capsys, plain,
     done(capsys, "calibrate", run, QUICK)
     after = content(run)
     assert set(after) - set(before) == {"calibration-ccvr-per_class-40-epochs-2.safetensors"}
-    assert {name for name in before if before[name] != after[name]} == {"manifest.json", "result.json"}
+    assert {name for name in before if before[name] != after[name]} == {"manifest.json", "clients.npz", "result.json"}
     assert result(run) | {"calibrations": []} == result(plain)
 
 
@@ -153,7 +155,9 @@ def test_several_stand_side_by_side_in_the_order_they_were_made_and_one_made_aga
     before = content(run)
     done(capsys, "calibrate", run, "uscc(per_class=40, epochs=2, lr=0.001)", QUICK)
     assert list(rows(run)) == [*names, "uscc(per_class=40, epochs=2, lr=0.001)"]
-    assert {name for name in before if before[name] != content(run)[name]} == {"manifest.json", "result.json"}
+    assert {name for name in before if before[name] != content(run)[name]} == {
+        "manifest.json", "clients.npz", "result.json",
+    }  # fmt: skip
     one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2, lr=0.001)"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -673,7 +677,7 @@ def test_an_interrupt_keeps_what_was_made_before_it_and_meanwhile_nobody_else_ma
 
 
 def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_path, monkeypatch):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

@@ -10,7 +10,7 @@ from unskew.report.run_page import run_page, take_all
 
 __all__ = ["finished", "run", "runs_of"]
 
-CHEAP = ("skew", "curves", "cka", "norms", "drift", "separability", "confusion")
+CHEAP = ("skew", "curves", "cka", "norms", "drift", "separability", "confusion", "fairness")
 DEAR = [name for name in MEASURES if name not in CHEAP]
 
 
@@ -31,8 +31,8 @@ def whole(finished, tmp_path_factory):
 def test_every_measure_has_a_section_and_the_run_its_facts(whole, finished):
     said = result(finished)
     assert [each.name for each in whole.sections] == [
-        "skew", "curves", "cka", "norms", "drift", "separability", "projection", "confusion", "inversion", "cost",
-        "made",
+        "skew", "curves", "cka", "norms", "drift", "separability", "projection", "confusion", "fairness",
+        "inversion", "cost", "made",
     ]  # fmt: skip
     facts = dict(whole.facts)
     assert facts["accuracy"] == f"{said['accuracy']:.2%}"
@@ -44,7 +44,15 @@ def test_every_measure_has_a_section_and_the_run_its_facts(whole, finished):
 
 
 def test_the_sentences_on_top_are_each_measure_s_first(whole):
-    names = ("curves", "confusion", "skew", "cka", "norms", "separability")  # results first; drift asks for no place
+    names = (
+        "curves",
+        "confusion",
+        "skew",
+        "fairness",
+        "cka",
+        "norms",
+        "separability",
+    )  # results first; drift asks for no place
     assert whole.findings == [section(whole, name).findings[0] for name in names]
 
 

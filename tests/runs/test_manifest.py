@@ -206,6 +206,7 @@ def test_all_that_decides_a_result_is_named_in_the_manifest(run, capsys):
     done(capsys, "analyse", run, "skew")
     assert read_manifest(run).names == sorted([
         "config.toml", "partition.npz", *GROWING, "result.json", "model.safetensors", "figures/skew.json",
+        "clients.npz",
         *(calibration_file(run, name).name for name in read_result(run).calibrations),
     ])  # fmt: skip
 

@@ -12,9 +12,20 @@ import numpy.typing as npt
 import torch
 
 from unskew.analysis.calibrations import best_calibrations
-from unskew.analysis.fairness_charts import BINS, Fairness, compare_fairness, draw_fairness, show_fairness
+from unskew.analysis.elements import Element
+from unskew.analysis.fairness_charts import (
+    BINS,
+    Fairness,
+    by_group,
+    compare_fairness,
+    histogram,
+    on_own_images,
+    sorted_clients,
+    summaries,
+)
 from unskew.analysis.measure import Comparison, Measure
 from unskew.analysis.phrases import bound
+from unskew.charts import Chart
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.round.evaluation import Evaluation
@@ -122,6 +133,18 @@ def _groups(by: Floats, accuracies: Mapping[str, Floats]) -> list[dict[str, Any]
     return rows
 
 
+def draw_fairness(values: Fairness) -> list[Chart]:
+    """The clients in the order of their accuracy, how many have which, and accuracy by size and by distance."""
+    charts = [sorted_clients(values), histogram(values)]
+    charts += by_group(values.by_size, "size", "examples of a client", "size", log=True)
+    charts += by_group(
+        values.by_distance, "distance", "distance of a client's labels from the whole", "distance of labels"
+    )
+    if values.own_curves:
+        charts.append(on_own_images(values))
+    return charts
+
+
 def fairness_findings(values: Fairness) -> list[str]:
     """The worst client, a tenth, the median; what the best calibration changes; who is left out."""
     before = values.spreads["before"]
@@ -147,6 +170,11 @@ def fairness_findings(values: Fairness) -> list[str]:
             "other classes are counted."
         )
     return sentences
+
+
+def show_fairness(run: FinishedRun, values: Fairness) -> list[Element]:
+    """The table of summaries, and the charts."""
+    return [summaries(values), *draw_fairness(values)]
 
 
 FAIRNESS = Measure(

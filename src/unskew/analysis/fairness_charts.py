@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from unskew.analysis.elements import Cell, Column, Element, Table
+from unskew.analysis.elements import Cell, Column, Table
 from unskew.analysis.phrases import bound
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.groups import grouped, shares_in_bins
 from unskew.core.units import counted
-from unskew.runs.study import FinishedRun
 
 BINS = 20  # of accuracy
 COMPARED = {"worst": "worst client", "p10": "tenth", "p50": "median", "mean": "mean"}
@@ -32,16 +31,6 @@ class Fairness:
     images: int  # how many test images a client has, at the median; 0 where they have none
 
 
-def draw_fairness(values: Fairness) -> list[Chart]:
-    """The clients in the order of their accuracy, how many have which, and accuracy by size and by distance."""
-    charts = [_sorted(values), _histogram(values)]
-    charts += _by(values.by_size, "size", "examples of a client", "size", log=True)
-    charts += _by(values.by_distance, "distance", "distance of a client's labels from the whole", "distance of labels")
-    if values.own_curves:
-        charts.append(_own(values))
-    return charts
-
-
 def _lines(curves: Mapping[str, list[float]], share: list[float]) -> list[Line]:
     few = len(share) <= 30
     return [
@@ -52,7 +41,8 @@ def _lines(curves: Mapping[str, list[float]], share: list[float]) -> list[Line]:
     ]  # fmt: skip
 
 
-def _sorted(values: Fairness) -> Chart:
+def sorted_clients(values: Fairness) -> Chart:
+    """Accuracy against the share of clients that have at most that."""
     words = "; ".join(f"{name}: worst {row['worst']:.0%}, median {row['p50']:.0%}"
                       for name, row in values.spreads.items())  # fmt: skip
     return Chart(
@@ -62,7 +52,8 @@ def _sorted(values: Fairness) -> Chart:
     )  # fmt: skip
 
 
-def _own(values: Fairness) -> Chart:
+def on_own_images(values: Fairness) -> Chart:
+    """As ``sorted_clients``, on the test images that are the clients' own."""
     return Chart(
         "fairness-own-images", "On the clients' own test images",
         f"Accuracy of clients on their own test images, sorted; a client has {values.images:,} of them at the median.",
@@ -71,12 +62,13 @@ def _own(values: Fairness) -> Chart:
     )  # fmt: skip
 
 
-def _histogram(values: Fairness) -> Chart:
+def histogram(values: Fairness) -> Chart:
+    """Clients in bins of accuracy."""
     title, alt = "How many clients have which accuracy", "Clients by accuracy, before calibration and after."
     return shares_in_bins("fairness-histogram", title, alt, values.bins, "client", "clients")
 
 
-def _by(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: bool = False) -> list[Chart]:
+def by_group(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: bool = False) -> list[Chart]:
     """Mean accuracy of groups of clients; none where all clients are in one group."""
     if len(rows) < 2:
         return []
@@ -96,12 +88,8 @@ def _by(rows: list[dict[str, Any]], name: str, label: str, title: str, *, log: b
     )]  # fmt: skip
 
 
-def show_fairness(run: FinishedRun, values: Fairness) -> list[Element]:
-    """The table of summaries, and the charts."""
-    return [_table(values), *draw_fairness(values)]
-
-
-def _table(values: Fairness) -> Table:
+def summaries(values: Fairness) -> Table:
+    """A row for each classifier, and one more for the clients' own test images."""
     names = ("worst", "p10", "p50", "p90", "mean", "by_examples", "deviation", "jain")
     words = ("worst client", "tenth", "median", "nine tenths", "mean", "by examples", "deviation", "Jain's index")
     rows: list[list[Cell]] = []

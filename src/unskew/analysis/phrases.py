@@ -5,6 +5,7 @@ from typing import Any
 
 from unskew.calibration import is_bound
 
+COUNTED_AT_A_GLANCE = 20  # clients
 MAX_RUNS_NAMED = 8  # in a sentence
 
 
@@ -29,8 +30,9 @@ def requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def shown_of(models: int, clients: int) -> list[str]:
-    """A note where local models of some clients alone are shown."""
-    return [f"the local models of {models:,} of {clients:,} clients are shown"] if models < clients else []
+    """A note where local models of a small part of the clients are shown."""
+    few = models < clients and clients > COUNTED_AT_A_GLANCE
+    return [f"the local models of {models:,} of {clients:,} clients are shown"] if few else []
 
 
 def in_figures(what: str, runs: Mapping[str, float], digits: str) -> list[str]:

@@ -44,8 +44,8 @@ def evaluate(
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
     sums = outcome.sums
     total, right = float(sums["metric/total"].sum()), float(sums["metric/right"].sum())
-    marks = sums["metric/marks"].numpy() if by_image else None
-    by_class = sums["metric/right"].numpy(), sums["metric/total"].numpy()
+    marks = sums["metric/marks"].clone().numpy() if by_image else None  # an engine may use its memory again
+    by_class = sums["metric/right"].clone().numpy(), sums["metric/total"].clone().numpy()
     return Evaluation(right / total, float(sums["metric/loss"]) / total, *by_class, marks)
 
 

@@ -97,4 +97,6 @@ class Prepared:
     @cached_property
     def test_owners(self) -> Clients | None:
         """[n], the client that each test image belongs to; None where that is not known."""
-        return test_owners(self.partition.names, self.images.test_users)
+        users = self.images.test_users
+        known = users is not None and len(users) == len(self.images.test)
+        return test_owners(self.partition.names, users) if known else None

@@ -54,6 +54,7 @@ def run(
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     prepared = prepare(config, given=given, say=_telling(observe))
+    del given  # a partition of millions of examples would be kept twice
     _rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", slug(prepared.config))
     create_run_folder(path)
