@@ -26,6 +26,9 @@ class Builder:
     folders: tuple[str, ...]
     known_by: tuple[str, ...]  # any one of these files or folders
     rows: Callable[..., Rows]
+    classes: int | None = None  # as published; None where knobs decide
+    shape: tuple[int, int, int] | None = None  # [ch, H, W]
+    sizes: tuple[int, int] | None = None  # training and test images
 
 
 BUILDERS: Mapping[str, Builder] = {
@@ -44,25 +47,34 @@ BUILDERS: Mapping[str, Builder] = {
         landmarks.landmarks_rows,
     ),
     "cinic10": Builder(
-        "CIFAR-10's classes with pictures of ImageNet, 90,000 + 90,000 of 32x32",
+        "CIFAR-10's classes, with pictures of ImageNet too",
         "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
         ("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
         ("train/airplane",),
         layouts.cinic10_rows,
+        10,
+        (3, 32, 32),
+        (90_000, 90_000),
     ),
     "tiny-imagenet": Builder(
-        "200 classes of ImageNet, 100,000 + 10,000 of 64x64",
+        "small pictures of ImageNet",
         "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
         ("tiny-imagenet-200", "tiny-imagenet"),
         ("wnids.txt",),
         layouts.tiny_imagenet_rows,
+        200,
+        (3, 64, 64),
+        (100_000, 10_000),
     ),
     "omniglot": Builder(
-        "handwritten characters of 50 alphabets by drawer, 105x105",
+        "handwritten characters, with their drawers as users",
         "Lake et al. 2015, github.com/brendenlake/omniglot",
         ("omniglot", "omniglot-py", "omniglot/python"),
         ("images_background", "images_evaluation"),
         layouts.omniglot_rows,
+        964,
+        (1, 105, 105),
+        (15_424, 3_856),
     ),
 }
 

@@ -122,7 +122,8 @@ def survey(data_dir: Path | None) -> list[Listing]:
             there = str(locate_annotations(name, data_dir))
         except UserError:
             there = None
-        rows.append(Listing(name, builder.what, builder.origin, None, None, None, None, None, there, ()))
+        facts = (builder.classes, builder.shape, builder.sizes)
+        rows.append(Listing(name, builder.what, builder.origin, *facts, None, None, there, ()))
     own = [
         Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
     ]
