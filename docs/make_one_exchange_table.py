@@ -112,6 +112,7 @@ def measured(
             sys.path.insert(0, str(HERE))
             runs[text, seed, "exchange"] = unskew.calibrate_run(run.path, *lacking)
     lines = [
+        f"Means of {len(SEEDS)} seeds.\n",
         "| classifier | " + " | ".join(f"{words}, %" for words in PARTITIONS.values()) + " | MB up |",
         "| --- |" + " ---: |" * (len(PARTITIONS) + 1),
     ]

@@ -384,3 +384,27 @@ def test_the_facts_are_plain_values_and_hold_the_resolved_configuration(tmp_path
     assert (backend.facts["clients"], backend.facts["model"], backend.facts["workers"]) == (10, "tiny-cnn", 0)
     assert backend.facts["parameters"] == overviews[0].parameters
     assert (backend.facts["train_examples"], backend.facts["test_examples"]) == (1438, 359)
+
+
+def test_what_was_before_the_first_round_is_step_0_and_the_end_of_a_run_without_rounds(tmp_path):
+    written = []
+
+    class Noted:
+        def start(self, folder, seen, facts):
+            return ()
+
+        def write(self, step, figures):
+            written.append((step, dict(figures)))
+
+        def close(self, finished):
+            written.append(finished)
+
+    with Logger("noted", Noted(), print) as log:
+        result = unskew.run(
+            rounds=0, start="lda", method="fedavg + ridge", clients=2, out=tmp_path / "run", observe=log
+        )
+    first, calibrated, finished = written
+    figures = {"accuracy": result.accuracy, "loss": result.loss}
+    assert first == (0, {f"{part}/{name}": value for part in ("start", "final") for name, value in figures.items()})
+    assert calibrated[1]["calibration-ridge/accuracy"] == result.calibrations["ridge"].accuracy
+    assert finished

@@ -154,7 +154,8 @@ def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
 @pytest.mark.parametrize(
     ("key", "values"),
     [
-        *((key, (0, -1)) for key in ("clients", "per_round", "rounds", "epochs", "batch", "workers", "evaluate_every")),
+        *((key, (0, -1)) for key in ("clients", "per_round", "epochs", "batch", "workers", "evaluate_every")),
+        ("rounds", (-1, -(2**70))),
         ("lr", (0.0, -0.1, math.inf, -math.inf, math.nan)),
         ("momentum", (-0.1, 1.0, 2.0, math.inf, math.nan)),
         ("weight_decay", (-1e-9, math.inf, math.nan)),
@@ -172,7 +173,7 @@ def test_an_impossible_value_is_refused_under_its_flag(key, values):
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rounds", 1), ("momentum", 0.0), ("momentum", 0.999), ("weight_decay", 0.0), ("checkpoint_seconds", 0.0),
+    [("rounds", 0), ("momentum", 0.0), ("momentum", 0.999), ("weight_decay", 0.0), ("checkpoint_seconds", 0.0),
      ("seed", 0), ("seed", 2**63 - 1), ("lr", 1e-300), ("clients", None), ("batch", 10**9)],
 )  # fmt: skip
 def test_the_edge_of_what_is_possible_is_possible(key, value):
