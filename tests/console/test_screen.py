@@ -16,6 +16,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.core.units import format_bytes, format_duration
 from unskew.data.population import Partition, Population
+from unskew.methods import parse_method
 from unskew.round.algorithm import Algorithm
 from unskew.round.driver import Metrics
 from unskew.runs.config import Config
@@ -86,6 +87,40 @@ def test_a_local_setting_that_the_method_replaces_is_said_and_others_are_not():
     assert "note: the method sets epochs to 1; --epochs 4 has no effect" in text
     assert text.count("has no effect") == 1
     assert "has no effect" not in shown(overview(config=config, local=config.local()), width=300)
+
+
+def test_how_clients_step_is_said_and_what_is_as_usual_is_not():
+    usual = " ".join(shown(overview(), width=300).split())
+    assert "lr 0.01, momentum 0.9, weight decay 1e-05 engine" in usual
+    local = replace(
+        Config().local(), schedule="cosine(warmup=5)", optimizer="adamw(beta2=0.99)", clip=2.0, decay="weights"
+    )
+    seen = overview(local=local, config=replace(overview().config, **vars(local)))
+    assert (
+        "lr 0.01 (cosine(warmup=5)), adamw(beta2=0.99), gradients clipped to 2, weight decay 1e-05 of weights alone"
+        in " ".join(shown(seen, width=300).split())
+    )
+
+
+def test_clients_that_stay_away_are_said():
+    text = " ".join(shown(overview(algorithm=parse_method("absent(0.3)")), width=300).split())
+    assert "fedavg; at most 2 clients a round, epochs 5" in text
+    nobody = replace(ROW, clients=0, examples=0, train_loss=None, available=0, accuracy=0.5)
+    text = shown(
+        overview(), replace(ROW, absent=2, lr=0.025), replace(nobody, round=2), replace(ROW, round=3, absent=0)
+    )
+    rounds = [line for line in text.split("\n") if line.startswith("round ")]
+    assert rounds[0].startswith("round 1/3  loss 1.235  lr 0.025  3 came, 2 did not  1,200 examples/s")
+    assert rounds[1].startswith("round 2/3  nobody came  accuracy 50.00%  ")
+    assert "came" not in rounds[2]
+
+
+def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of():
+    text = " ".join(shown(overview(config=replace(overview().config, patience=1, monitor="loss")), width=300).split())
+    assert "note: the run stops after 1 round without a better loss; the best round is chosen with the images" in text
+    console = Console(file=io.StringIO(), width=200)
+    console.print(summary(replace(RESULT, best_round=1, stopped_at=3)))
+    assert "stopped after round 3; the model is that of round 1, the best" in console.file.getvalue()
 
 
 def test_one_of_anything_is_not_many():

@@ -11,7 +11,7 @@ from torch import nn
 
 from unskew.core.tensors import half_squared_distance
 from unskew.core.types import Local
-from unskew.round.local_optimizers import sgd
+from unskew.round.local_optimizers import clipped, optimizer
 
 
 def network(seed=0):
@@ -24,22 +24,24 @@ def network(seed=0):
     return made
 
 
-def trained(made, images, labels):
-    """The state after three steps of the clients' own SGD, and the loss of each."""
+def trained(made, images, labels, kind="sgd"):
+    """The state after three steps of the clients' own optimiser, clipped, and the loss of each."""
     values, losses = list(made.parameters()), []
-    update, start = sgd(values, Local(lr=0.1)), [value.detach().clone() for value in values]
+    local = Local(lr=0.1, optimizer=kind, decay="weights", weight_decay=0.1)
+    update, start = optimizer(values, local), [value.detach().clone() for value in values]
     for _ in range(3):
         loss = F.cross_entropy(made(images), labels) + half_squared_distance(values, start)
-        update(torch.autograd.grad(loss, values))
+        update(clipped(torch.autograd.grad(loss, values), 0.5))
         losses.append(loss.item())
     return losses, {name: value.cpu() for name, value in made.state_dict().items()}
 
 
-def test_training_there_gives_the_same_bits_as_here(each_home):
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_training_there_gives_the_same_bits_as_here(each_home, kind):
     images, labels = torch.randn(5, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.arange(5)
     here, there = network(), network().to(each_home.device)
-    losses, state = trained(here, images, labels)
-    other_losses, other_state = trained(there, images.to(each_home.device), labels.to(each_home.device))
+    losses, state = trained(here, images, labels, kind)
+    other_losses, other_state = trained(there, images.to(each_home.device), labels.to(each_home.device), kind)
     assert losses == other_losses
     assert all(torch.equal(state[name], other_state[name]) for name in state)
     assert not any(isinstance(value, PretendTensor) for value in other_state.values())
