@@ -36,11 +36,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
-    parser.add_argument(
-        "only",
-        nargs="*",
-        help="partitions large small idle crowd million population methods calibration analysis frozen reliability tables",
-    )
+    parser.add_argument("only", nargs="*", metavar="SUITE", help="which suites; all where none is named")
     options = parser.parse_args()
     images = cifar10()
     suites = {
