@@ -56,6 +56,8 @@ def main():
         "reliability": lambda: reliability.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),
     }
+    if unknown := [name for name in options.only if name not in suites]:
+        parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(suites)}")
     lines = [
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "
         f"medians of {options.repeats} or more turns.",

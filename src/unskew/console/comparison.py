@@ -16,6 +16,7 @@ from unskew.analysis.ranking import headline
 from unskew.console.columns import WORDS, flat, upright
 from unskew.core.errors import UserError
 from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
+from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result, to_json
 
 FORMATS = ("table", "markdown", "csv", "latex", "json")
@@ -92,15 +93,21 @@ def run_sheet(compared: Sequence[Compared], never: str = "-") -> Sheet:
 def arranged(places: Sequence[str], settings: Sequence[Mapping[str, str]], outcomes: Sequence[dict[str, str]]) -> Sheet:
     """The rows of a table: its place, the settings in which the rows differ, what came out, what they share."""
     keys = list(dict.fromkeys(key for each in settings for key in each))
-    same = [key for key in keys if len(settings) > 1 and len({each.get(key, "") for each in settings}) == 1]
+    settings = [{key: each.get(key, _usual(key)) for key in keys} for each in settings]
+    same = [key for key in keys if len(settings) > 1 and len({each[key] for each in settings}) == 1]
     made = [
         {"run": place}
-        | {key: each.get(key, "") for key in keys if key not in same}
+        | {key: each[key] for key in keys if key not in same}
         | outcome
-        | {key: each.get(key, "") for key in same}
+        | {key: each[key] for key in same}
         for place, each, outcome in zip(places, settings, outcomes, strict=True)
     ]
     return Sheet(made, same)
+
+
+def _usual(key: str) -> str:
+    """What a run that does not have the setting had: its default, empty where the data decided."""
+    return OPTIONS[key].default_text if key in OPTIONS and OPTIONS[key].default is not None else ""
 
 
 def settings_shown(result: Result) -> dict[str, str]:
