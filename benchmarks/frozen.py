@@ -49,7 +49,7 @@ def _round(images, train, path):
     """Median seconds of a round, without the test images."""
     result = unskew.run(
         data=images, partition="iid", clients=CLIENTS, rounds=ROUNDS, epochs=1, batch=32, model="efficientnet-lite0",
-        resize=SIDE, train=train, evaluate_every=ROUNDS, engine="loop", out=path,
+        pretrained="imagenet", resize=SIDE, train=train, evaluate_every=ROUNDS, engine="loop", out=path,
     )  # fmt: skip
     return sorted(row["seconds"] for row in result.history)[ROUNDS // 2]
 
