@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
-from unskew.core.arguments import COUNT, FLAG, FUNCTION, PATH, TEXT, accepts, optional
+from unskew.core.arguments import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -107,7 +107,10 @@ def run(
     return _shown(progress, observe, lambda watch: runs.run(place, out=folder, observe=watch, home=home, **options))
 
 
-@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
+@accepts(
+    recipe=optional(PATH), seeds=optional(SEVERAL), out=optional(PATH), observe=optional(FUNCTION),
+    progress=optional(FLAG),
+)  # fmt: skip
 def run_seeds(
     recipe: Text | None = None, *, seeds: str | Iterable[int] | None = None, out: Text | None = None,
     observe: Observer | None = None, progress: bool | None = None, **options: Any,
@@ -166,7 +169,10 @@ def resume(
     return _shown(progress, observe, work)
 
 
-@accepts(recipe=optional(PATH), out=optional(PATH), by=TEXT, form=TEXT, trials=optional(COUNT), jobs=optional(COUNT))
+@accepts(
+    recipe=optional(PATH), over=SEVERAL, seeds=optional(SEVERAL), trials=optional(COUNT), validation=optional(NUMBER),
+    by=TEXT, jobs=optional(COUNT), out=optional(PATH), form=TEXT,
+)  # fmt: skip
 def sweep(
     recipe: Text | None = None, *, over: str | Sequence[str], seeds: str | Iterable[int] | None = None,
     trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,

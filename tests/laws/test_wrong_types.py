@@ -42,6 +42,9 @@ SOME = torch.ones(6, 4), [0, 1, 2] * 2
 # be made, the last thing that is looked at is refused (a folder that is in use, an unknown measure): it saves seconds.
 CALLS = {
     "run": (unskew.run, {**TRAINING, "out": "@run"}),
+    "run_seeds": (unskew.run_seeds, {**TRAINING, "seeds": [0], "lr": -1.0, "out": "@run"}),
+    "sweep": (unskew.sweep, {"over": ["lr=0.1"], "data": data(), "out": "@run"}),
+    "draw_runs": (unskew.draw_runs, {"paths": ["nowhere"], "sources": "?"}),
     "resume": (unskew.resume, {"path": "@run", "data": data()}),
     "load": (unskew.load, {"path": "@run", "data": data()}),
     "calibrate_run": (unskew.calibrate_run, {"path": "@run", "sources": "lda", "data": data()}),

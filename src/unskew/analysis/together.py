@@ -12,6 +12,7 @@ from unskew.analysis.measure import Request, Source
 from unskew.analysis.store import stored_or_taken
 from unskew.charts import Chart
 from unskew.charts.sizes import for_paper, length
+from unskew.core.arguments import FUNCTION, PATH, SEVERAL, TEXT, accepts, optional
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, nearest
 from unskew.runs.several import finished_runs
@@ -21,6 +22,10 @@ Drawn = Callable[[str, Sequence[str], list[Path]], None]  # the measure, what it
 
 
 @neutral()
+@accepts(
+    paths=SEVERAL, out=optional(PATH), form=TEXT, width=optional(TEXT), height=optional(TEXT), title=optional(TEXT),
+    against=optional(TEXT), data_dir=optional(PATH), say=optional(FUNCTION), observe=optional(FUNCTION),
+)  # fmt: skip
 def draw_runs(
     paths: Sequence[str | Path], *sources: Source, out: str | Path | None = None, form: str = "svg",
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,

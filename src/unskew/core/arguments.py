@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from os import PathLike
 from typing import Any, ParamSpec, TypeVar
 
@@ -34,6 +34,7 @@ PATH = Kind(
 )
 TEXT = Kind("a text", lambda value: isinstance(value, str))
 COUNT = Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
+NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
 FLAG = Kind("True or False", lambda value: isinstance(value, bool))
 FUNCTION = Kind("a function", callable)
 SEVERAL = Kind(

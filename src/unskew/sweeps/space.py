@@ -8,7 +8,7 @@ from itertools import product
 from math import prod
 
 from unskew.core import text as language
-from unskew.core.errors import UserError, nearest
+from unskew.core.errors import UserError, brief, nearest
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.options import OPTIONS, Option, Value
@@ -56,6 +56,8 @@ def parse_over(texts: Sequence[str]) -> tuple[Dimension, ...]:
         raise UserError('a sweep needs something to vary; give --over "lr=0.01,0.03,0.1"')
     found: dict[str, Dimension] = {}
     for text in texts:
+        if not isinstance(text, str):
+            raise UserError(f"over: give texts such as lr=0.01,0.1, not {brief(text)}")
         dimension = _parsed(text)
         if dimension.option in found:
             raise UserError(f"--over {language.cut(text)}: {dimension.option} is given twice; list its values once")

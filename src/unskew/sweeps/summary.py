@@ -62,7 +62,7 @@ def best_recipe(sweep: Sweep, best: Outcome) -> str:
     """The best setting as a recipe that trains on all training images and is evaluated on the test images."""
     assert best.score is not None
     several = len(sweep.seeds) > 1
-    config = replace(best.config, validation=0.0, seed=sweep.seeds[0])
+    config = replace(best.config, seed=sweep.seeds[0])
     lines = configs.to_toml(config).splitlines()[1:]
     kept = [line for line in lines if not line.startswith(("validation =", *(["seed ="] if several else [])))]
     score = best.score.words(decimals=4) if sweep.by == "loss" else f"{best.score.words(100)} %"
