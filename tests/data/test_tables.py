@@ -4,6 +4,7 @@ import time
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import unskew
 from photo_tables import HEADER, as_arrays, write_rows, write_table
@@ -168,7 +169,6 @@ def test_a_header_is_checked_by_name(tmp_path, cache, header):
 LINES = {
     "x.png,ant,u,1,2,nowhere": "line 3: split is 'nowhere'; give train, test or validation",
     "x.png,,u,1,2,train": "line 3: the label is empty",
-    "x.png,ant,,1,2,train": "line 3: the user is empty",
     "x.png,ant,u,91,2,train": "line 3: latitude is '91'; give degrees from -90 to 90",
     "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
     "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
@@ -303,3 +303,12 @@ def test_half_a_million_rows_are_read_in_seconds(tmp_path):
     began = time.process_time()
     assert len(facts(read_csv(path)).labels) == 100_000
     assert time.process_time() - began < 3  # 579,184 rows: at most 17 s, on a busy machine
+
+
+def test_a_row_may_have_no_user(tmp_path, cache):
+    lines = ["path,label,user,split", *(f"{n}.png,{'ab'[n % 2]},{'' if n == 2 else 'u'},train" for n in range(4))]
+    for n in range(5):
+        Image.new("L", (4, 4), n).save(tmp_path / f"{n}.png")
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "4.png,a,,test"]) + "\n")
+    found = load_table(str(tmp_path / "t.csv"), cache)
+    assert found.users.tolist() == ["u", "u", "", "u"]

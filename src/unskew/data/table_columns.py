@@ -193,14 +193,10 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
 
 
 def _users(columns: Columns) -> npt.NDArray[np.str_] | None:
-    if columns.user is None:
+    """[N], empty where a row has none: under ``users`` such an example belongs to no client."""
+    if columns.user is None or not any(user.strip() for user in columns.user):
         return None
-    users = [user.strip() for user in columns.user]
-    if (empty := next((row for row, user in enumerate(users) if not user), None)) is not None:
-        raise UserError(
-            f"{columns.where} {columns.line(empty)}: the user is empty; give one for each row, or leave the column out"
-        )
-    return np.array(users, np.str_)
+    return np.array([user.strip() for user in columns.user], np.str_)
 
 
 def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
