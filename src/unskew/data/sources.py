@@ -96,7 +96,7 @@ def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> I
     reading = [knob for knob in knobs if knob.partition("=")[0] in tables.ASKED]
     size, broken = tables.asked_for(brief(name), "&".join(reading))
     others = "&".join(knob for knob in knobs if knob not in reading)
-    say(f"reading what {base} consists of", 0, 0)
+    say(f"reading the files of {base} in {locate_annotations(base, data_dir)}", 0, 0)
     rows = build_rows(f"{base}?{others}" if others else base, data_dir)
     return tables.from_rows(rows, name=name, size=size or BUILT_SIZE.get(base), broken=broken, cache=cache, say=say)
 
