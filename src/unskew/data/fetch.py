@@ -9,6 +9,7 @@ from unskew.data import sources
 from unskew.data.archives import unpack_members, unpack_tree
 from unskew.data.builders import BUILDERS, is_built
 from unskew.data.builders import locate as locate_rows
+from unskew.data.check import check
 from unskew.data.download import DiskError, Report, Say, download, on_disk
 
 
@@ -156,4 +157,4 @@ def _there(name: str, data_dir: Path) -> Path | None:
         files = sources.locate(sources.find(name), data_dir)
     except UserError:
         return None
-    return files.folder if all(f.whole for f in sources.check(name, data_dir)) else None
+    return files.folder if all(f.whole for f in check(name, data_dir)) else None
