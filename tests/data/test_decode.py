@@ -101,6 +101,7 @@ def bomb(width, height):
 
 EVIL = {
     "is not a picture": lambda: b"just words",
+    "is in the format HEIC, which is not read; convert it to JPEG": lambda: b"\0\0\0\x24ftypheic" + bytes(40),
     "is empty": lambda: b"",
     "has no bytes": lambda: None,
     "claims more than": lambda: bomb(60_000, 60_000),

@@ -13,6 +13,7 @@ from photo_tables import write_table
 from unskew.core.errors import StorageFailure, UserError
 from unskew.data import photographs, scan, store
 from unskew.data.photographs import open_photographs, with_memory
+from unskew.data.pictures import Files
 from unskew.data.store import ENTRY, HEADER, Cache
 from unskew.data.tables import load_table
 
@@ -259,3 +260,26 @@ def test_no_descriptor_is_left_open(table, cache):
         images.train.images.take(np.array([0]))
         del images
     assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize(("query", "most"), [("", 6), ("?size=20", 6), ("?size=30", 4)])
+def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypatch, query, most):
+    path = write_table(tmp_path, 30, low=20, high=21)
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 6 * 3 * 20**2)
+    asked, contents_of = [], Files.contents
+    monkeypatch.setattr(Files, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
+    load_table(f"{path}{query}", cache)
+    assert (max(asked), sum(asked)) == (most, 30)
+    asked.clear()
+    monkeypatch.setattr(scan, "_read_counts", lambda *_: None)
+    took, take = [], photographs.Photographs.take
+    monkeypatch.setattr(photographs.Photographs, "take", lambda self, rows: took.append(len(rows)) or take(self, rows))
+    load_table(f"{path}{query}", cache)
+    assert (asked, max(took), sum(took)) == ([], most, 24)
+
+
+def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, decoded):
+    path = write_table(tmp_path, 30)
+    with pytest.raises(UserError, match="photographs must have one size"):
+        load_table(str(path), cache)
+    assert len(decoded) == scan.FEW

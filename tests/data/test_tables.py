@@ -168,6 +168,8 @@ HEADERS = {
     "path,label,latitude": "has a column latitude but no longitude",
     "path,label,label": "the column label is there twice",
     "image,label": "has no column path",
+    "img,label": "has no column path; rename img to path if it has the files' names",
+    "\n\npath,lable": "has no column label; rename lable to label",
 }
 
 
@@ -184,8 +186,10 @@ LINES = {
     "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
     "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
     "x.png,ant,u,1,181,train": "line 3: longitude is '181'",
+    "x.png,ant,u,1,,train": "line 3 has a latitude and no longitude; give both, or leave both empty",
+    "x.png,ant,u,nan,2,train": "line 3 has a longitude and no latitude",
     "x.png,ant": "line 3: 2 values under 6 columns",
-    'x.png,"ant': "is not a CSV",
+    'x.png,"ant': "is not a CSV: a quotation mark is not closed before the file ends",
 }
 
 
@@ -193,6 +197,16 @@ LINES = {
 def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
     (tmp_path / "t.csv").write_text(f"{','.join(HEADER)}\na.png,bee,u,,,test\n{line}\n")
     assert LINES[line] in refused(tmp_path / "t.csv", cache)
+
+
+def test_rows_that_repeat_a_photograph_are_noted(tmp_path):
+    lines = ["a.png,x,train", "b.png,y,train", "a.png,x,train", "a.png,x,test", "c.png,y,test", "b.png,y,validation"]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == (
+        "2 rows repeat a photograph of another row, 1 of them in train and in test"
+    )
+    (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n // 2}.png,x\n" for n in (0, 1, 2, 4, 6, 8)))
+    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == "1 row repeats a photograph of another row"
 
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):

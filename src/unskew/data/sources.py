@@ -19,6 +19,7 @@ from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
 from unskew.data.convert import is_function, load_from_function
 from unskew.data.published import read_part
+from unskew.data.rows import Rows
 from unskew.data.scan import Say
 from unskew.data.store import Cache
 
@@ -30,7 +31,6 @@ OWN = {
         tables.load_table,
     ),
 }  # fmt: skip
-LISTING = "listing the pictures"
 BUILT_SIZE = {"inaturalist": 224, "landmarks": 224}  # pixels of a side, where ?size= is not given
 
 
@@ -92,18 +92,22 @@ def load_examples(name: str, data_dir: Path | None, cache: Cache | None = None, 
     if name.startswith("table:"):
         return tables.table_examples(name.removeprefix("table:"), cache, say)
     if is_built(name) and reading_knobs(name)[1] == "stop":
-        say(LISTING, 0, 0)
-        return tables.row_examples(build_rows(name, data_dir))
+        return tables.row_examples(_rows(name, data_dir, say))
     return load(name, data_dir, cache, say).examples
 
 
 def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> ImageSet:
     """A set whose rows are made from annotation files or folders: read as a table is."""
     size, broken = reading_knobs(name)
-    say(LISTING, 0, 0)
-    rows = build_rows(name, data_dir)
+    rows = _rows(name, data_dir, say)
     size = size or BUILT_SIZE.get(name.partition("?")[0])
     return tables.from_rows(rows, name=name, size=size, broken=broken, cache=cache, say=say)
+
+
+def _rows(name: str, data_dir: Path | None, say: Say) -> Rows:
+    base = name.partition("?")[0]
+    say(f"reading the files of {base} in {locate_annotations(base, data_dir)}", 0, 0)
+    return build_rows(name, data_dir)
 
 
 def find(name: str) -> Source:
