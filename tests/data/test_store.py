@@ -283,3 +283,48 @@ def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, dec
     with pytest.raises(UserError, match="photographs must have one size"):
         load_table(str(path), cache)
     assert len(decoded) == scan.FEW
+
+
+def test_photographs_that_were_changed_do_not_fill_the_cache_for_ever(tmp_path, table, cache, decoded):
+    room = 3 * 20 * 3 * 16**2  # three times the table, and the index
+    small = replace(cache, disk=room)
+    for turn in range(8):
+        for number in range(20):
+            os.utime(tmp_path / "pictures" / f"{number}.png", (turn, turn))
+        images = load_table(table, small)
+        assert not any("beyond" in note for note in images.notes)
+        assert sum(file.stat().st_size for file in files(cache)) <= room
+    assert len(decoded) == 8 * 20
+    load_table(table, small)
+    assert len(decoded) == 8 * 20
+
+
+def test_who_reads_a_store_that_is_begun_again_keeps_its_images(tmp_path, table, cache, decoded):
+    small = replace(cache, disk=20 * 3 * 16**2 + 5000)
+    first = load_table(table, small)
+    before = pixels(first)
+    words, arrays = first.train.images.described()
+    for number in range(20):
+        os.utime(tmp_path / "pictures" / f"{number}.png", (1, 1))
+    load_table(table, small)
+    counted = len(decoded)
+    assert np.array_equal(pixels(first), before)
+    assert len(decoded) == counted
+    assert np.array_equal(open_photographs(words, arrays)[:], before[: len(first.train)])  # decoded again
+
+
+def test_an_index_that_the_disk_had_no_room_for_goes_on_at_an_entry(table, cache, decoded, monkeypatch):
+    real, short = os.pwrite, [True]
+
+    def write(file, content, place):
+        if len(content) % ENTRY.itemsize == 0 and len(content) >= ENTRY.itemsize and short:
+            short.clear()
+            return real(file, content[:100], place)
+        return real(file, content, place)
+
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 1)  # four at a time
+    monkeypatch.setattr(store.os, "pwrite", write)
+    load_table(table, cache)
+    assert not short
+    load_table(table, cache)
+    assert len(decoded) == 20 + 4

@@ -58,7 +58,11 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
     with open_store(cache, _key(name, size), waiting) as store:
         seen = _Pass(source.stamps(), train)
         seen.recall(store.entries())
-        room = make_room(cache, store, seen.bytes_to_store(size))
+        room = make_room(cache, store, needed := seen.bytes_to_store(size))
+        if room < needed and store.taken > 2 * seen.stored_bytes():  # most of it is of photographs that were changed
+            store.begin_again()
+            seen = _Pass(seen.stamps, train)
+            room = make_room(cache, store, seen.bytes_to_store(size))
         todo = seen.todo(room)
         done = len(source) - len(todo)
         for rows, found in _decoded(source, todo, size):
@@ -73,9 +77,8 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
         grey = bool((entries["channels"][good] == 1).all())
         photographs = _opener(source, entries, size, store, cache, 1 if grey else 3)
         counts = _all_counts(store, seen, photographs, say)
-    stored = good & (entries["offset"] != NOT_STORED)
-    on_disk = int(_bytes(entries)[stored].sum())
-    return Scanned(good, seen.broken, photographs, counts, grey, on_disk, int((good & ~stored).sum()))
+    beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
+    return Scanned(good, seen.broken, photographs, counts, grey, seen.stored_bytes(), beyond)
 
 
 class _Pass:
@@ -99,6 +102,10 @@ class _Pass:
         """What the photographs that are not in the store will take there, as far as that is known."""
         each = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
         return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * each
+
+    def stored_bytes(self) -> int:
+        """What the photographs of this table take in the store."""
+        return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
 
     def todo(self, room: int) -> Rows:
         """The photographs to decode: those that are not known, and known ones for which there is room now."""
