@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
@@ -25,6 +25,11 @@ DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF")  # none that runs a program
 HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # how such files begin
 ORIENTATION = 0x0112  # EXIF: how the camera was held
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 DECODER = 1  # changes when the same file would give other pixels
 SPARE = 2  # a JPEG is read at half, a quarter or an eighth of its size, if that is this many times what is wanted
 LONGEST = 4  # sides: what is longer than that beside the shorter one is cut off before scaling
@@ -59,7 +64,9 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
             check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
             if size is not None:
                 picture.draft(None, (SPARE * size, SPARE * size))
-            upright = picture if _turned(picture) == 1 else ImageOps.exif_transpose(picture)
+            picture.load()  # turns a TIFF by itself
+            turn = TURNS.get(_orientation(picture))
+            upright = picture if turn is None else picture.transpose(turn)
             plain = flat(upright, "L" if upright.mode in GREY else "RGB")
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
@@ -96,8 +103,8 @@ def _shortened(picture: Image.Image) -> Image.Image:
     return picture if (width, height) == picture.size else picture.crop((left, top, left + width, top + height))
 
 
-def _turned(picture: Image.Image) -> int:
-    """The EXIF orientation; 1, upright, where that part cannot be read."""
+def _orientation(picture: Image.Image) -> int:
+    """What EXIF says of how the camera was held; 1, upright, where that part cannot be read."""
     try:
         return int(picture.getexif().get(ORIENTATION, 1))
     except UNREADABLE:
