@@ -12,7 +12,7 @@ from torch import nn
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise, suited
-from unskew.models.layers import ConvPool
+from unskew.models.conv_pool import ConvPool
 
 
 def layer(inside, outside, kernel=5, dtype=torch.float32, whole=False):

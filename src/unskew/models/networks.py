@@ -6,7 +6,8 @@ from itertools import pairwise
 from torch import nn
 
 from unskew.core.errors import UserError
-from unskew.models.layers import ConvPool, Network
+from unskew.models.conv_pool import ConvPool
+from unskew.models.layers import Network
 
 Shape = tuple[int, int, int]
 
