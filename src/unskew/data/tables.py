@@ -3,7 +3,6 @@
 Whatever is needed of the photographs themselves is read once, before any training; pixels are read when asked for.
 """
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import parse_size, user_path
 from unskew.core.machine import physical_memory
@@ -25,7 +25,6 @@ from unskew.data.store import Cache
 from unskew.data.table_columns import Facts, facts, read_csv
 from unskew.data.table_parquet import read_parquet
 
-VARIABLE = "UNSKEW_CACHE"
 DISK, MEMORY = "20GB", "1GB"  # the default budgets
 MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
 ASKED = ("size", "broken")
@@ -45,10 +44,9 @@ class Wanted:
 
 def cache_of(folder: str | None = None, disk: str | None = None, memory: str | None = None) -> Cache:
     """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
-    place = folder or os.environ.get(VARIABLE) or str(Path("~") / ".cache" / "unskew")
     most = int(physical_memory() / MEMORY_SHARE)
     return Cache(
-        user_path(place).absolute(),
+        cache_folder(folder),
         parse_size(disk or DISK, f"--cache-disk {cut(disk or DISK)}"),
         min(most, parse_size(memory or MEMORY, f"--cache-memory {cut(memory or MEMORY)}")),
     )
