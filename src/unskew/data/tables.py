@@ -47,7 +47,7 @@ def cache_of(folder: str | None = None, disk: str | None = None, memory: str | N
     """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
     most = int(physical_memory() / MEMORY_SHARE)
     return Cache(
-        user_path(folder).absolute() if folder else cache_folder(),
+        cache_folder(folder),
         parse_size(disk or DISK, f"--cache-disk {cut(disk or DISK)}"),
         min(most, parse_size(memory or MEMORY, f"--cache-memory {cut(memory or MEMORY)}")),
     )
