@@ -6,30 +6,9 @@ import sys
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
+from plain_network import SimpleCNN
 from unskew.data.augment import PAD, crop_and_flip
-
-
-class SimpleCNN(nn.Module):
-    def __init__(self, classes=10):
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
-        self.fc1 = nn.Linear(400, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc3 = nn.Linear(84, 84)
-        self.fc4 = nn.Linear(84, 256)
-        self.classifier = nn.Linear(256, classes)
-
-    def forward(self, x):
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
-        x = x.flatten(1)
-        x = F.relu(self.fc1(x))
-        x = F.relu(self.fc2(x))
-        x = F.relu(self.fc3(x))
-        return self.classifier(self.fc4(x))
 
 
 def train_client(model, images, labels, index, *, batch, augment, lr=0.01, momentum=0.9, weight_decay=1e-5):

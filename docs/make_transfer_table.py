@@ -13,6 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from unskew.core.context import neutral
+from unskew.core.errors import ClientFailure
 from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.core.machine import cores
@@ -38,8 +40,10 @@ from unskew.runs.result import Calibration, Result, read_result
 PAGE = Path(__file__).parent / "transfer.md"
 MODES = {"classifier": 60, "last(2)": 20}  # what is trained -> rounds
 SEEDS = (0, 1, 2)
-RATES = (0.003, 0.01, 0.03, 0.1, 0.3)
-SEARCH_ROUNDS = {"classifier": 20, "last(2)": 5}
+RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+FIRST = (3, 5)  # the rates tried first, by their places; then on from the best one while it is at the edge of the tried
+SEARCH_ROUNDS = {"classifier": 20, "last(2)": 8}
+JUDGED = {"classifier": 10, "last(2)": 4}  # the last rounds of a search, whose mean decides: single rounds vary a lot
 HELD_OUT = 6  # every sixth training image is for choosing the rate
 TRAINING = ("fedavg", "fedavgm(0.9)", "fedvc(256)", "fedavg + fedir", "fedavgm(0.9) + fedir", "fedvc(256) + fedir",
             "centralised")  # fmt: skip
@@ -66,7 +70,7 @@ def settings(data_dir: Path, train: str, method: str, rate: float, seed: int) ->
 
 @neutral()
 def held_out_accuracies(data_dir: Path, train: str, method: str) -> dict[float, float]:
-    """Accuracy by rate on training images that no client has, with seed 0."""
+    """Mean accuracy of the last rounds by rate, on training images that no client has, with seed 0."""
     config = configs.checked(configs.with_values(configs.Config(), settings(data_dir, train, method, 0.1, 0), "table"))
     prepared = prepare(config)
     data, client = prepared.data, prepared.partition.client.copy()
@@ -78,20 +82,40 @@ def held_out_accuracies(data_dir: Path, train: str, method: str) -> dict[float, 
         "test/images": data["train/images"][rows], "test/labels": data["train/labels"][rows],
         "population/order": torch.tensor(population.order), "population/offsets": torch.tensor(population.offsets),
     }  # fmt: skip
-    found = {}
-    for rate in RATES:
+
+    def tried(rate: float) -> float:
         local = replace(prepared.blueprint.local, lr=rate)
         values = replace(prepared.blueprint.values, algorithm=parse_method(method, local))
         side = build(replace(prepared.blueprint, local=local, values=values), data)
         prepared.initialise(side.network)
         engine = Loop(side)
         state = driver.start(side.algorithm, side.weights, side.classifier)
-        for after, _ in driver.run(
-            side.algorithm, engine, state, Key(0), rounds=SEARCH_ROUNDS[train], per_round=OPTIONS["per_round"]
-        ):
-            state = after
-        found[rate] = evaluate(engine, state.tensors, len(rows), Key(0)).accuracy
-    return found
+        rounds, judged, accuracies = SEARCH_ROUNDS[train], JUDGED[train], list[float]()
+        try:
+            for after, _ in driver.run(
+                side.algorithm, engine, state, Key(0), rounds=rounds, per_round=OPTIONS["per_round"]
+            ):
+                if after.round > rounds - judged:
+                    accuracies.append(evaluate(engine, after.tensors, len(rows), Key(0)).accuracy)
+        except ClientFailure:  # NaN: too large
+            return 0.0
+        return statistics.mean(accuracies)
+
+    return searched(tried)
+
+
+def searched(tried: Callable[[float], float]) -> dict[float, float]:
+    """What the rates come to that were tried: those in the middle, then on while the best is at the edge of them."""
+    found = {rate: tried(rate) for rate in RATES[FIRST[0] : FIRST[1]]}
+    while True:
+        low, high = RATES.index(min(found)), RATES.index(max(found))
+        top = RATES.index(max(sorted(found), key=lambda rate: found[rate]))
+        if top == low > 0:
+            found[RATES[low - 1]] = tried(RATES[low - 1])
+        elif top == high < len(RATES) - 1:
+            found[RATES[high + 1]] = tried(RATES[high + 1])
+        else:
+            return found
 
 
 def chosen_rates(work: Path, data_dir: Path, modes: list[str]) -> dict[str, dict[str, dict[str, float]]]:

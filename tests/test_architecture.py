@@ -1,6 +1,7 @@
 """Imports go one way and never in a circle, modules stay small, docs/architecture.md lists every one of them."""
 
 import ast
+import importlib.util
 import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -157,3 +158,16 @@ def test_only_runs_and_fetch_write_files():
         "data/download.py",
         "data/archives.py",
     }
+
+
+PROJECT = PAGE.parent.parent
+SCRIPTS = [path for folder in ("benchmarks", "docs", "recipes") for path in sorted((PROJECT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_what_scripts_outside_the_package_import_from_it_is_there(path):
+    """The tests do not run benchmarks and the scripts of docs: a renamed module would break them unseen."""
+    for base, name in imported_names(ast.parse(path.read_text())):
+        module = ".".join(("unskew", *base))
+        found = importlib.import_module(module)
+        assert not name or hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}"), f"{module}.{name}"

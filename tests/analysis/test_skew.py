@@ -115,10 +115,11 @@ def test_a_hundred_thousand_clients_are_shown_by_some_evenly_by_size():
     client = np.repeat(np.arange(clients), sizes)
     labels = np.arange(len(client)) % 7
     found = measured(client, labels, clients, 7)
-    assert len(found.sizes) == clients
+    assert found.clients == clients
+    assert (len(found.sizes), found.sizes[0], found.sizes[-1]) == (1001, 1, 5)  # quantiles of that many
     assert len(found.shown) == 60
     assert found.shown == sorted(found.shown)
-    shown = [found.sizes[k] for k in found.shown]
+    shown = [sizes[k] for k in found.shown]
     assert (min(shown), max(shown)) == (1, 5)
     assert all(10 <= shown.count(size) <= 14 for size in range(1, 6))
     for k, row in zip(found.shown, found.counts, strict=True):

@@ -12,6 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import landmarks, sources
 from unskew.data.builders import build_rows, reading_knobs
+from unskew.data.check import check
 from unskew.data.landmarks import core
 from unskew.data.partition import partition
 
@@ -86,7 +87,7 @@ def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
 
 
 def test_without_a_knob_classes_need_100_examples_as_in_the_paper(inat):
-    with pytest.raises(UserError, match=r"balance=100: 0 classs? of 4 .* the largest has 7; give a smaller balance"):
+    with pytest.raises(UserError, match=r"balance=100: 0 of 4 classes .* the largest has 7; give a smaller balance"):
         build_rows("inaturalist", inat())
 
     def enough(files):
@@ -402,8 +403,9 @@ def test_data_list_and_check_know_them(inat, capsys):
     listing = {row.name: row for row in sources.survey(folder)}
     assert listing["inaturalist"].place == str(folder / "inaturalist")
     assert listing["landmarks"].place is None
-    (finding,) = sources.check("inaturalist?balance=4", folder)
+    (finding,) = check("inaturalist?balance=4", folder)
     assert finding.whole
-    assert "12 training and 6 test images of 3 classes; of 1 pictures looked for, 0 are there" in finding.detail
+    assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 are there" in finding.detail
     (folder / "inaturalist" / "val2017.json").write_text("{")
-    assert not sources.check("inaturalist", folder)[0].whole
+    with pytest.raises(UserError, match=r"val2017.json is damaged, or not JSON"):
+        check("inaturalist?balance=4", folder)

@@ -60,13 +60,23 @@ def test_of_a_moving_picture_the_first_frame_is_taken(colours):
     assert decode(moving, None)[:, 0, 0].tolist() == [255, 0, 0]
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF", "JPEG", "WEBP"])
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_a_picture_is_turned_as_the_camera_was_held(colours, turn):
+def test_a_picture_is_turned_as_the_camera_was_held(colours, turn, form):
     exif = Image.Exif()
     exif[decoding.ORIENTATION] = turn
-    content = saved(colours, exif=exif)
+    content = saved(colours, form, exif=exif)
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     assert np.array_equal(decode(content, None), np.asarray(upright).transpose(2, 0, 1))
+
+
+def test_odd_exif_data_do_not_make_a_picture_broken(colours):
+    exif = Image.Exif()
+    exif[decoding.ORIENTATION] = 6
+    upright = decode(saved(colours, "JPEG", exif=exif), None)
+    exif[0x0128] = 2  # the unit of the resolution, a whole number; some cameras write it as a text
+    odd = exif.tobytes().replace(b"\x01\x28\x00\x03", b"\x01\x28\x00\x02")
+    assert np.array_equal(decode(saved(colours, "JPEG", exif=odd), None), upright)
 
 
 def test_a_size_scales_the_shorter_side_and_crops_the_centre():
@@ -101,6 +111,7 @@ def bomb(width, height):
 
 EVIL = {
     "is not a picture": lambda: b"just words",
+    "is in the format HEIC, which is not read; convert it to JPEG": lambda: b"\0\0\0\x24ftypheic" + bytes(40),
     "is empty": lambda: b"",
     "has no bytes": lambda: None,
     "claims more than": lambda: bomb(60_000, 60_000),

@@ -1,3 +1,5 @@
+import contextlib
+import gzip
 import hashlib
 import io
 import shutil
@@ -13,6 +15,7 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.data import archives, sources
 from unskew.data import download as module
+from unskew.data import fetch as fetching
 from unskew.data.archives import unpack_tree
 from unskew.data.builders import BUILDERS, build_rows
 from unskew.data.fetch import DOWNLOADS, Download, fetch
@@ -440,11 +443,81 @@ def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, serve
     assert {str(p.relative_to(tmp_path / "omniglot")) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)
 
 
-def test_a_folder_that_is_there_but_not_whole_is_left_alone(tmp_path, server, monkeypatch):
+@pytest.mark.parametrize("there", ["omniglot", "omniglot/images_background/Greek", "omniglot-py/images_evaluation"])
+def test_a_folder_that_is_there_but_not_whole_is_left_alone(tmp_path, server, monkeypatch, there):
     publish_omniglot(monkeypatch, server)
-    (tmp_path / "omniglot").mkdir()
-    with pytest.raises(UserError, match="omniglot is there and is not the whole set; move it away"):
+    (tmp_path / there).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"omniglot(-py)? is there and is not the whole set \(.*\); move it away"):
         fetch("omniglot", tmp_path, mirror=None, report=silent)
+    assert (server.asked, [p.name for p in tmp_path.iterdir()]) == ([], [there.partition("/")[0]])
+
+
+def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, monkeypatch):
+    publish_omniglot(monkeypatch, server)
+    raw, said = server.files["/images_background.zip"], []
+
+    def meanwhile(handler):
+        with pytest.raises(UserError) as caught:
+            fetch("omniglot", tmp_path, mirror=None, report=silent)
+        said.append(str(caught.value))
+        handler.give(raw)
+
+    server.files["/images_background.zip"] = meanwhile
+    fetch("omniglot", tmp_path, mirror=None, report=silent)
+    assert said == [f"another process is fetching omniglot into {tmp_path}; wait for its end"]
+    assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
+
+
+def test_how_far_unpacking_is_is_said(tmp_path, server, monkeypatch):
+    publish_omniglot(monkeypatch, server)
+    monkeypatch.setattr(fetching, "EVERY", 2)
+    said = []
+    fetch("omniglot", tmp_path, mirror=None, report=silent, say=said.append)
+    assert said[:3] == [f"unpacking images_background.zip{files}" for files in ("", ": 2 files", ": 4 files")]
+
+
+def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, server, monkeypatch, write_idx):
+    monkeypatch.setattr(module, "MAX_BYTES", 10**6)
+    files = {"a.idx.gz": md5(b"right")}
+    monkeypatch.setitem(
+        DOWNLOADS, "mnist", Download(f"{server.address}/one", "mnist", files, mirrors=(server.address,))
+    )
+
+    def endless(handler):
+        handler.send_response(200)
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            while True:
+                handler.wfile.write(bytes(100_000))
+
+    server.files |= {"/one/a.idx.gz": endless, "/a.idx.gz": b"right"}
+    said = []
+    fetch("mnist", tmp_path, mirror=None, report=silent, say=said.append)
+    assert "goes on after 1.0 MB: it is not the published file; trying" in said[0]
+    assert [p.name for p in (tmp_path / "mnist").iterdir()] == ["a.idx.gz"]
+
+
+def test_a_redirection_is_followed_and_continued(tmp_path, server, monkeypatch):
+    files = {"a.idx.gz": md5(b"0123456789")}
+    monkeypatch.setitem(DOWNLOADS, "mnist", Download(server.address, "mnist", files))
+
+    def elsewhere(handler):
+        handler.send_response(302)
+        handler.send_header("Location", "/there")
+        handler.end_headers()
+
+    def evil(handler):
+        handler.send_response(302)
+        handler.send_header("Location", "file:///etc/passwd")
+        handler.end_headers()
+
+    server.files |= {"/a.idx.gz": evil}
+    assert "the server answered 302" in refused("mnist", tmp_path, None)
+    cut = [4, None]
+    server.files |= {"/a.idx.gz": elsewhere, "/there": lambda handler: handler.give(b"0123456789", cut=cut.pop(0))}
+    fetch("mnist", tmp_path, mirror=None, report=silent)
+    assert (tmp_path / "mnist" / "a.idx.gz").read_bytes() == b"0123456789"
+    assert [asked[1] for asked in server.asked if asked[0] == "/there"] == [None, "bytes=4-"]
 
 
 def tarred(*entries):
@@ -471,6 +544,13 @@ def encrypted_zip():
     return bytes(raw)
 
 
+def tar_with_a_long_header(kind):
+    """A header of names that claims 20 MB, of which there are as many zeros."""
+    info, size = tarfile.TarInfo("x"), 20 * 10**6
+    info.type, info.size = kind, size
+    return gzip.compress(info.tobuf(tarfile.USTAR_FORMAT) + bytes(size + 1024), compresslevel=1)
+
+
 FILE = tarfile.REGTYPE
 EVIL = {
     "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "leads out of its folder"),
@@ -488,6 +568,8 @@ EVIL = {
     "tar: file and folder": (tarred(("set/a", FILE, b"1"), ("set/a/b", FILE, b"2")), "both as a file and as a folder"),
     "tar: folder and file": (tarred(("set/a/b", FILE, b"1"), ("set/a", FILE, b"2")), "both as a file and as a folder"),
     "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has a name that is too long"),
+    "tar: a header of gigabytes": (tar_with_a_long_header(tarfile.XHDTYPE), "a header of 20,000,256 bytes"),
+    "tar: a name of gigabytes": (tar_with_a_long_header(tarfile.GNUTYPE_LONGNAME), "a header of 20,000,256 bytes"),
     "tar: nothing": (tarred(), "has no files below it"),
     "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged inside"),
     "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "leads out of its folder"),

@@ -8,6 +8,8 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.data import catalogue, folders, published, sources
 from unskew.data.builders import BUILDERS
+from unskew.data.check import check
+from unskew.data.published import AS_PUBLISHED, DAMAGED, OTHER
 
 NAMES = [
     "digits", "cifar10", "cifar100", "mnist", "fashion-mnist",
@@ -159,7 +161,7 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
     labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\1\2")
     assert "t10k-images-idx3-ubyte holds 3 images" in refused("mnist", tmp_path)
-    assert [f.status for f in sources.check("mnist", tmp_path)][-1] == sources.DAMAGED
+    assert [f.status for f in check("mnist", tmp_path)][-1] == DAMAGED
 
 
 def test_images_of_another_size_are_refused(tmp_path, write_idx):
@@ -180,7 +182,7 @@ def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
     known = catalogue.Source(**(vars(sources.SOURCES["mnist"]) | {"md5": md5, "sizes": (7, 3)}))
     monkeypatch.setitem(sources.SOURCES, "mnist", known)
     assert sources.load("mnist", tmp_path).notes == ()
-    assert {f.status for f in sources.check("mnist", tmp_path)} == {sources.AS_PUBLISHED}
+    assert {f.status for f in check("mnist", tmp_path)} == {AS_PUBLISHED}
 
 
 def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
@@ -229,9 +231,9 @@ def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
 
 def test_checking_tells_whole_files_from_damaged_ones(tmp_path, write_cifar10):
     write_cifar10(tmp_path)
-    assert {f.status for f in sources.check("cifar10", tmp_path)} == {sources.OTHER}
+    assert {f.status for f in check("cifar10", tmp_path)} == {OTHER}
     (tmp_path / "data_batch_3.bin").write_bytes(b"")
-    findings = sources.check("cifar10", tmp_path)
+    findings = check("cifar10", tmp_path)
     assert [f.whole for f in findings] == [True, True, False, True, True, True]
     assert "is empty" in findings[2].detail
     assert findings[0].size == 3 * 3073
@@ -242,19 +244,19 @@ def test_checking_a_damaged_gzip_file_names_it(tmp_path, write_idx):
     write_idx(tmp_path / "mnist")
     path = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x07" + bytes(7))[:-3])
-    (bad,) = [f for f in sources.check("mnist", tmp_path) if not f.whole]
+    (bad,) = [f for f in check("mnist", tmp_path) if not f.whole]
     assert bad.path == str(path)
     assert "gzip" in bad.detail
 
 
 def test_checking_digits_and_own_files_reads_them(tmp_path):
-    assert sources.check("digits", None)[0].detail == "1,438 training and 359 test images"
+    assert check("digits", None)[0].detail == "1,438 training and 359 test images"
     np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
-    (finding,) = sources.check(f"arrays:{tmp_path / 'a.npz'}", None)
+    (finding,) = check(f"arrays:{tmp_path / 'a.npz'}", None)
     assert finding.whole
     assert finding.size == (tmp_path / "a.npz").stat().st_size
-    (finding,) = sources.check(f"folder:{tmp_path}", None)
-    assert not finding.whole
+    with pytest.raises(UserError, match="folder"):
+        check(f"folder:{tmp_path}", None)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])

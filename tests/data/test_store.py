@@ -13,6 +13,7 @@ from photo_tables import write_table
 from unskew.core.errors import StorageFailure, UserError
 from unskew.data import photographs, scan, store
 from unskew.data.photographs import open_photographs, with_memory
+from unskew.data.pictures import Files
 from unskew.data.store import ENTRY, HEADER, Cache
 from unskew.data.tables import load_table
 
@@ -259,3 +260,71 @@ def test_no_descriptor_is_left_open(table, cache):
         images.train.images.take(np.array([0]))
         del images
     assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize(("query", "most"), [("", 6), ("?size=20", 6), ("?size=30", 4)])
+def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypatch, query, most):
+    path = write_table(tmp_path, 30, low=20, high=21)
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 6 * 3 * 20**2)
+    asked, contents_of = [], Files.contents
+    monkeypatch.setattr(Files, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
+    load_table(f"{path}{query}", cache)
+    assert (max(asked), sum(asked)) == (most, 30)
+    asked.clear()
+    monkeypatch.setattr(scan, "_read_counts", lambda *_: None)
+    took, take = [], photographs.Photographs.take
+    monkeypatch.setattr(photographs.Photographs, "take", lambda self, rows: took.append(len(rows)) or take(self, rows))
+    load_table(f"{path}{query}", cache)
+    assert (asked, max(took), sum(took)) == ([], most, 24)
+
+
+def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, decoded):
+    path = write_table(tmp_path, 30)
+    with pytest.raises(UserError, match="photographs must have one size"):
+        load_table(str(path), cache)
+    assert len(decoded) == scan.FEW
+
+
+def test_photographs_that_were_changed_do_not_fill_the_cache_for_ever(tmp_path, table, cache, decoded):
+    room = 3 * 20 * 3 * 16**2  # three times the table, and the index
+    small = replace(cache, disk=room)
+    for turn in range(8):
+        for number in range(20):
+            os.utime(tmp_path / "pictures" / f"{number}.png", (turn, turn))
+        images = load_table(table, small)
+        assert not any("beyond" in note for note in images.notes)
+        assert sum(file.stat().st_size for file in files(cache)) <= room
+    assert len(decoded) == 8 * 20
+    load_table(table, small)
+    assert len(decoded) == 8 * 20
+
+
+def test_who_reads_a_store_that_is_begun_again_keeps_its_images(tmp_path, table, cache, decoded):
+    small = replace(cache, disk=20 * 3 * 16**2 + 5000)
+    first = load_table(table, small)
+    before = pixels(first)
+    words, arrays = first.train.images.described()
+    for number in range(20):
+        os.utime(tmp_path / "pictures" / f"{number}.png", (1, 1))
+    load_table(table, small)
+    counted = len(decoded)
+    assert np.array_equal(pixels(first), before)
+    assert len(decoded) == counted
+    assert np.array_equal(open_photographs(words, arrays)[:], before[: len(first.train)])  # decoded again
+
+
+def test_an_index_that_the_disk_had_no_room_for_goes_on_at_an_entry(table, cache, decoded, monkeypatch):
+    real, short = os.pwrite, [True]
+
+    def write(file, content, place):
+        if len(content) % ENTRY.itemsize == 0 and len(content) >= ENTRY.itemsize and short:
+            short.clear()
+            return real(file, content[:100], place)
+        return real(file, content, place)
+
+    monkeypatch.setattr(scan, "CHUNK_BYTES", 1)  # four at a time
+    monkeypatch.setattr(store.os, "pwrite", write)
+    load_table(table, cache)
+    assert not short
+    load_table(table, cache)
+    assert len(decoded) == 20 + 4

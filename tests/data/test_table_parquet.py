@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from photo_tables import write_table
+from unskew.core import limits
 from unskew.core.errors import UserError
+from unskew.data import pictures
 from unskew.data.pictures import Parquet
 from unskew.data.store import Cache
 from unskew.data.table_columns import read_csv
@@ -101,7 +103,10 @@ def test_a_photograph_without_bytes_is_broken(tmp_path, cache, table):
     [
         ({"image": [b"x"], "name": ["a"]}, "has no column label"),
         ({"image": [1], "label": [1]}, "give the bytes of image files"),
-        ({"path": ["x"], "label": [1.5]}, "is of type double; give string"),
+        ({"path": ["x"], "label": [1.5]}, "label is 1.5 in row 0; give texts or whole numbers"),
+        ({"path": ["x"], "label": [True]}, "is of type bool; give texts or whole numbers"),
+        ({"path": [1], "label": ["a"]}, "is of type int64; give texts"),
+        ({"img": [b"x"], "label": ["a"]}, "rename img to path if it has the files' names, or to image if"),
         ({"path": ["x"], "label": [[1]]}, "is of type list"),
         ({"path": ["x"], "label": [None]}, "is of type null"),
         ({"path": [], "label": []}, "is of type null"),
@@ -111,6 +116,65 @@ def test_columns_of_other_types_are_refused(tmp_path, cache, columns, message):
     with pytest.raises(UserError) as caught:
         load_table(str(write(tmp_path / "t.parquet", columns)), cache)
     assert message in str(caught.value)
+
+
+def test_whole_numbers_among_which_some_are_missing_are_read(tmp_path, cache, table):
+    _, columns, contents = table
+    users = [None if row == 3 else float("nan") if row == 4 else float(row % 7) for row in range(30)]
+    made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label, "user": users})
+    images = load_table(f"{made}?size=16", cache)
+    assert images.users.tolist() == ["" if r == 3 else str(r % 7) for r in range(30) if r % 5 != 4]
+
+
+def test_views_of_texts_and_bytes_are_read(tmp_path, cache, table):
+    path, columns, contents = table
+    views = {
+        "image": arrow.array(contents, arrow.binary_view()),
+        "label": arrow.array(columns.label, arrow.string_view()),
+        "split": columns.split,
+    }
+    made = write(tmp_path / "t.parquet", views)
+    assert same(load_table(f"{made}?size=16", cache), load_table(f"{path}?size=16", cache))
+
+
+def test_a_path_in_the_place_of_bytes_is_said(tmp_path, cache, table):
+    _, columns, contents = table
+    rows = [{"bytes": None, "path": "a.jpg"}, *({"bytes": each, "path": None} for each in contents[1:])]
+    made = write(tmp_path / "t.parquet", {"image": rows, "label": columns.label})
+    with pytest.raises(UserError, match=r"row 0 has no bytes, only the path 'a.jpg'; put paths into a column path"):
+        load_table(f"{made}?size=16", cache)
+
+
+def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monkeypatch):
+    path, columns, contents = table
+    made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label, "split": columns.split}, 100)
+    average = sum(map(len, contents)) / 30
+    monkeypatch.setattr(pictures, "BATCH_BYTES", int(3.5 * average))
+    asked, contents_of = [], Parquet.contents
+    monkeypatch.setattr(Parquet, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
+    images = load_table(f"{made}?size=16", Cache(cache.folder, 0, 0)).train.images
+    assert np.array_equal(images[:], load_table(f"{path}?size=16", cache).train.images[:])
+    assert max(asked) == 3
+
+
+def test_pieces_that_do_not_fit_into_memory_are_refused(tmp_path, cache, table, monkeypatch):
+    _, columns, contents = table
+    made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label}, 100)
+    monkeypatch.setattr(limits, "physical_memory", lambda: 2 * sum(map(len, contents)))
+    with pytest.raises(UserError, match=r"read 30 rows at a time, takes .* write it again with row groups of 100 rows"):
+        load_table(f"{made}?size=16", cache)
+
+
+def test_a_column_of_images_that_is_damaged_inside_is_refused(tmp_path, cache, table):
+    _, columns, contents = table
+    path = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label})
+    raw = bytearray(path.read_bytes())
+    start = parquet.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    raw[start : start + 12] = b"\xff" * 12
+    path.write_bytes(raw)
+    with pytest.raises(UserError, match=r"t\.parquet is damaged inside \(.*\); write it again") as caught:
+        load_table(f"{path}?size=16", cache)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_is_refused(tmp_path, cache, table):

@@ -8,8 +8,11 @@ from PIL import Image
 
 import unskew
 from photo_tables import HEADER, as_arrays, write_rows, write_table
+from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.data import sources
+from unskew.data.check import check
+from unskew.data.published import BROKEN, DAMAGED
 from unskew.data.rows import Rows
 from unskew.data.store import Cache
 from unskew.data.table_columns import facts, read_csv
@@ -19,6 +22,14 @@ from unskew.data.tables import cache_of, from_rows, load_table
 @pytest.fixture
 def cache(tmp_path):
     return Cache(tmp_path / "cache", 10**9, 10**8)
+
+
+def command(capsys, *words):
+    """A command in this process: exit code, standard output, standard error."""
+    with pytest.raises(SystemExit) as ended:
+        main(list(words))
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
 
 
 def refused(text, cache):
@@ -157,6 +168,8 @@ HEADERS = {
     "path,label,latitude": "has a column latitude but no longitude",
     "path,label,label": "the column label is there twice",
     "image,label": "has no column path",
+    "img,label": "has no column path; rename img to path if it has the files' names",
+    "\n\npath,lable": "has no column label; rename lable to label",
 }
 
 
@@ -173,8 +186,10 @@ LINES = {
     "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
     "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
     "x.png,ant,u,1,181,train": "line 3: longitude is '181'",
+    "x.png,ant,u,1,,train": "line 3 has a latitude and no longitude; give both, or leave both empty",
+    "x.png,ant,u,nan,2,train": "line 3 has a longitude and no latitude",
     "x.png,ant": "line 3: 2 values under 6 columns",
-    'x.png,"ant': "is not a CSV",
+    'x.png,"ant': "is not a CSV: a quotation mark is not closed before the file ends",
 }
 
 
@@ -182,6 +197,16 @@ LINES = {
 def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
     (tmp_path / "t.csv").write_text(f"{','.join(HEADER)}\na.png,bee,u,,,test\n{line}\n")
     assert LINES[line] in refused(tmp_path / "t.csv", cache)
+
+
+def test_rows_that_repeat_a_photograph_are_noted(tmp_path):
+    lines = ["a.png,x,train", "b.png,y,train", "a.png,x,train", "a.png,x,test", "c.png,y,test", "b.png,y,validation"]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
+    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == (
+        "2 rows repeat a photograph of another row, 1 of them in train and in test"
+    )
+    (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n // 2}.png,x\n" for n in (0, 1, 2, 4, 6, 8)))
+    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == "1 row repeats a photograph of another row"
 
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
@@ -272,16 +297,54 @@ def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
 
 def test_the_check_of_a_table_counts_its_photographs(tmp_path, cache):
     path = write_table(tmp_path, 10)
-    (found,) = sources.check(f"table:{path}?size=8", None, cache)
+    (found,) = check(f"table:{path}?size=8", None, cache)
     assert found.whole
     assert "8 training and 2 test images" in found.detail
     for number in range(7):
         (tmp_path / "pictures" / f"{number}.png").write_text("no")
-    found = sources.check(f"table:{path}?size=8", None, cache)
-    assert [each.path for each in found] == [str(tmp_path / "pictures" / f"{number}.png") for number in range(7)]
-    assert {(each.whole, each.detail) for each in found} == {(False, "is not a picture")}
-    (found,) = sources.check(f"table:{tmp_path / 'no.csv'}", None, cache)
-    assert "is not there" in found.detail
+    *broken, whole = check(f"table:{path}?size=8", None, cache)
+    assert [each.path for each in broken] == [str(tmp_path / "pictures" / f"{number}.png") for number in range(7)]
+    assert {(each.status, each.detail) for each in broken} == {(BROKEN, "is not a picture")}
+    assert whole.status == DAMAGED
+    assert whole.detail.startswith("7 of 10 photographs cannot be read; replace them, or leave them out: table:")
+    with pytest.raises(UserError, match=r"no.csv is not there; give the path of a table"):
+        check(f"table:{tmp_path / 'no.csv'}", None, cache)
+
+
+def test_the_command_check_names_what_is_broken_and_what_to_do(tmp_path, capsys):
+    path = write_table(tmp_path, 15)
+    (tmp_path / "pictures" / "3.png").write_text("no")
+    where = ["--cache-dir", str(tmp_path / "cache")]
+    code, said, wrong = command(capsys, "data", "check", f"table:{path}?size=8", *where)
+    assert code == 2
+    assert f"{tmp_path / 'pictures' / '3.png'} is not a picture\n" in said
+    assert wrong.endswith(
+        f"1 of 15 photographs cannot be read; replace them, or leave them out: table:{path}?size=8&broken=skip\n"
+    )
+    code, said, _ = command(capsys, "data", "check", f"table:{path}?size=8&broken=skip", *where)
+    assert code == 0
+    assert "3.png is not a picture\n" in said
+    assert "11 training and 3 test images" in said
+    assert "note: 1 of 15 photographs cannot be read and are left out" in said
+    code, _, wrong = command(capsys, "data", "check", f"table:{path}", *where)
+    assert (code, "photographs must have one size" in wrong, "broken=skip" in wrong) == (2, True, False)
+
+
+def test_a_partition_is_made_without_reading_the_photographs(tmp_path, capsys):
+    path = write_table(tmp_path, 30)
+    named, whole = str(tmp_path / "a.npz"), str(tmp_path / "b.npz")
+    for picture in (tmp_path / "pictures").iterdir():
+        if picture.stem == "3":
+            picture.write_text("no")
+    for name, said in ((f"table:{path}", "24 examples"), (f"table:{path}?size=8&broken=skip", "23 examples")):
+        where = ["--cache-dir", str(tmp_path / "cache"), "--partition", "iid", "--clients", "1"]
+        code, words, _ = command(capsys, "partition", "--data", name, *where, "--out", named)
+        assert (code, said in words) == (0, True)
+    for picture in (tmp_path / "pictures").iterdir():
+        picture.unlink()
+    assert command(capsys, "partition", "--data", f"table:{path}", "--partition", "users", "--out", whole)[0] == 0
+    found = np.load(whole)
+    assert len(found["client"]) == 24
 
 
 def test_the_budgets_are_read_and_checked(monkeypatch, tmp_path):

@@ -62,7 +62,8 @@ def test_training_and_evaluation_share_no_example():
     whole = sources.load("digits", None)
     trained = set(prepared.population.order.tolist())
     rows = sorted(set(range(len(whole.train))) - trained)
-    assert (prepared.images.test.images == whole.train.images[rows]).all()
+    assert prepared.images.test.rows.tolist() == rows
+    assert (prepared.images.test.images == whole.train.images).all()
     assert (prepared.images.test.labels == whole.train.labels[rows]).all()
     assert abs(len(rows) - 0.15 * len(whole.train)) <= 1
     assert prepared.partition.hash == prepare(Config()).partition.hash

@@ -14,8 +14,8 @@ from unskew.core.types import Failure, ServerState, TestPart, Visit
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
+from unskew.models.conv_pool import ConvPool
 from unskew.models.cut import cut
-from unskew.models.layers import ConvPool
 from unskew.round import driver, statistics
 from unskew.round.client import survey
 from unskew.round.evaluation import evaluate

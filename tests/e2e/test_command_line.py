@@ -32,7 +32,7 @@ WRONG = {
     "an unknown command": (["rum"], "run"),
     "an unknown option": (["run", "--roundz", "3"], "--rounds"),
     "a word for a number": (["run", "--rounds", "many"], "--rounds"),
-    "no rounds": (["run", "--rounds", "0"], "--rounds 0: give 1 or more"),
+    "negative rounds": (["run", "--rounds", "-1"], "--rounds -1: give 0 or more"),
     "negative epochs": (["run", "--epochs", "-1"], "--epochs -1: give 1 or more"),
     "an empty batch": (["run", "--batch", "0"], "--batch 0: give 1 or more"),
     "a rate of zero": (["run", "--lr", "0"], "--lr 0.0: give a number above 0"),
@@ -44,7 +44,7 @@ WRONG = {
     "more clients than examples": (["run", "--clients", "100000", "--partition", "iid"], "1438"),
     "a negative seed": (["run", "--seed", "-1"], "--seed -1: give 0 or more"),
     "an unknown data set": (["run", "--data", "digit"], "digits"),
-    "a data set of a later version": (["run", "--data", "landmarks"], "landmarks"),
+    "a built data set that is not there": (["run", "--data", "landmarks", "--data-dir", "nowhere"], "nowhere"),
     "a data set that is not there": (["run", "--data", "cifar10"], "--data-dir"),
     "a data folder that is not there": (["run", "--data", "cifar10", "--data-dir", "nowhere"], "nowhere"),
     "a folder without pictures": (["run", "--data", "folder:."], "folder"),
@@ -55,7 +55,7 @@ WRONG = {
     "an engine of a later version": (["run", "--engine", "flower"], "later version"),
     "no workers": (["run", "--engine", "pool", "--workers", "0"], "--workers 0: give 1 or more"),
     "an unknown method": (["run", "--method", "fedprx"], "did you mean 'fedprox'?"),
-    "an unknown knob": (["run", "--method", "fedprox(nu=1)"], "did you mean 'mu'?"),
+    "an unknown knob": (["run", "--method", "fedprox(muu=1)"], "did you mean 'mu'?"),
     "an impossible knob": (["run", "--method", "fedavgm(1.5)"], "fedavgm(beta=1.5): beta is a momentum"),
     "an open bracket": (["run", "--method", "fedprox(0.1"], "^"),
     "two servers": (["run", "--method", "fedavgm + fedadam"], "fedavgm and fedadam both claim the server slot"),
@@ -182,9 +182,11 @@ def test_comparison_in_every_format(capsys):
         assert unskew(capsys, "run", *FAST, "--seed", seed, "--out", f"s{seed}")[0] == 0
     code, table, _ = unskew(capsys, "compare", "s0", "s1")
     assert code == 0
-    assert "s0" in table
+    assert "s0 +1" in table
+    assert "±" in table
+    _, table, _ = unskew(capsys, "compare", "s0", "s1", "--each")
     assert "s1" in table
-    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "csv")
+    _, text, _ = unskew(capsys, "compare", "s0", "s1", "--each", "--format", "csv")
     rows = list(csv.DictReader(io.StringIO(text)))
     _, text, _ = unskew(capsys, "compare", "s0", "s1", "--format", "json")
     whole = json.loads(text)
@@ -307,7 +309,7 @@ def test_one_method_is_shown_whole(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, said, _ = unskew(capsys, "methods", "fedprox")
     for part in (
-        "fedprox(mu=0.01)",
+        "fedprox(mu=0.01, on=all)",
         "Adds a proximal term",
         "‖w − w_global‖²",
         "mu: float = 0.01",

@@ -194,8 +194,8 @@ def test_to_a_worker_process_go_numbers_texts_and_places_of_tensors(monkeypatch)
     told = [json.loads(line) for line in lines]
     kinds = [set(message) for message in told]
     assert all(kind in ({"blueprint", "data", "path", "secret"}, {"begin", "weights", "seed", "key"},
-                        {"place", "slot", "visit"}) or "device" in kind for kind in kinds)  # fmt: skip
-    visits = [message["visit"] for message in told if "visit" in message]
+                        {"slot", "visits"}) or "device" in kind for kind in kinds)  # fmt: skip
+    visits = [visit for message in told for _, visit in message.get("visits", ())]
     assert visits
     assert all(set(visit) == {"client", "weight", "take", "repeat", "ticket", "keep", "slot"} for visit in visits)
 

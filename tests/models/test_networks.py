@@ -12,7 +12,7 @@ from torch import nn
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise, suited
-from unskew.models.layers import ConvPool
+from unskew.models.conv_pool import ConvPool
 
 
 def layer(inside, outside, kernel=5, dtype=torch.float32, whole=False):
@@ -317,3 +317,11 @@ def test_norms_begin_with_ones_and_zeros(name):
 def test_a_constant_of_a_network_is_kept():
     """Only weights are drawn: what a constructor wrote into a buffer stays."""
     assert drawn("outside_models:constant", Key(0)).encoder[0].shift.item() == 3.0
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_images_whose_layers_do_not_fit_into_memory_are_refused(name, monkeypatch):
+    monkeypatch.setattr("unskew.models.networks.physical_memory", lambda: 1e6)
+    build(name, (1, 16, 16), 10) if name != "lenet-64" else build(name, (1, 4, 4), 10)
+    with pytest.raises(UserError, match=f"{name} for images of 4096x4096 pixels has a layer of .* GB, too large"):
+        build(name, (1, 4096, 4096), 10)

@@ -32,8 +32,9 @@ def fitted(network, path, model="outside_models:resnet"):
         lambda s: {f"module.model.{n}": v for n, v in s.items()},
         lambda s: {n: v.double() for n, v in s.items()},
         lambda s: {n: v for n, v in s.items() if not n.endswith("num_batches_tracked")},
+        lambda s: {f"backbone.{n}": v for n, v in s.items()},
     ],
-    ids=["plain", "state_dict", "model and module.", "two prefixes", "float64", "no counters"],
+    ids=["plain", "state_dict", "model and module.", "two prefixes", "float64", "no counters", "any prefix"],
 )
 def test_the_weights_are_found_whatever_is_around_them(wrap, tmp_path):
     source, target = resnet_like(), resnet_like()
@@ -96,6 +97,31 @@ def test_any_other_difference_is_refused_by_name(what, words, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_short_floating_point_numbers_are_taken_as_they_are(kind, tmp_path):
+    state = {n: v.to(kind) if v.is_floating_point() else v for n, v in resnet_like().state_dict().items()}
+    torch.save(state, tmp_path / "w.pth")
+    found = fitted(resnet_like(), tmp_path / "w.pth").values
+    assert len(sha256(read_weights(tmp_path / "w.pth"))) == 16
+    assert all(torch.equal(found[f"params/{n}"], v.float()) for n, v in state.items() if f"params/{n}" in found)
+
+
+def test_whole_numbers_are_no_weights(tmp_path):
+    state = resnet_like().state_dict()
+    name = next(n for n, v in state.items() if v.dim() == 4)
+    torch.save({**state, name: torch.zeros_like(state[name], dtype=torch.int8)}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=f"{name} has whole numbers .int8."):
+        fitted(resnet_like(), tmp_path / "w.pth")
+
+
+def test_what_is_too_large_for_float32_is_refused(tmp_path):
+    state = {n: v.double() if v.is_floating_point() else v for n, v in resnet_like().state_dict().items()}
+    name = next(iter(state))
+    torch.save({**state, name: torch.full_like(state[name], 1e300)}, tmp_path / "w.pth")
+    with pytest.raises(UserError, match=f"{name} has NaN or infinity in float32"):
+        read_weights(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_weights_that_are_no_numbers_are_refused(value, tmp_path):
     state = resnet_like().state_dict()
@@ -130,11 +156,12 @@ def test_what_is_no_weights_is_one_sentence(content, suffix, tmp_path):
         read_weights(path)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+    assert ": ;" not in str(error.value)
 
 
 def test_a_whole_module_is_refused(tmp_path):
     torch.save(nn.Linear(2, 2), tmp_path / "w.pth")
-    with pytest.raises(UserError, match="state_dict"):
+    with pytest.raises(UserError, match=r"objects that are not tensors, and their code is not run; .*state_dict"):
         read_weights(tmp_path / "w.pth")
 
 
@@ -144,7 +171,7 @@ def test_a_missing_file_a_folder_and_a_number_are_named(tmp_path):
     with pytest.raises(UserError, match="a folder"):
         read_weights(tmp_path)
     torch.save({"weight": 3}, tmp_path / "w.pth")
-    with pytest.raises(UserError, match="'weight' is not a tensor"):
+    with pytest.raises(UserError, match="'weight' is not the name of a tensor"):
         read_weights(tmp_path / "w.pth")
 
 

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import unskew
+from unskew import models
 from unskew.checks.small import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
 from unskew.runs import features, first_model
+from unskew.runs.config import Config
 from unskew.runs.finish import Stage
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}
@@ -198,6 +200,16 @@ def test_what_was_pretrained_is_in_the_result_and_in_the_configuration(source, t
     assert any("650 of 13,706 parameters are trained and sent" in note for note in notes)
 
 
+def test_a_classifier_that_is_not_taken_is_said_with_the_reason(source, tuned, tmp_path):
+    five = image_set(60)
+    result, _ = tuned(data=five, train="classifier")
+    assert any("classifier (10 classes in the file, 4 here) starts as drawn" in note for note in result.notes)
+    headless = {name: value for name, value in weights(result).items() if "classifier" not in name}
+    torch.save(headless, tmp_path / "headless.pth")
+    result, _ = tuned("headless", pretrained=tmp_path / "headless.pth")
+    assert any("classifier (not in the file) starts as drawn from the seed" in note for note in result.notes)
+
+
 def source_hash(source):
     return json.loads((source / "result.json").read_text())["weights_sha256"][:16]
 
@@ -212,6 +224,16 @@ def test_grey_images_become_colour_for_a_network_that_takes_it(tmp_path):
     assert any("repeated as three channels" in note for note in result.notes)
     assert weights(result)["encoder.conv1.weight"].shape[1] == 3
     unskew.calibrate_run(result.path, "lda", data=grey)
+
+
+def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
+    grey, shape = image_set(20), (3, 8, 8)
+    network = models.build("resnet-18(norm=group)", shape, 4)
+    torch.save(dict(reversed(network.state_dict().items())), tmp_path / "backwards.pth")  # conv1 comes after layer1's
+    start = first_model.first_model(
+        Config(model="resnet-18(norm=group)", pretrained=str(tmp_path / "backwards.pth")), grey, None, None
+    )
+    assert start.shape == shape
 
 
 @pytest.mark.parametrize(
@@ -240,8 +262,16 @@ def test_a_disk_without_room_is_said(tuned, monkeypatch, tmp_path):
     monkeypatch.setenv("UNSKEW_CACHE", str(tmp_path / "small"))
     usage = features.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(features.shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(UserError, match="set UNSKEW_CACHE to a folder on another disk"):
+    with pytest.raises(UserError, match="give --cache-dir or UNSKEW_CACHE a folder on another disk"):
         tuned()
+
+
+def test_features_are_kept_where_the_cache_is_said_to_be(tuned, tmp_path):
+    _, stages = tuned(cache_dir=tmp_path / "mine", rounds=0)
+    assert str(tmp_path / "mine" / "features-") in stages[0].words
+    assert list((tmp_path / "mine").glob("features-*/train-*.safetensors"))
+    _, again = tuned("again", cache_dir=tmp_path / "mine", rounds=0)
+    assert not again
 
 
 def test_a_run_may_train_everything_from_a_file(source, tuned):

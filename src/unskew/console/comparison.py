@@ -93,7 +93,7 @@ def run_sheet(compared: Sequence[Compared], never: str = "-") -> Sheet:
 def arranged(places: Sequence[str], settings: Sequence[Mapping[str, str]], outcomes: Sequence[dict[str, str]]) -> Sheet:
     """The rows of a table: its place, the settings in which the rows differ, what came out, what they share."""
     keys = list(dict.fromkeys(key for each in settings for key in each))
-    settings = [{key: each.get(key, _usual(key)) for key in keys} for each in settings]
+    settings = [{key: each.get(key, _usual(key, each)) for key in keys} for each in settings]
     same = [key for key in keys if len(settings) > 1 and len({each[key] for each in settings}) == 1]
     made = [
         {"run": place}
@@ -105,9 +105,11 @@ def arranged(places: Sequence[str], settings: Sequence[Mapping[str, str]], outco
     return Sheet(made, same)
 
 
-def _usual(key: str) -> str:
-    """What a run that does not have the setting had: its default, empty where the data decided."""
-    return OPTIONS[key].default_text if key in OPTIONS and OPTIONS[key].default is not None else ""
+def _usual(key: str, settings: Mapping[str, str]) -> str:
+    """What a run that does not have the setting had: its default; empty where the data decided, or where the run wrote
+    down no settings at all and may have had any."""
+    recorded = any(each in OPTIONS and each not in (*_PLAIN, "model") for each in settings)
+    return OPTIONS[key].default_text if recorded and key in OPTIONS and OPTIONS[key].default is not None else ""
 
 
 def settings_shown(result: Result) -> dict[str, str]:

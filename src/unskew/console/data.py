@@ -1,6 +1,7 @@
 """``unskew data``: list the data sets, fetch one, check one, write one as a table."""
 
 import os
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -17,9 +18,13 @@ from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
 from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.check import check
+from unskew.data.published import BROKEN, DAMAGED, Finding
 from unskew.data.synthetic import Shape
 from unskew.data.synthetic_files import write_population
 from unskew.data.table_csv import table_csv
+from unskew.data.tables import cache_of
+from unskew.runs.options import OPTIONS
 
 data_app = typer.Typer(
     help="List, fetch and check data sets, and write tables.", no_args_is_help=True, rich_markup_mode=None
@@ -66,17 +71,20 @@ def data_fetch(
 
 
 @data_app.command("check")
-def data_check(name: str, data_dir: DataDir = None) -> None:
+def data_check(
+    name: str,
+    data_dir: DataDir = None,
+    cache_dir: Annotated[str | None, typer.Option(metavar="DIR", help=OPTIONS["cache_dir"].help)] = None,
+) -> None:
     """Read a whole data set and compare its files with the published ones."""
     with StageProgress(out) as say:
-        findings = sources.check(name, _folder(data_dir), say=say)
-    for finding in findings:
-        size = f"{format_bytes(finding.size)}, " if finding.size else ""
-        out.print(f"{finding.path}: {size}{finding.status}; {finding.detail}", soft_wrap=True, markup=False)
-    damaged = [finding.path for finding in findings if not finding.whole]
-    if damaged and name.startswith("table:"):
-        instead = "replace them, or leave them out with broken=skip behind the table's name"
-        raise UserError(f"{name}: {len(damaged):,} cannot be read; {instead}")
+        findings = check(name, _folder(data_dir), cache_of(cache_dir), say)
+    damaged = [finding for finding in findings if finding.status == DAMAGED]
+    table = name.startswith("table:")
+    _print_lines(_words(finding) for finding in findings if not (table and finding in damaged))
+    _print_lines(f"note: {note}" for finding in findings for note in finding.notes)
+    if damaged and table:
+        raise UserError(f"{name}: {damaged[0].detail}")
     if damaged:
         raise UserError(f"{name}: {len(damaged)} of {len(findings)} files are damaged; fetch them again")
 
@@ -130,6 +138,18 @@ def data_generate(
     for note in rows.notes:
         out.print(f"note: {note}")
     out.print(f"written to {file}; use it as --data table:{file}")
+
+
+def _words(finding: Finding) -> str:
+    if finding.status == BROKEN:
+        return f"{finding.path} {finding.detail}"
+    size = f"{format_bytes(finding.size)}, " if finding.size else ""
+    return f"{finding.path}: {size}{finding.status}; {finding.detail}"
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        out.print(line, soft_wrap=True, markup=False)
 
 
 def _folder(given: str | None) -> Path | None:

@@ -39,7 +39,7 @@ from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.metrics import read_metrics
 from unskew.runs.options import OPTIONS
-from unskew.runs.prepare import read_data, split
+from unskew.runs.prepare import read_examples, split
 from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -183,9 +183,9 @@ def partition(
         raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
     config = configs.checked(configs.with_values(Config(), options, "partition"))
     with StageProgress(out) as say:
-        images = read_data(config, say)
-    drawn = split(config, images)
-    labels, classes = images.train.labels, len(images.classes)
+        examples = read_examples(config, say)
+    drawn = split(config, examples)
+    labels, classes = examples.labels, len(examples.classes)
     if file.suffix == ".npz":
         write_arrays(file, partition_files.to_arrays(drawn, labels, classes))
     else:
@@ -205,8 +205,8 @@ def partition(
         from unskew.charts.files import sheet_bytes
         from unskew.charts.paper import missing_letters
 
-        charts = partition_charts(drawn, labels, images.classes)
-        if plot.suffix != ".svg" and missing_letters([*images.classes, *(drawn.names or ())]):
+        charts = partition_charts(drawn, labels, examples.classes)
+        if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):
             out.print("note: the font lacks some characters of the names; they are drawn as boxes")
         write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
         out.print(f"drawn to {plot}")

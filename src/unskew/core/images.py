@@ -62,6 +62,16 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """The training examples without their images: all that a partition is made from."""
+
+    labels: npt.NDArray[np.int64]  # [N]
+    classes: tuple[str, ...]
+    users: npt.NDArray[np.str_] | None = None  # [N]
+    places: npt.NDArray[np.float64] | None = None  # [N, 2]
+
+
+@dataclass(frozen=True)
 class ImageSet:
     """A data set: what is train, what is test, how its pixels are normalised.
 
@@ -87,3 +97,8 @@ class ImageSet:
         """[ch, H, W] of one image."""
         channels, height, width = self.train.images.shape[1:]
         return channels, height, width
+
+    @property
+    def examples(self) -> Examples:
+        """The training examples without their images."""
+        return Examples(self.train.labels, self.classes, self.users, self.places)

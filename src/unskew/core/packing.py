@@ -1,16 +1,20 @@
-"""A network's tensors side by side in one vector, so that what is done to all of them is one call.
+"""Tensors side by side in one vector, so that what is done to all of them is one call: a network's, and sums.
 
-Each tensor begins at a cache line, as it does where PyTorch allocates it: some kernels add in another order elsewhere.
+Each of a network's tensors begins at a cache line, as it does where PyTorch allocates it: some kernels add in another
+order elsewhere.
 """
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from unskew.core.tensors import ALIGN
-from unskew.core.types import Tensors
+from unskew.core.tensors import ALIGN, Layout, plan_layout
+from unskew.core.types import Sums, Tensors
+
+DOUBLE = 8  # bytes of a number in a sum
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,31 @@ def pack(module: nn.Module) -> Packed:
         view.copy_(own[name].detach())
         own[name].data = view
     return packed
+
+
+@dataclass(frozen=True)
+class PackedSums:
+    """Sums side by side in one vector; the layout says where each one is."""
+
+    layout: Layout
+    vector: Tensor  # float64, on the CPU
+
+    @staticmethod
+    def of(sums: Sums) -> "PackedSums":
+        """The values of these sums in a new vector, with zeros between them."""
+        layout, end = plan_layout(sums)
+        packed = PackedSums(layout, torch.zeros(end // DOUBLE, dtype=torch.float64))
+        for name, view in packed.by_name().items():
+            view.copy_(sums[name])
+        return packed
+
+    def by_name(self) -> Sums:
+        """The sums by name: views of the vector."""
+        return {
+            name: self.vector[offset // DOUBLE : offset // DOUBLE + torch.Size(shape).numel()].view(shape)
+            for name, _, shape, offset in self.layout
+        }
+
+    def finite(self) -> bool:
+        """Whether no entry holds NaN or infinity: their sum is either if one is, and only then each is looked at."""
+        return math.isfinite(self.vector.sum().item()) or bool(self.vector.isfinite().all())

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from unskew.core.images import Examples as Examples
 from unskew.core.images import ImageSet as ImageSet
 from unskew.core.images import Split as Split
 

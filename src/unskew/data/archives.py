@@ -4,6 +4,7 @@ Refused with the member's name: paths that lead elsewhere, links and devices, a 
 capitals alone), a file where a folder must be, encrypted members, and more than an archive of its size may unpack to.
 """
 
+import gzip
 import tarfile
 import unicodedata
 import zipfile
@@ -12,18 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_unpacked, size_on_disk
 from unskew.data.download import check_space, on_disk
 
 MAX_MEMBERS = 2_000_000
+MAX_READ = 1 << 24  # bytes of a tar archive that are read at once: far more than the header of a name has
 MAX_PART = 255  # bytes of a part of a path, as file systems have it
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
 _BLOCK = 1 << 20
 
-Report = Callable[[int, int | None], None]
+Report = Callable[[int], None]  # files so far
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,9 @@ def unpack_members(archive: Path, name: str, wanted: tuple[str, ...], folder: Pa
         raise UserError(f"{name} lacks {', '.join(sorted(missing)[:3])}; it is not the published archive")
 
 
-def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", report: Report = lambda *_: None) -> int:
+def unpack_tree(
+    archive: Path, name: str, folder: Path, *, inside: str = "", report: Report = lambda count: None
+) -> int:
     """Copy all files below ``inside`` into ``folder``, and give their number; each is checked before it is written."""
     folders, files = set[str](), set[str]()
     count = 0
@@ -71,7 +75,7 @@ def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", rep
                 (folder / below).parent.mkdir(parents=True, exist_ok=True)
             _copy(member, folder / below, name)
             count += 1
-            report(count, None)
+            report(count)
     if not count:
         raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
     return count
@@ -113,15 +117,43 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
     if name.endswith(".zip"):
         yield from _zip_members(archive, name)
         return
-    with tarfile.open(archive, "r:gz") as tar:
-        unpacked = 0
+    with gzip.open(archive) as stream, _tar(_Limited(stream, size_on_disk([archive]), name)) as tar:
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
-            unpacked += entry.size
-            check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
+            check_unpacked(stream.tell() + entry.size, size_on_disk([archive]), name, at_once=False)
             check_space(archive.parent, entry.size, f"unpacking {name}")
             kind = "a link" if entry.islnk() or entry.issym() else "file" if entry.isreg() else "a device or a pipe"
             yield Member(entry.name, entry.size, entry.isdir(), kind, _tar_opener(tar, entry))
+
+
+class _Limited:
+    """An archive's stream as tarfile may read it: a header can claim gigabytes, which it would read at once."""
+
+    def __init__(self, stream: gzip.GzipFile, on_disk: int, name: str) -> None:
+        self._stream, self._on_disk, self._name = stream, on_disk, name
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        if not 0 <= size <= MAX_READ:
+            raise ValueError(f"a header of {size:,} bytes")
+        self._check(self.tell() + size)
+        return self._stream.read(size)
+
+    def seek(self, place: int) -> int:
+        """Go to that byte."""
+        self._check(place)
+        return self._stream.seek(place)
+
+    def tell(self) -> int:
+        """The number of the next byte."""
+        return self._stream.tell()
+
+    def _check(self, end: int) -> None:
+        check_unpacked(end, self._on_disk, self._name, at_once=False)
+
+
+def _tar(stream: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=stream, mode="r:")
 
 
 def _zip_members(archive: Path, name: str) -> Iterator[Member]:

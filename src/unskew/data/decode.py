@@ -8,13 +8,14 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 from unskew.data.arrays import DAMAGE
 
@@ -22,12 +23,26 @@ UNREADABLE = (*DAMAGE, MemoryError, KeyError, AttributeError, ZeroDivisionError,
 GREY = {"1", "L", "LA", "La"}
 DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "MPO", "JPEG2000", "PPM", "AVIF")  # none that runs a program
+HEIC = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")  # how such files begin
 ORIENTATION = 0x0112  # EXIF: how the camera was held
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}  # fmt: skip
 DECODER = 1  # changes when the same file would give other pixels
 SPARE = 2  # a JPEG is read at half, a quarter or an eighth of its size, if that is this many times what is wanted
 LONGEST = 4  # sides: what is longer than that beside the shorter one is cut off before scaling
 
-Picture = Path | bytes  # where it is, or its file's content
+
+@dataclass(frozen=True)
+class NoBytes:
+    """In a column of images, one of which only the path was written."""
+
+    path: str
+
+
+Picture = Path | bytes | NoBytes  # where it is, or its file's content
 Pixels = npt.NDArray[np.uint8]
 
 
@@ -49,14 +64,16 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
             check_unpacked(picture.size[0] * picture.size[1] * len(picture.getbands()), taken, "the picture")
             if size is not None:
                 picture.draft(None, (SPARE * size, SPARE * size))
-            upright = picture if _turned(picture) == 1 else ImageOps.exif_transpose(picture)
+            picture.load()  # turns a TIFF by itself
+            turn = TURNS.get(_orientation(picture))
+            upright = picture if turn is None else picture.transpose(turn)
             plain = flat(upright, "L" if upright.mode in GREY else "RGB")
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
     except Image.DecompressionBombError as error:
         raise Broken(f"claims more than {2 * (Image.MAX_IMAGE_PIXELS or 0):,} pixels; scale it down") from error
     except UnidentifiedImageError as error:
-        raise Broken("is not a picture") from error
+        raise Broken(_unknown(where)) from error
     except UNREADABLE as error:
         raise Broken(f"is damaged ({str(error)[:100] or type(error).__name__})") from error
     pixels = np.asarray(plain if size is None else square(_shortened(plain), size))
@@ -86,8 +103,8 @@ def _shortened(picture: Image.Image) -> Image.Image:
     return picture if (width, height) == picture.size else picture.crop((left, top, left + width, top + height))
 
 
-def _turned(picture: Image.Image) -> int:
-    """The EXIF orientation; 1, upright, where that part cannot be read."""
+def _orientation(picture: Image.Image) -> int:
+    """What EXIF says of how the camera was held; 1, upright, where that part cannot be read."""
     try:
         return int(picture.getexif().get(ORIENTATION, 1))
     except UNREADABLE:
@@ -98,6 +115,8 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
     """What Pillow may open: not a folder, a pipe or an empty file."""
     if given is None:
         raise Broken("has no bytes")
+    if isinstance(given, NoBytes):
+        raise Broken(f"has no bytes, only the path {brief(given.path)}; put paths into a column path")
     if isinstance(given, bytes):
         if not given:
             raise Broken("is empty")
@@ -113,6 +132,22 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
     except OSError as error:
         raise Broken(f"cannot be read: {error.strerror or error}") from error
     return given
+
+
+def _unknown(where: Path | io.BytesIO) -> str:
+    """Why it is not read: telephones write HEIC, which few programs read."""
+    try:
+        start = where.getvalue()[:12] if isinstance(where, io.BytesIO) else _first_bytes(where, 12)
+    except OSError:
+        start = b""
+    if start[4:8] == b"ftyp" and start[8:12] in HEIC:
+        return "is in the format HEIC, which is not read; convert it to JPEG"
+    return "is not a picture"
+
+
+def _first_bytes(path: Path, count: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(count)
 
 
 def _formats() -> tuple[str, ...]:

@@ -145,7 +145,8 @@ def _append(
             done += len(block)
             report(done, total)
             if done > MAX_BYTES:
-                raise UserError(f"{url} goes on after {MAX_BYTES / 1e9:.0f} GB: it is not the published file")
+                _forget(part)
+                raise _Refused(f"{url} goes on after {format_bytes(MAX_BYTES)}: it is not the published file")
     if total is not None and done < total:
         raise _BrokeOff(f"{url} broke off after {done:,} of {total:,} bytes")
 

@@ -1,15 +1,24 @@
 """Fetches a published image set into the data folder: what is downloaded from where, and what is kept of it."""
 
+import fcntl
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.data import sources
 from unskew.data.archives import unpack_members, unpack_tree
-from unskew.data.builders import BUILDERS, is_built
+from unskew.data.builders import BUILDERS, build_rows, is_built
 from unskew.data.builders import locate as locate_rows
+from unskew.data.check import check
 from unskew.data.download import DiskError, Report, Say, download, on_disk
+
+EVERY = 25_000  # files between two lines on how far unpacking is
+WHOLE = {"cinic10": "?valid=train", "omniglot": "?part=all"}  # where the set by itself has only a part of its pictures
 
 
 @dataclass(frozen=True)
@@ -108,11 +117,14 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
         sources.find(name)
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
-    if (there := _there(name, data_dir)) is not None:
-        return there
     wanted = DOWNLOADS[name]
-    if wanted.tree is not None and (data_dir / wanted.folder).exists():
-        raise UserError(f"{data_dir / wanted.folder} is there and is not the whole set; move it away and fetch again")
+    with _alone(data_dir, wanted.folder):
+        there = _there(name, data_dir)
+        return _fetched(wanted, data_dir, mirror, report, say) if there is None else there
+
+
+def _fetched(wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say) -> Path:
+    """The folder with what was downloaded."""
     bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
     folder = data_dir / wanted.folder
     place = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")
@@ -137,7 +149,7 @@ def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -
             unpack_members(archive, file, wanted.members, place)
         else:
             say(f"unpacking {file}")
-            unpack_tree(archive, file, place, inside=wanted.tree)
+            unpack_tree(archive, file, place, inside=wanted.tree, report=partial(_unpacked, file, say))
     except DiskError:
         raise
     except UserError:
@@ -148,12 +160,52 @@ def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -
     archive.unlink(missing_ok=True)
 
 
-def _there(name: str, data_dir: Path) -> Path | None:
-    """Where the set already is, if all of it reads whole."""
+def _unpacked(file: str, say: Say, count: int) -> None:
+    if count % EVERY == 0:
+        say(f"unpacking {file}: {count:,} files")
+
+
+@contextmanager
+def _alone(data_dir: Path, folder: str) -> Iterator[None]:
+    """One process at a time fetches into a folder: two would write to the same files."""
+    lock = data_dir / f".{folder}.lock"
+    with on_disk(lock):
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        if is_built(name):
-            return locate_rows(name, data_dir)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another process is fetching {folder} into {data_dir}; wait for its end") from error
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _there(name: str, data_dir: Path) -> Path | None:
+    """Where the set already is, if all of it reads whole; a folder of pictures that is not whole is left alone."""
+    if is_built(name):
+        return _pictures_there(name, data_dir)
+    try:
         files = sources.locate(sources.find(name), data_dir)
     except UserError:
         return None
-    return files.folder if all(f.whole for f in sources.check(name, data_dir)) else None
+    return files.folder if all(f.whole for f in check(name, data_dir)) else None
+
+
+def _pictures_there(name: str, data_dir: Path) -> Path | None:
+    folder = data_dir / DOWNLOADS[name].folder
+    with suppress(UserError):
+        folder = locate_rows(name, data_dir)
+    if not folder.exists():
+        return None
+    try:
+        build_rows(f"{name}{WHOLE.get(name, '')}", data_dir)
+    except UserError as error:
+        raise UserError(
+            f"{folder} is there and is not the whole set ({error}); move it away and fetch again"
+        ) from error
+    return folder

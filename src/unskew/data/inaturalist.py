@@ -16,7 +16,6 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
-from unskew.core.units import counted
 from unskew.data.json_records import read_records
 from unskew.data.published_split import read_split
 from unskew.data.rows import Rows
@@ -92,8 +91,8 @@ def _balanced(
     held = frequency >= max(balance, 1)
     if held.sum() < 2:
         raise UserError(
-            f"inaturalist?balance={balance}: {counted(int(held.sum()), 'class')} of {len(ids)} have that many training "
-            f"examples, the largest has {int(frequency.max())}; give a smaller balance"
+            f"inaturalist?balance={balance}: {int(held.sum())} of {len(ids):,} classes have that many training "
+            f"examples, the largest has {int(frequency.max()):,}; give a smaller balance"
         )
     mixed = Key(seed).fold("inaturalist").numpy().permutation(len(train))
     order = mixed[np.argsort(number[mixed], kind="stable")]  # by class, in a drawn order inside each

@@ -132,12 +132,14 @@ class Photographs:
         """Decode these from their files, in threads; what the store has lost is written there again."""
         if not rows:
             return {}
-        contents = self._source.contents(rows)
+        step, records = self._source.together(), list[Pixels]()
         with quiet(), ThreadPoolExecutor(min(len(rows), cores())) as pool:
-            try:
-                records = list(pool.map(decode, contents, [self._size] * len(rows)))
-            except Broken as error:
-                raise StorageFailure(self._changed(rows, contents, str(error))) from error
+            for part in (rows[start : start + step] for start in range(0, len(rows), step)):
+                contents = self._source.contents(part)
+                try:
+                    records += pool.map(decode, contents, [self._size] * len(part))
+                except Broken as error:
+                    raise StorageFailure(self._changed(part, contents, str(error))) from error
         for row, record in zip(rows, records, strict=True):
             if zlib.crc32(record.data) != self._crc[row]:
                 raise StorageFailure(f"{self._source.name(row)} has changed since the table was read; start again")

@@ -15,10 +15,13 @@ import numpy.typing as npt
 
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.images import Arrays
+from unskew.core.limits import check_memory
 from unskew.core.plugins import require_extra
-from unskew.data.decode import Picture
+from unskew.data.decode import NoBytes, Picture
 
-BATCH = 64  # photographs of a parquet file that are read at a time
+BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
+PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its usual writers put on a page
+BUFFER = 1 << 20
 
 Numbers = npt.NDArray[np.int64]
 
@@ -36,6 +39,9 @@ class Pictures(Protocol):
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
         """These photographs as ``decode`` takes them."""
+
+    def together(self) -> int:
+        """How many ``contents`` may give at once: what it gives is in memory."""
 
     def part(self, rows: Numbers) -> "Pictures":
         """These rows alone."""
@@ -89,6 +95,10 @@ class Files:
         """Paths."""
         return [self.path(row) for row in rows]
 
+    def together(self) -> int:
+        """All: a path takes next to nothing."""
+        return max(1, len(self))
+
     def part(self, rows: Numbers) -> "Files":
         """These rows alone."""
         starts = np.concatenate([[0], self.ends[:-1]])[rows]
@@ -126,12 +136,16 @@ class Parquet:
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
         """Bytes, read from front to back."""
         wanted = self.rows[np.asarray(rows, np.int64)]
-        found = dict[int, bytes | None]()
+        found = dict[int, Picture | None]()
         for row in np.unique(wanted).tolist():
             if not self._reader or not self._reader[0].reaches(row):
                 self._reader[:] = [_Reader(self.file, self.column, row)]
             found[row] = self._reader[0].take(row)
         return [found[row] for row in wanted.tolist()]
+
+    def together(self) -> int:
+        """As many as have a few megabytes."""
+        return at_once(open_parquet(self.file), self.column)
 
     def part(self, rows: Numbers) -> "Parquet":
         """These rows alone."""
@@ -153,7 +167,7 @@ class _Reader:
     """One pass through a parquet file from the row group of a row on: rows are taken in ascending order."""
 
     def __init__(self, file: Path, column: str, row: int) -> None:
-        parquet = open_parquet(file)
+        self._file, parquet = file, open_parquet(file)
         sizes = [parquet.metadata.row_group(place).num_rows for place in range(parquet.num_row_groups)]
         ends = np.cumsum(sizes)
         group = int(np.searchsorted(ends, row, side="right"))
@@ -162,28 +176,70 @@ class _Reader:
         self._end = int(ends[group])  # of the first group: a later row is better begun at its own group
         self._next = self._end - sizes[group]
         groups = list(range(group, len(sizes)))
-        self._batches: Iterator[Any] = parquet.iter_batches(batch_size=BATCH, row_groups=groups, columns=[column])
+        self._batches: Iterator[Any] = parquet.iter_batches(
+            batch_size=at_once(parquet, column), row_groups=groups, columns=[column], use_threads=False
+        )
         self._batch: list[Any] = []
 
     def reaches(self, row: int) -> bool:
         """Whether a row comes soon: later in this pass, and not far."""
         return bool(self._next - len(self._batch) <= row < max(self._end, self._next + 4 * BATCH))
 
-    def take(self, row: int) -> bytes | None:
+    def take(self, row: int) -> bytes | NoBytes | None:
         """The bytes of that row."""
         while row >= self._next:
-            self._batch = next(self._batches).column(0).to_pylist()
+            self._batch = self._following()
             self._next += len(self._batch)
         value = self._batch[row - self._next]  # counted from the batch's end
-        return value.get("bytes") if isinstance(value, dict) else value
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, bytes):
+            return content
+        return NoBytes(str(path)) if path else None
+
+    def _following(self) -> list[Any]:
+        """The next batch."""
+        arrow = require_extra("pyarrow", "tables")
+        try:
+            rows: list[Any] = next(self._batches).column(0).to_pylist()
+        except (arrow.ArrowException, OSError, StopIteration) as error:
+            raise StorageFailure(f"{self._file} is damaged inside ({reason(error)}); write it again") from error
+        return rows
+
+
+def at_once(parquet: Any, column: str) -> int:
+    """How many photographs of a column are read together: a few megabytes of them, by the file's own words."""
+    return max(1, min(BATCH, BATCH_BYTES // max(1, _average(parquet, column))))
+
+
+def check_pages(parquet: Any, column: str, file: Path) -> None:
+    """Refuse a file that was written in pieces which do not fit into memory."""
+    most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
+    needed = 2 * _average(parquet, column) * min(PAGE, most)
+    check_memory(
+        needed, f"{file}, read {min(PAGE, most):,} rows at a time,", "write it again with row groups of 100 rows"
+    )
+
+
+def _average(parquet: Any, column: str) -> int:
+    """Bytes of a photograph."""
+    about, total = parquet.metadata, 0
+    for group in range(about.num_row_groups):
+        chunks = (about.row_group(group).column(place) for place in range(about.num_columns))
+        total += sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] == column)
+    return int(total // max(1, about.num_rows))
+
+
+def reason(error: BaseException) -> str:
+    """An error of Arrow in one line."""
+    return " ".join(str(error).split())[:100] or type(error).__name__
 
 
 def open_parquet(file: Path) -> Any:
-    """The parquet file, by its header."""
+    """The parquet file, by its header; what is read of it is read piece by piece."""
     arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
     try:
-        return parquet.ParquetFile(file)
+        return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
     except FileNotFoundError as error:
         raise UserError(f"{file} is not there; give the path of a table") from error
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{file} is not a parquet file ({str(error)[:100]}); write it again") from error
+        raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error

@@ -21,6 +21,7 @@ AS_PUBLISHED = "as published"
 OTHER = "reads whole, but is not the published file"
 NO_CHECKSUM = "no published checksum"
 DAMAGED = "does not read whole"
+BROKEN = "is a broken photograph"
 _OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
 
 
@@ -30,13 +31,14 @@ class Finding:
 
     path: str
     size: int  # bytes
-    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED
+    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED | BROKEN
     detail: str
+    notes: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
         """Whether it reads from its beginning to its end."""
-        return self.status != DAMAGED
+        return self.status not in (DAMAGED, BROKEN)
 
 
 def read_part(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:

@@ -26,7 +26,7 @@ from unskew.data.photographs import Photographs
 from unskew.data.pictures import Pictures
 from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, make_room, open_store
 
-CHUNK = 256  # photographs at a time, fewer where they are large
+CHUNK, FEW = 256, 4  # photographs at a time: as many as have this many bytes, but at least a few
 CHUNK_BYTES = 64 * 10**6
 READING = "reading the photographs"
 
@@ -58,7 +58,11 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
     with open_store(cache, _key(name, size), waiting) as store:
         seen = _Pass(source.stamps(), train)
         seen.recall(store.entries())
-        room = make_room(cache, store, seen.bytes_to_store(size))
+        room = make_room(cache, store, needed := seen.bytes_to_store(size))
+        if room < needed and store.taken > 2 * seen.stored_bytes():  # most of it is of photographs that were changed
+            store.begin_again()
+            seen = _Pass(seen.stamps, train)
+            room = make_room(cache, store, seen.bytes_to_store(size))
         todo = seen.todo(room)
         done = len(source) - len(todo)
         for rows, found in _decoded(source, todo, size):
@@ -73,9 +77,8 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
         grey = bool((entries["channels"][good] == 1).all())
         photographs = _opener(source, entries, size, store, cache, 1 if grey else 3)
         counts = _all_counts(store, seen, photographs, say)
-    stored = good & (entries["offset"] != NOT_STORED)
-    on_disk = int(_bytes(entries)[stored].sum())
-    return Scanned(good, seen.broken, photographs, counts, grey, on_disk, int((good & ~stored).sum()))
+    beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
+    return Scanned(good, seen.broken, photographs, counts, grey, seen.stored_bytes(), beyond)
 
 
 class _Pass:
@@ -99,6 +102,10 @@ class _Pass:
         """What the photographs that are not in the store will take there, as far as that is known."""
         each = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
         return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * each
+
+    def stored_bytes(self) -> int:
+        """What the photographs of this table take in the store."""
+        return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
 
     def todo(self, room: int) -> Rows:
         """The photographs to decode: those that are not known, and known ones for which there is room now."""
@@ -131,12 +138,23 @@ class _Decoded:
 
 
 def _decoded(source: Pictures, todo: Rows, size: int | None) -> Iterator[tuple[Rows, list[_Decoded | str]]]:
-    """Chunk after chunk, decoded in threads; a text says why one could not be."""
-    step = CHUNK if size is None else max(4, min(CHUNK, CHUNK_BYTES // (3 * size**2)))
+    """Chunk after chunk, decoded in threads; a text says why one could not be.
+
+    Where no size is given, how large photographs are is known from those before.
+    """
+    most, largest, start = source.together() if len(todo) else 1, 3 * (size or 0) ** 2, 0
     with quiet(), ThreadPoolExecutor(cores()) as pool:
-        for start in range(0, len(todo), step):
-            rows = todo[start : start + step]
-            yield rows, list(pool.map(_examined, source.contents(rows.tolist()), [size] * len(rows)))
+        while start < len(todo):
+            rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
+            found = list(pool.map(_examined, source.contents(rows.tolist()), [size] * len(rows)))
+            largest = max([largest, *(each.pixels.nbytes for each in found if isinstance(each, _Decoded))])
+            start += len(rows)
+            yield rows, found
+
+
+def _together(size: int) -> int:
+    """How many photographs of that many bytes are in memory at once."""
+    return max(FEW, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
 
 def _examined(content: Picture | None, size: int | None) -> _Decoded | str:
@@ -187,11 +205,12 @@ def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Rows], Photogr
     known = _read_counts(path, seen.entries[train])
     if known is not None or not train.any():
         return counts if known is None else known
-    for start in range(0, len(rest), CHUNK):
-        part = photographs(rest[start : start + CHUNK])[:]
+    step = _together(int(_bytes(seen.entries[rest]).max(initial=0)))
+    for start in range(0, len(rest), step):
+        part = photographs(rest[start : start + step])[:]
         for channel in range(3):
             counts[channel] += np.bincount(part[:, min(channel, part.shape[1] - 1)].ravel(), minlength=256)
-        say("measuring the photographs", min(start + CHUNK, len(rest)), len(rest))
+        say("measuring the photographs", min(start + step, len(rest)), len(rest))
     with suppress(UserError):  # the disk is full: they are counted again another time
         write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
     return counts

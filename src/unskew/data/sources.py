@@ -3,25 +3,23 @@
 A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
 """
 
-import re
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from unskew.core.errors import UserError, brief, nearest
+from unskew.core.images import Examples
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
 from unskew.data import arrays, folders, tables
-from unskew.data.builders import BUILDERS, build_rows, is_built
+from unskew.data.builders import BUILDERS, build_rows, is_built, reading_knobs
 from unskew.data.builders import locate as locate_annotations
 from unskew.data.catalogue import SOURCES as SOURCES
 from unskew.data.catalogue import Layout, Source
 from unskew.data.convert import is_function, load_from_function
-from unskew.data.published import AS_PUBLISHED as AS_PUBLISHED
-from unskew.data.published import DAMAGED, NO_CHECKSUM, Finding, examine, read_part
-from unskew.data.published import OTHER as OTHER
+from unskew.data.published import read_part
+from unskew.data.rows import Rows
 from unskew.data.scan import Say
 from unskew.data.store import Cache
 
@@ -89,16 +87,27 @@ def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say 
     return ImageSet(name, source.classes, train, test, source.mean, source.std, source.augment, notes=tuple(notes))
 
 
+def load_examples(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> Examples:
+    """The training examples of that set without their images: photographs are not read unless that is needed."""
+    if name.startswith("table:"):
+        return tables.table_examples(name.removeprefix("table:"), cache, say)
+    if is_built(name) and reading_knobs(name)[1] == "stop":
+        return tables.row_examples(_rows(name, data_dir, say))
+    return load(name, data_dir, cache, say).examples
+
+
 def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> ImageSet:
     """A set whose rows are made from annotation files or folders: read as a table is."""
-    base, _, query = name.partition("?")
-    knobs = query.split("&") if query else []
-    reading = [knob for knob in knobs if knob.partition("=")[0] in tables.ASKED]
-    size, broken = tables.asked_for(brief(name), "&".join(reading))
-    others = "&".join(knob for knob in knobs if knob not in reading)
-    say(f"reading what {base} consists of", 0, 0)
-    rows = build_rows(f"{base}?{others}" if others else base, data_dir)
-    return tables.from_rows(rows, name=name, size=size or BUILT_SIZE.get(base), broken=broken, cache=cache, say=say)
+    size, broken = reading_knobs(name)
+    rows = _rows(name, data_dir, say)
+    size = size or BUILT_SIZE.get(name.partition("?")[0])
+    return tables.from_rows(rows, name=name, size=size, broken=broken, cache=cache, say=say)
+
+
+def _rows(name: str, data_dir: Path | None, say: Say) -> Rows:
+    base = name.partition("?")[0]
+    say(f"reading the files of {base} in {locate_annotations(base, data_dir)}", 0, 0)
+    return build_rows(name, data_dir)
 
 
 def find(name: str) -> Source:
@@ -128,33 +137,6 @@ def survey(data_dir: Path | None) -> list[Listing]:
         Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
     ]
     return [*rows, *own]
-
-
-def check(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> list[Finding]:
-    """Read every file of a set and compare it with what was published."""
-    if is_built(name):
-        return [_examine_annotations(name, data_dir)]
-    if not name.startswith(tuple(OWN)) and not is_function(name) and (source := find(name)).layouts:
-        files = locate(source, data_dir)
-        findings = [examine(source, files.layout, path) for path in (*files.train, *files.test)]
-        if not all(finding.whole for finding in findings):
-            return findings
-        where = files.folder
-    else:
-        own = name.startswith(tuple(OWN))
-        if name.startswith("table:"):
-            with suppress(UserError):  # the table itself cannot be read: loading it says why
-                broken = tables.broken_photographs(name.removeprefix("table:"), cache, say)
-                if broken:
-                    return [Finding(path, 0, DAMAGED, why) for path, why in broken]
-        findings, where = [], Path(re.sub(r"\?[a-z]+=.*", "", name.partition(":")[2]) if own else name)
-    try:
-        loaded = load(name, data_dir, cache, say)
-    except UserError as error:
-        return [*findings, Finding(str(where), 0, DAMAGED, str(error))]
-    detail = f"{len(loaded.train):,} training and {len(loaded.test):,} test images"
-    size = where.stat().st_size if where.is_file() else loaded.train.images.nbytes + loaded.test.images.nbytes
-    return findings or [Finding(name if name == "digits" else str(where), size, NO_CHECKSUM, detail)]
 
 
 def locate(source: Source, data_dir: Path | None) -> Files:
@@ -225,21 +207,6 @@ def _odd_place(source: Source, files: Files) -> list[str]:
     if not twins or _named(source, files.folder):
         return []
     return [f"{files.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
-
-
-def _examine_annotations(name: str, data_dir: Path | None) -> Finding:
-    """Whether the rows of a set can be made, and how many of its pictures are there: each 50th is looked for."""
-    folder = locate_annotations(name.partition("?")[0], data_dir)
-    try:
-        rows = build_rows(name, data_dir)
-    except UserError as error:
-        return Finding(str(folder), 0, DAMAGED, str(error))
-    train, looked = int(np.count_nonzero(~rows.test)), rows.paths[::50]
-    there = sum((rows.root / str(path)).is_file() for path in looked)
-    numbers = f"{train:,} training and {len(rows) - train:,} test images of {len(rows.classes):,} classes"
-    return Finding(
-        str(folder), 0, NO_CHECKSUM, f"{numbers}; of {len(looked):,} pictures looked for, {there:,} are there"
-    )
 
 
 def _digits(source: Source) -> ImageSet:

@@ -26,6 +26,7 @@ ENTRY = np.dtype([
 ])  # fmt: skip
 CHECKED = ENTRY.itemsize - 4  # the bytes of an entry that its check is over
 NOT_STORED = -1  # instead of an offset: the image is known, but there was no room for it
+FILES = ("pixels", "index")
 MARKS = (b"unskew pixels 1\n", b"unskew index  1\n")
 HEADER = 32  # a mark and a random number
 FREE_SHARE = 2  # at most 1/2 of what is free on the disk is used, whatever the budget
@@ -51,6 +52,22 @@ class Store:
         self._pixels, self._index = pixels, index
         self._end = os.fstat(pixels).st_size
 
+    def close(self) -> None:
+        """Let go of the files."""
+        os.close(self._pixels)
+        os.close(self._index)
+
+    @property
+    def taken(self) -> int:
+        """The bytes of all images in it, also of those that no table has any more."""
+        return self._end - HEADER
+
+    def begin_again(self) -> None:
+        """Forget all images."""
+        self.close()
+        self.number, (self._pixels, self._index) = _begun(self.folder)
+        self._end = HEADER
+
     def entries(self) -> Entries:
         """All entries that are whole and whose record may be there; of two with one stamp the last."""
         size = os.fstat(self._index).st_size - HEADER
@@ -74,8 +91,10 @@ class Store:
             fits = place - start + record.nbytes <= room
             entry["offset"] = place if fits and self._written(record) else NOT_STORED
             entry["check"] = zlib.crc32(entry.tobytes()[:CHECKED])
+        place = os.fstat(self._index).st_size
         with suppress(OSError):  # the disk is full: these are decoded again another time
-            os.pwrite(self._index, entries.tobytes(), os.fstat(self._index).st_size)
+            if os.pwrite(self._index, entries.tobytes(), place) != entries.nbytes:
+                os.ftruncate(self._index, place)  # the next entries begin where an entry may
         return self._end - start
 
     def _written(self, record: npt.NDArray[np.uint8]) -> bool:
@@ -99,23 +118,24 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
             f"--cache-dir {cache.folder} cannot be written: {error.strerror or error}; give another folder, "
             "or set UNSKEW_CACHE"
         ) from error
-    held: list[int] = [lock]
+    store = None
     try:
         os.utime(folder / "lock")
         number, files = _opened(folder)
-        held += files
-        yield Store(folder, number, *files)
+        store = Store(folder, number, *files)
+        yield store
     except OSError as error:
         raise UserError(
             f"the cache {folder} cannot be used: {error.strerror or error}; give another --cache-dir"
         ) from error
     finally:
-        for descriptor in held:
-            os.close(descriptor)
+        if store is not None:
+            store.close()
+        os.close(lock)
 
 
 def make_room(cache: Cache, store: Store, needed: int) -> int:
-    """How many bytes may be added to the store; others that are not in use are removed where that is too few."""
+    """How many bytes may be added to the store; others that no process uses are removed where that is too few."""
     sizes = {each: _size(each) for each in sorted((cache.folder / "images").iterdir(), key=_last_use)}
     total = sum(sizes.values())
     for other, size in sizes.items():
@@ -157,18 +177,23 @@ def repair(folder: Path, number: bytes, offset: int, record: bytes) -> None:
 
 def _opened(folder: Path) -> tuple[bytes, list[int]]:
     """The store's number and its two files; both are begun again where they do not belong together."""
-    paths = [folder / "pixels", folder / "index"]
-    files = [os.open(path, os.O_RDWR | os.O_CREAT, MODE) for path in paths]
+    files = [os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE) for name in FILES]
     heads = [os.pread(file, HEADER, 0) for file in files]
     number = heads[0][len(MARKS[0]) :]
     if heads == [mark + number for mark in MARKS] and len(number) == HEADER - len(MARKS[0]):
         return number, files
-    number = os.urandom(HEADER - len(MARKS[0]))
-    for place, path in enumerate(paths):  # new files: who still reads the old ones keeps them
-        os.close(files[place])
-        path.unlink()
-        files[place] = os.open(path, os.O_RDWR | os.O_CREAT, MODE)
-        os.pwrite(files[place], MARKS[place] + number, 0)
+    for file in files:
+        os.close(file)
+    return _begun(folder)
+
+
+def _begun(folder: Path) -> tuple[bytes, list[int]]:
+    """Two new files and their number: who still reads the old ones keeps them."""
+    number, files = os.urandom(HEADER - len(MARKS[0])), []
+    for name, mark in zip(FILES, MARKS, strict=True):
+        (folder / name).unlink(missing_ok=True)
+        files.append(os.open(folder / name, os.O_RDWR | os.O_CREAT, MODE))
+        os.pwrite(files[-1], mark + number, 0)
     return number, files
 
 

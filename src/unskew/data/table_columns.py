@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import MAX_CLASSES, check_memory, check_plain
+from unskew.core.units import counted
 
 WANTED = ("path", "image", "label")
 OPTIONAL = ("user", "latitude", "longitude", "split")
@@ -25,6 +26,7 @@ SEPARATORS = (",", ";", "\t")
 ROW_BYTES = 20  # in memory for each byte of a CSV, about
 OTHER_NAMES = {
     "label": ("class", "category", "target", "species", "label_id", "class_id", "category_id"),
+    "image": ("img", "picture", "photo", "photograph", "jpg", "png", "bytes"),
     "path": ("file", "filename", "file_name", "image_path", "file_path"),
     "user": ("user_id", "author", "client", "client_id", "owner"),
     "latitude": ("lat",),
@@ -69,11 +71,13 @@ def read_csv(path: Path) -> Columns:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
-            first = file.readline(100_000)
+            first = "\n"
+            while first.isspace():
+                first = file.readline(100_000)
             file.seek(0)
             separator = max(SEPARATORS, key=first.count)
             lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
-            header = [name.strip().lower() for name in next(lines, [])]
+            header = [name.strip().lower() for name in next(filter(None, lines), [])]
             places, notes = chosen(header, str(path), "a row for each photograph", without=("image",))
             columns, numbers = _rows(lines, header, places, path)
     except FileNotFoundError as error:
@@ -83,8 +87,13 @@ def read_csv(path: Path) -> Columns:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
     except csv.Error as error:
-        raise UserError(f"{path} is not a CSV: {error}; write it again") from error
+        raise UserError(f"{path} is not a CSV: {_csv_error(error)}; write it again") from error
     return Columns(str(path), lambda row: f"line {numbers[row]}", notes=notes, **columns)
+
+
+def _csv_error(error: csv.Error) -> str:
+    unclosed = str(error) == "unexpected end of data"
+    return "a quotation mark is not closed before the file ends" if unclosed else str(error)
 
 
 def _rows(lines: Any, header: list[str], places: dict[str, int], path: Path) -> tuple[dict[str, Any], list[int]]:
@@ -126,6 +135,8 @@ def chosen(
 
 def _instead(name: str, header: Sequence[str]) -> str:
     other = next((each for each in header if each in OTHER_NAMES[name]), None)
+    if name == "path" and other is None and (image := next((e for e in header if e in OTHER_NAMES["image"]), None)):
+        return f"rename {image} to path if it has the files' names, or to image if it has their bytes (parquet only)"
     close = other or next(iter(get_close_matches(name, header, n=1, cutoff=0.6)), None)
     shown = ", ".join(brief(each, 40)[1:-1] for each in header[:9])
     return f"rename {close} to {name}" if close else f"its columns are {shown}: add it, or rename the one that is meant"
@@ -147,17 +158,34 @@ def facts(columns: Columns) -> Facts:
     labels, classes = _numbered(columns)
     users = _users(columns)
     places = _places(columns)
+    notes += _repeated(columns, kept, test)
     return Facts(
         kept, labels[kept], classes, test[kept], None if users is None else users[kept],
         None if places is None else places[kept], (*columns.notes, *notes),
     )  # fmt: skip
 
 
+def _repeated(columns: Columns, kept: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> list[str]:
+    """A note on photographs that are listed twice: in train and in test, they make accuracy look better than it is."""
+    if columns.path is None:
+        return []
+    parts = [{columns.path[row] for row in kept[test[kept] == part].tolist()} for part in (False, True)]
+    both = len(parts[0] & parts[1])
+    twice = len(kept) - len(parts[0]) - len(parts[1]) + both
+    if not twice:
+        return []
+    more = f", {both:,} of them in train and in test" if both else ""
+    return [f"{counted(twice, 'row')} {'repeats' if twice == 1 else 'repeat'} a photograph of another row{more}"]
+
+
 def _split(columns: Columns, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], list[str]]:
     if columns.split is None:
         test = np.equal(np.arange(count) % 5, 4)
         if not test.any():
-            raise UserError(f"{columns.where} has neither a column split nor five rows to take a test from; add it")
+            raise UserError(
+                f"{columns.where} has no column split, and too few rows to take every fifth as test; add the column, "
+                "or rows"
+            )
         return test, np.arange(count), ["every fifth row is test: the table has no column split"]
     words = [word.strip().lower() for word in columns.split]
     known = {"train", "test", *LEFT_OUT}
@@ -204,7 +232,13 @@ def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
     if columns.latitude is None or columns.longitude is None:
         return None
     pairs = (("latitude", columns.latitude, 90), ("longitude", columns.longitude, 180))
-    return np.stack([_degrees(columns, name, texts, most) for name, texts, most in pairs], axis=1)
+    places = np.stack([_degrees(columns, name, texts, most) for name, texts, most in pairs], axis=1)
+    known = ~np.isnan(places)
+    if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
+        has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
+        line = columns.line(int(half[0]))
+        raise UserError(f"{columns.where} {line} has a {has} and no {lacks}; give both, or leave both empty")
+    return places
 
 
 def _degrees(columns: Columns, name: str, texts: Iterable[str], most: int) -> npt.NDArray[np.float64]:

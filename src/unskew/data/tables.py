@@ -3,7 +3,6 @@
 Whatever is needed of the photographs themselves is read once, before any training; pixels are read when asked for.
 """
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError, brief, nearest
+from unskew.core.images import Examples
 from unskew.core.limits import parse_size, user_path
 from unskew.core.machine import physical_memory
 from unskew.core.text import cut
@@ -25,7 +26,6 @@ from unskew.data.store import Cache
 from unskew.data.table_columns import Facts, facts, read_csv
 from unskew.data.table_parquet import read_parquet
 
-VARIABLE = "UNSKEW_CACHE"
 DISK, MEMORY = "20GB", "1GB"  # the default budgets
 MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
 ASKED = ("size", "broken")
@@ -45,10 +45,9 @@ class Wanted:
 
 def cache_of(folder: str | None = None, disk: str | None = None, memory: str | None = None) -> Cache:
     """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
-    place = folder or os.environ.get(VARIABLE) or str(Path("~") / ".cache" / "unskew")
     most = int(physical_memory() / MEMORY_SHARE)
     return Cache(
-        user_path(place).absolute(),
+        cache_folder(folder),
         parse_size(disk or DISK, f"--cache-disk {cut(disk or DISK)}"),
         min(most, parse_size(memory or MEMORY, f"--cache-memory {cut(memory or MEMORY)}")),
     )
@@ -71,15 +70,42 @@ def load_table(text: str, cache: Cache | None = None, say: Say = silent) -> Imag
     """``FILE.csv`` or ``FILE.parquet``, with ``?size=128`` and ``&broken=skip`` behind it."""
     path, wanted = _parse(text, cache, say)
     pictures, told = _read(path, say)
-    return _image_set(f"table:{text}", _store_name(path), pictures, told, wanted)
+    found = scan(pictures, _store_name(path), wanted.size, ~told.test, wanted.cache, say)
+    return _image_set(f"table:{text}", pictures, told, found, wanted)
 
 
-def broken_photographs(text: str, cache: Cache | None = None, say: Say = silent) -> list[tuple[str, str]]:
-    """All photographs of a table that cannot be read, and why."""
+def check_table(
+    text: str, cache: Cache | None = None, say: Say = silent
+) -> tuple[list[tuple[str, str]], int, ImageSet | None]:
+    """Which photographs are broken and why, of how many, and the image set; None where they would stop a run."""
     path, wanted = _parse(text, cache, say)
     pictures, told = _read(path, say)
     found = scan(pictures, _store_name(path), wanted.size, ~told.test, wanted.cache, say)
-    return [(pictures.name(row), why) for row, why in sorted(found.broken.items())]
+    broken = [(pictures.name(row), why) for row, why in sorted(found.broken.items())]
+    if broken and wanted.broken == "stop":
+        return broken, len(pictures), None
+    return broken, len(pictures), _image_set(f"table:{text}", pictures, told, found, wanted)
+
+
+def table_examples(text: str, cache: Cache | None = None, say: Say = silent) -> Examples:
+    """A table's training examples; photographs are read only where broken ones are to be left out."""
+    path, wanted = _parse(text, cache, say)
+    if wanted.broken == "skip":
+        return load_table(text, cache, say).examples
+    return _examples(_read(path, say)[1])
+
+
+def row_examples(rows: Rows) -> Examples:
+    """The training examples of these rows."""
+    return _examples(_facts(rows))
+
+
+def _examples(told: Facts) -> Examples:
+    train = ~told.test
+    return Examples(
+        told.labels[train], told.classes, None if told.users is None else told.users[train],
+        None if told.places is None else told.places[train],
+    )  # fmt: skip
 
 
 def _read(path: Path, say: Say) -> tuple[Pictures, Facts]:
@@ -104,14 +130,18 @@ def from_rows(
     rows: Rows, *, name: str, size: int | None, broken: str = "stop", cache: Cache | None = None, say: Say = silent
 ) -> ImageSet:
     """The image set of these rows; ``name`` is the set's own."""
-    told = Facts(np.arange(len(rows)), rows.labels, rows.classes, rows.test, rows.users, rows.places, rows.notes)
+    told, wanted = _facts(rows), Wanted(size, broken, cache or cache_of(), say)
     pictures = Files.of(rows.root.absolute(), rows.paths.tolist())
     store = f"{name.partition('?')[0]} in {rows.root.absolute()}"
-    return _image_set(name, store, pictures, told, Wanted(size, broken, cache or cache_of(), say))
+    found = scan(pictures, store, size, ~told.test, wanted.cache, say)
+    return _image_set(name, pictures, told, found, wanted)
 
 
-def _image_set(name: str, store: str, pictures: Pictures, told: Facts, wanted: Wanted) -> ImageSet:
-    found = scan(pictures, store, wanted.size, ~told.test, wanted.cache, wanted.say)
+def _facts(rows: Rows) -> Facts:
+    return Facts(np.arange(len(rows)), rows.labels, rows.classes, rows.test, rows.users, rows.places, rows.notes)
+
+
+def _image_set(name: str, pictures: Pictures, told: Facts, found: Scanned, wanted: Wanted) -> ImageSet:
     notes = [*told.notes, *_broken(name, pictures, found, wanted.broken)]
     if wanted.size is not None:
         notes.append(f"photographs are scaled and cropped to {wanted.size}×{wanted.size}")

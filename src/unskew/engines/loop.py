@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from unskew.core import tensors
 from unskew.core.context import neutral
 from unskew.core.key import Key
-from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Visit
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
+from unskew.engines.outcomes import Total
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import Slots
 from unskew.round.jobs import attempt, find_job
@@ -27,7 +27,7 @@ class Loop:
         self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
     ) -> Outcome:
         """Do the job for each visit and add up the results."""
-        total: Sums | None = None
+        total = Total()
         failures, receipts = [], dict[int, str]()
         work, assigned = find_job(job, JOBS), self._slots.assign(visits)
         with neutral():
@@ -36,13 +36,13 @@ class Loop:
                 if isinstance(result, Failure):
                     failures.append(result)
                 else:
-                    total = tensors.add(total, result.sums)
+                    total.add(result.packed)
                     if result.receipt is not None and isinstance(visit, Visit):
                         receipts[visit.client] = result.receipt
                 if self.progress is not None:
                     self.progress(place, len(visits))
         self._slots.give_back(assigned, receipts)
-        return Outcome(total or {}, tuple(failures), receipts)
+        return Outcome(total.sums(), tuple(failures), receipts)
 
     def accept(self, superseded: Iterable[str]) -> None:
         """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""

@@ -6,11 +6,15 @@ from itertools import pairwise
 from torch import nn
 
 from unskew.core.errors import UserError
-from unskew.models.layers import ConvPool, Network
+from unskew.core.machine import physical_memory
+from unskew.core.units import format_bytes
+from unskew.models.conv_pool import ConvPool
+from unskew.models.layers import Network
 
 Shape = tuple[int, int, int]
 
 SMALLEST = 4  # the side that tiny-cnn needs
+COPIES = 4  # of its weights that training keeps at least: the model, gradients, momentum, the update
 
 
 def simple_cnn(shape: Shape, classes: int) -> Network:
@@ -26,7 +30,9 @@ def simple_cnn(shape: Shape, classes: int) -> Network:
     encoder.add_module("conv2", ConvPool(6, 16, 5))
     encoder.add_module("relu2", nn.ReLU())
     sides = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    _add_linear(encoder, (16 * sides[0] * sides[1], 120, 84, 84))
+    flat = 16 * sides[0] * sides[1]
+    _fits("simple-cnn", shape, flat * 120)
+    _add_linear(encoder, (flat, 120, 84, 84))
     encoder.add_module("fc4", nn.Linear(84, 256))
     return Network(encoder, nn.Linear(256, classes))
 
@@ -51,7 +57,9 @@ def _padded_cnn(
         encoder.add_module(f"conv{place}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
         encoder.add_module(f"pool{place}", nn.MaxPool2d(2))
         encoder.add_module(f"relu{place}", nn.ReLU())
-    _add_linear(encoder, (channels[-1] * (shape[1] // 4) * (shape[2] // 4), *features))
+    flat = channels[-1] * (shape[1] // 4) * (shape[2] // 4)
+    _fits(name, shape, flat * features[0])
+    _add_linear(encoder, (flat, *features))
     return Network(encoder, nn.Linear(features[-1], classes))
 
 
@@ -67,3 +75,13 @@ def _at_least(side: int, name: str, shape: Shape) -> None:
         instead = "tiny-cnn" if side > SMALLEST else "larger images"
         given = f"{shape[2]}x{shape[1]}"
         raise UserError(f"{name} needs images of {side}x{side} pixels or more, these are {given}; take {instead}")
+
+
+def _fits(name: str, shape: Shape, weights: int) -> None:
+    """Refuse images whose first linear layer, with that many weights, cannot be trained in this memory."""
+    if COPIES * 4 * weights > physical_memory():
+        raise UserError(
+            f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}, too large "
+            "to be trained in this machine's memory; give smaller images (--resize), or resnet-18, whose layers do not "
+            "grow with the images"
+        )

@@ -1,5 +1,6 @@
 """Weights from a file as a network's first weights: read safely and matched by name."""
 
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +23,10 @@ from unskew.models.layers import Network
 IMAGENET = "imagenet"  # the weights that an extra's package has
 IMAGENET_FOR = "efficientnet-lite0"
 WRAPPERS = ("state_dict", "model_state_dict", "model", "network", "net")  # what trainers put the weights under
-PREFIXES = ("module.", "_orig_mod.", "model.", "network.", "net.")  # what wrappers of modules put before every name
 COUNTER = "num_batches_tracked"  # BatchNorm's; older files do not have it, and nothing depends on it
 MAX_NAMED = 3  # tensors named in a message
 MAX_DEPTH = 4  # wrappers in wrappers
+COMMON = (torch.float16, torch.float32, torch.float64)  # others become float32, which has all their values
 
 HOW = "give a .safetensors file, or one written by torch.save(module.state_dict(), FILE)"
 
@@ -36,6 +37,7 @@ class Fitted:
 
     values: Tensors
     left_out: tuple[str, ...] = ()  # layers that start as they are drawn
+    classes: int | None = None  # of the file's classifier; None where it has none
 
 
 def imagenet_file(model: str) -> Path:
@@ -56,23 +58,38 @@ def read_weights(path: Path) -> Tensors:
         raise UserError(f"--pretrained: there is no file {path}; {HOW}")
     on_disk = size_on_disk([path])
     check_unpacked(_claimed(path), on_disk, str(path))
-    try:
-        if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
-    except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
-        words = " ".join(str(error).split()).partition(". ")[0][:160]
-        raise UserError(f"--pretrained: {path} cannot be read as weights: {words}; {HOW}") from error
-    values = _unwrapped(content, path)
+    values = _unwrapped(_content(path), path)
     check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
     if odd := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
         raise UserError(f"--pretrained: {path}: {odd[0]} is not a plain tensor of real numbers; {HOW}")
-    if odd := [name for name, value in values.items() if not bool(value.isfinite().all())]:
-        raise UserError(f"--pretrained: {path}: {odd[0]} has NaN or infinity; give weights that are numbers")
-    return {name: value.contiguous() for name, value in values.items()}
+    plain = {name: _plain(value) for name, value in values.items()}
+    if odd := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
+        raise UserError(f"--pretrained: {path}: {odd[0]} has NaN or infinity in float32; give weights that are numbers")
+    return plain
+
+
+def _content(path: Path) -> Any:
+    """What the file has, whatever it is. Nothing in it is executed."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles of other protocols, which are then refused
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
+    except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
+        more = "Weights only load failed" in str(error)
+        why = (
+            "it has objects that are not tensors, and their code is not run" if more else "it is damaged, or no weights"
+        )
+        raise UserError(f"--pretrained: {path} cannot be read as weights: {why}; {HOW}") from error
+
+
+def _plain(value: Tensor) -> Tensor:
+    """The tensor in one piece, bfloat16 and smaller kinds of numbers as float32."""
+    known = value.dtype in COMMON or not value.is_floating_point()
+    return (value if known else value.float()).contiguous()
 
 
 def sha256(values: Tensors) -> str:
@@ -99,21 +116,26 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> Fitted:
             wrong.append(f"{name} {list(value.shape)} is missing")
         elif there.shape != value.shape:
             wrong.append(f"{name} is {list(there.shape)} and must be {list(value.shape)}")
+        elif value.is_floating_point() and not there.is_floating_point():
+            wrong.append(
+                f"{name} has whole numbers ({str(there.dtype).removeprefix('torch.')}), as quantised weights do"
+            )
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
     wrong += [f"{name} {list(value.shape)} is not known" for name, value in values.items() if name not in known]
     if wrong:
         more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
         raise UserError(
-            f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; give the file of this "
-            "network, or the model of this file (of a network for images of 64 pixels or more: --resize)"
+            f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; give weights of this "
+            "network, or the network of these weights; for weights of large images --resize 64 or more"
         )
     taken = {
         name: found[plain].to(value.dtype)  # type: ignore[union-attr]
         for plain, (name, value) in own.items()
         if plain not in skipped and found[plain] is not None
     }
-    return Fitted(taken, tuple(left_out))
+    rows = found[classifier[0]]
+    return Fitted(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows))
 
 
 def _left_out(
@@ -154,20 +176,21 @@ def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
         raise UserError(f"--pretrained: {path} has {a_kind(content)}; {HOW}")
     odd = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if odd:
-        raise UserError(f"--pretrained: {path}: {str(odd[0])[:80]!r} is not a tensor by its name; {HOW}")
+        raise UserError(f"--pretrained: {path}: {str(odd[0])[:80]!r} is not the name of a tensor; {HOW}")
     if not content:
         raise UserError(f"--pretrained: {path} has no tensors; {HOW}")
     return {name: value.detach() for name, value in content.items()}
 
 
 def _spellings(values: Tensors) -> list[Tensors]:
-    """The names as they are, then without a prefix that all of them have, such as "module.", then without the next."""
+    """The names as they are, then without a first part that all have, such as "module.", then without the next."""
     spellings = [values]
-    while prefix := next((each for each in PREFIXES if all(name.startswith(each) for name in values)), ""):
-        values = {name.removeprefix(prefix): value for name, value in values.items()}
-        spellings.append(values)
-        if len(spellings) > MAX_DEPTH:
+    while len(spellings) <= MAX_DEPTH:
+        prefixes = {name.partition(".")[0] for name in values}
+        if len(prefixes) > 1 or not all("." in name for name in values):
             break
+        values = {name.partition(".")[2]: value for name, value in values.items()}
+        spellings.append(values)
     return spellings
 
 

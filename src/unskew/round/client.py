@@ -16,15 +16,19 @@ from torch import Tensor, nn
 from unskew.core import tensors
 from unskew.core.key import Key, seeded
 from unskew.core.packing import Packed
+from unskew.core.tensors import Layout
 from unskew.core.types import Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.layers import Network
+from unskew.models.passes import Gradients, plain_gradients
 from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job
 from unskew.round.schedules import in_round
+from unskew.round.update import update as weighted_update
+from unskew.round.update import update_layout
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
@@ -32,8 +36,6 @@ if TYPE_CHECKING:
 
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
-
-METRICS = ("metric/loss", "metric/examples", "metric/visits")
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ class ClientSide:
     def params(self) -> Tensors:
         """The network's parameters that are trained, by name, as autograd knows them."""
         return {f"params/{name}": value for name, value in self.network.named_parameters() if value.requires_grad}
+
+    @cached_property
+    def update_layout(self) -> Layout:
+        """Where everything is in the vector of a visit's update."""
+        return update_layout(self.packed)
+
+    @cached_property
+    def plain_gradients(self) -> Gradients | None:
+        """The gradients of the mean cross-entropy by hand, where the network has them."""
+        return None if from_outside(self.network) else plain_gradients(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -161,21 +173,21 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     local = in_round(algorithm.local, shared)
     batches = plan(side.population.examples(visit.client), visit.take, local, key)
     memory = {} if side.memory is None else side.memory.recall(visit)
-    counts = side.counts(visit.client)
     before = side.start(shared)
     received, recalled = side.received(shared), tensors.on_device(memory, side.device)
     with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
-        loss = descend(side, received, recalled, counts.to(side.device), batches.to(side.device), local)
-    model = tensors.on_device(side.weights, "cpu")
+        loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
-    delta = _weighted_delta(side, shared, before, visit.weight, factor)
-    numbers = (visit.weight, visit.weight / factor, loss, sum(batches.counts), 1)
-    weight, scaled, *metrics = torch.tensor(numbers, dtype=torch.float64).unbind()
-    sums = {"weight": weight, "scaled": scaled, **delta, **dict(zip(METRICS, metrics, strict=True))}
-    features = _features(side, batches)
-    visited = Visited(visit, shared, memory, model, counts, steps, local, features, side.classifier)
+    numbers = (visit.weight, visit.weight / factor, loss, float(sum(batches.counts)), 1.0)
+    update = weighted_update(side, shared, before, factor, numbers)
+    if not algorithm.statistics and side.memory is None and not options:
+        return Answer(update)
+    sums, model = update.by_name(), tensors.on_device(side.weights, "cpu")
+    visited = Visited(
+        visit, shared, memory, model, side.counts(visit.client), steps, local, _features(side, batches), side.classifier
+    )
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
@@ -197,19 +209,6 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
             yield values.cpu(), labels.cpu()
 
     return features
-
-
-def _weighted_delta(side: ClientSide, shared: Tensors, before: Tensor, weight: float, factor: float) -> Sums:
-    # float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit
-    moved = torch.sub(before, side.packed.vector.cpu()).mul_(weight)
-    delta = side.packed.views(moved, "delta/")
-    for name in side.packed.others:
-        delta[f"delta/{name}"] = (shared[name].double() - side.weights[name].cpu().double()).mul_(weight)
-    if side.packed.others:
-        delta = {f"delta/{name}": delta[f"delta/{name}"] for name in side.weights}  # in the network's order
-    if factor != 1:  # of parameters alone: buffers are averaged plainly
-        torch._foreach_mul_([value for name, value in delta.items() if name.startswith("delta/params/")], factor)
-    return delta
 
 
 JOBS: Mapping[str, Job] = {"survey": survey, "train": train}

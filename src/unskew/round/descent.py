@@ -18,26 +18,43 @@ if TYPE_CHECKING:
     from unskew.round.client import ClientSide
 
 
-def descend(side: "ClientSide", shared: Tensors, memory: Tensors, counts: Tensor, batches: Plan, local: Local) -> float:
+def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, batches: Plan, local: Local) -> float:
     """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
-    network, algorithm, losses = side.network, side.algorithm, list[Tensor]()
+    losses = list[Tensor]()
     values = list(side.params.values())
     update = optimizer(values, local)
-    encode, predict = _references(side, shared, memory)
+    gradients_of = _gradients(side, shared, memory, client, values)
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
-        images, labels = side.train.batch(*_row(batches, step, count))
+        loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
+        if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
+            gradients = clipped(gradients, local.clip)
+        update(gradients if correction is None else torch._foreach_add(list(gradients), correction))
+        losses.append(loss)  # read after the last step: reading one waits for the device
+    return _total(losses, batches.counts)
+
+
+def _gradients(
+    side: "ClientSide", shared: Tensors, memory: Tensors, client: int, values: list[Tensor]
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]:
+    """From images and labels to the loss and its gradients: by hand where the objective is plain, else by autograd."""
+    network, algorithm = side.network, side.algorithm
+    plain = not (algorithm.margin or algorithm.terms) and algorithm.blend is None and algorithm.head is None
+    if plain and side.plain_gradients is not None:
+        return side.plain_gradients
+    counts = side.counts(client).to(side.device)
+    encode, predict = _references(side, shared, memory)
+
+    def by_autograd(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
         features = network.encoder(images)
         logits = side.logits(features)
         others = partial(encode, images), partial(predict, images)
         seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
         value = objective(algorithm, seen).value()
         gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
-        if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
-            gradients = tuple(clipped(gradients, local.clip))
-        update(gradients if correction is None else torch._foreach_add(gradients, correction))
-        losses.append(value.detach())  # read after the last step: reading one waits for the device
-    return _total(losses, batches.counts)
+        return value.detach(), gradients
+
+    return by_autograd
 
 
 def _total(losses: list[Tensor], counts: Sequence[int]) -> float:

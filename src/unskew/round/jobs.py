@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from unskew.core import tensors
 from unskew.core.errors import StorageFailure, UserError, nearest
 from unskew.core.key import Key
 from unskew.core.machine import deterministic
+from unskew.core.packing import PackedSums
 from unskew.core.plugins import load_function
 from unskew.core.types import Failure, Sums, Tensors, TestPart, Visit
 
@@ -26,18 +26,35 @@ NOT_FINITE = "its result holds NaN or infinity; a smaller --lr or smaller knobs 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a job gives: sums for the server, and what the client keeps for its next visit."""
+    """What a job gives: sums for the server, by name or packed, and what the client keeps for its next visit."""
 
-    sums: Sums
+    given: Sums | PackedSums
     kept: Tensors | None = None
+
+    @property
+    def sums(self) -> Sums:
+        """By name."""
+        return self.given.by_name() if isinstance(self.given, PackedSums) else self.given
+
+    def packed(self) -> PackedSums:
+        """All of them in one vector on the CPU."""
+        if isinstance(self.given, PackedSums):
+            return self.given
+        _require_sums(self.given)
+        return PackedSums.of(self.given)
 
 
 @dataclass(frozen=True)
 class Done:
     """A visit that succeeded: its sums, and the ticket for what the client kept."""
 
-    sums: Sums
+    packed: PackedSums
     receipt: str | None = None
+
+    @property
+    def sums(self) -> Sums:
+        """By name."""
+        return self.packed.by_name()
 
 
 Job = Callable[["ClientSide", Tensors, "Visit", Key, str], "Sums | Answer"]  # the text after the job's name comes last
@@ -71,17 +88,16 @@ def attempt(
         with deterministic(side.device):
             answer = work(side, shared, visit, key, options)  # type: ignore[arg-type]  # a job knows what it is given
         answer = answer if isinstance(answer, Answer) else Answer(answer)
-        _require_sums(answer.sums)
-        answer = Answer(tensors.on_device(answer.sums, "cpu"), answer.kept)
+        packed = answer.packed()
     except StorageFailure:
         raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
         return Failure(client, f"{type(error).__name__}: {error}", repeat)
-    if not tensors.finite(answer.sums):
+    if not packed.finite():
         return Failure(client, NOT_FINITE, repeat)
     if side.memory is None or answer.kept is None or not isinstance(visit, Visit) or visit.slot is None:
-        return Done(answer.sums)
-    return Done(answer.sums, side.memory.write(visit.slot, answer.kept))
+        return Done(packed)
+    return Done(packed, side.memory.write(visit.slot, answer.kept))
 
 
 def _require_sums(sums: Sums) -> None:

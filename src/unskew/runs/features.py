@@ -25,7 +25,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from unskew.core import tensors
-from unskew.core.cache import VARIABLE, cache_folder
+from unskew.core.cache import VARIABLE
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
@@ -74,11 +74,11 @@ class Frozen:
         return hashlib.sha256("\n".join(facts).encode()).hexdigest()
 
 
-def stored_features(frozen: Frozen, images: ImageSet, say: Say) -> ImageSet:
+def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> ImageSet:
     """The image set with the frozen part's output in the place of its images, from the cache or computed now."""
     cut = frozen.cut
     fingerprint = frozen.fingerprint(cut)
-    folder = cache_folder() / f"features-{fingerprint[:32]}"
+    folder = cache / f"features-{fingerprint[:32]}"
     size = stored_bytes(images, cut.shape, frozen.views)
     words = f"features of the frozen part: {format_bytes(size)} in {folder}"
     _check_room(folder, size)
@@ -195,7 +195,7 @@ def _check_room(folder: Path, size: int) -> None:
     if not folder.exists() and size > (free := shutil.disk_usage(there).free):
         raise UserError(
             f"the features of the frozen part take {format_bytes(size)} in {folder}, and {format_bytes(free)} is free; "
-            f"make room, or set {VARIABLE} to a folder on another disk"
+            f"make room, or give --cache-dir or {VARIABLE} a folder on another disk"
         )
 
 
@@ -207,7 +207,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written: {error.strerror or error}; set {VARIABLE} to a folder that can"
+            f"{folder} cannot be written: {error.strerror or error}; give --cache-dir or {VARIABLE} a folder that can"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -18,6 +18,7 @@ from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
 from unskew.core.arguments import COUNT, FUNCTION, PATH, TEXT, accepts, optional
+from unskew.core.cache import VARIABLE as CACHE_VARIABLE
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -25,7 +26,6 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
-from unskew.data.tables import VARIABLE as CACHE_VARIABLE
 from unskew.engines.blueprint import build
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut

@@ -92,8 +92,13 @@ def _fitted(network: Network, file: Tensors, config: Config) -> tuple[Tensors, l
     fit = pretrained.fit(network, file, where, config.model or "")
     words = f"starts from {where} (sha256 {sha256}), pixels normalised as --normalise {config.normalise}"
     if fit.left_out:
-        layers = ", ".join(fit.left_out)
-        words += f"; {layers} {'is' if len(fit.left_out) == 1 else 'are'} not taken from it and starts as drawn"
+        reasons = dict.fromkeys(fit.left_out, "not in the file")
+        if fit.classes is not None:  # the last of them is the classifier
+            here = network.classifier.out_features
+            counts = f"{fit.classes:,} classes in the file, {here:,} here"
+            reasons[fit.left_out[-1]] = counts if fit.classes != here else "of another shape in the file"
+        layers = " and ".join(f"{layer} ({reason})" for layer, reason in reasons.items())
+        words += f"; {layers} {'starts' if len(reasons) == 1 else 'start'} as drawn from the seed"
     return fit.values, [words]
 
 
@@ -115,8 +120,8 @@ def _takes_colour(model: Any, shape: tuple[int, int, int], images: ImageSet, fil
     """Whether the file's first convolution takes three channels where the network for these images takes one."""
     network = models.build(model, shape, len(images.classes))
     first = next((name for name, part in network.named_modules() if isinstance(part, nn.Conv2d)), None)
-    weight = next((value for name, value in file.items() if name.endswith(f"{first}.weight")), None)
-    return weight is not None and weight.dim() == 4 and weight.shape[1] == 3
+    weights = [value for name, value in file.items() if name.endswith(f"{first}.weight")]  # wrappers may be before it
+    return any(weight.dim() == 4 and weight.shape[1] == 3 for weight in weights)
 
 
 def _augmented(config: Config, images: ImageSet, layers: int | None) -> Config:

@@ -99,7 +99,7 @@ class Config:
         None, "The folder of the published data sets.", metavar="DIR", otherwise="the variable UNSKEW_DATA"
     )
     cache_dir: str | None = _work(
-        None, "Where decoded photographs of a table are kept.", metavar="DIR",
+        None, "Where decoded photographs and the features of a frozen part are kept.", metavar="DIR",
         otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew", added_later=True,
     )  # fmt: skip
     cache_disk: str = _work(

@@ -12,12 +12,12 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import resolve_device
-from unskew.core.types import ImageSet, Local, ServerState, Tensors, Visit
+from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population
 from unskew.data.scan import Say
-from unskew.data.sources import load
+from unskew.data.sources import load, load_examples
 from unskew.data.tables import cache_of, silent
 from unskew.data.validation import with_validation
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
@@ -83,7 +83,7 @@ def prepare(
     images = given.data or read_data(config, say)
     model = first_model(config, images, given.model, finished)
     config, images = model.config, model.images
-    parts = split(config, images, kept, given)
+    parts = split(config, images.examples, kept, given)
     per_round = config.per_round or parts.clients
     if per_round > parts.clients:
         raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
@@ -127,6 +127,12 @@ def read_data(config: Config, say: Say = silent) -> ImageSet:
     return load(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
 
 
+def read_examples(config: Config, say: Say = silent) -> Examples:
+    """The training examples of that data set: photographs are not read unless that is needed."""
+    cache = cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
+    return load_examples(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
+
+
 def first_visits(prepared: Prepared) -> list[Visit]:
     """The visits of a first round."""
     per_round = prepared.config.per_round or 1
@@ -135,18 +141,18 @@ def first_visits(prepared: Prepared) -> list[Visit]:
     )
 
 
-def split(config: Config, images: ImageSet, kept: str | None = None, given: Given | None = None) -> Partition:
+def split(config: Config, examples: Examples, kept: str | None = None, given: Given | None = None) -> Partition:
     """The partition that a configuration asks for, or the one that was given."""
     if given is not None and given.partition is not None and not kept:
-        return _given_partition(given.partition, config, len(images.train))
+        return _given_partition(given.partition, config, len(examples.labels))
     return partition(
         kept or config.partition,
-        images.train.labels,
+        examples.labels,
         clients=config.clients or (None if _says_clients(config.partition) or kept else DEFAULT_CLIENTS),
         key=Key(config.seed),
-        users=images.users,
-        places=images.places,
-        classes=len(images.classes),
+        users=examples.users,
+        places=examples.places,
+        classes=len(examples.classes),
     )
 
 

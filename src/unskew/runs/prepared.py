@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from unskew.core import tensors
+from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Tensors
@@ -86,7 +87,7 @@ class Prepared:
             tensors.overwrite_some(network, self.frozen)
             parts = pixels(self.blueprint, dataset(images, self.population))
             frozen = Frozen(self.blueprint, network, parts, self.data_sha256, self.config.views or 0)
-            images = stored_features(frozen, images, self.say)
+            images = stored_features(frozen, images, cache_folder(self.config.cache_dir), self.say)
         return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
 
     @cached_property

@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unskew.core.tensors import Layout
-from unskew.core.types import Sums
-from unskew.engines.pool.shared import SLOTS, Line, SharedFile
+from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
 from unskew.round.client_memory import ClientMemory
 
 START = str(Path(__file__).with_name("start.py"))  # run as a script: nothing is imported before its first line
@@ -29,9 +27,9 @@ class Worker:
         self.number = number  # which decides its device where there are several
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
-        self._results = [SharedFile() for _ in range(SLOTS)]
+        self._results = [ResultFile() for _ in range(SLOTS)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
-        files = [each.descriptor for each in [*shared, *self._results]]
+        files = [*(each.descriptor for each in shared), *(each.descriptor for each in self._results)]
         inherited = [theirs.fileno(), life, *files, *([memory.descriptor] if memory else [])]
         self.process = subprocess.Popen(
             [sys.executable, "-P", START, *map(str, inherited)],
@@ -49,8 +47,9 @@ class Worker:
         os.close(life)
         self.line = Line(ours)
         self.ready = False
-        self.tasks: dict[int, int] = {}  # slot -> place of the visit in the round
-        self._views: list[tuple[Layout, Tensor] | None] = [None] * SLOTS
+        self.tasks: dict[int, list[int]] = {}  # slot -> places of the visits in the round that it was given for it
+        self.held: dict[int, list[int]] = {}  # slot -> places whose results are in it and may not be added yet
+        self._layout: Layout = []  # of its last result
         self.send(hello)
 
     def send(self, message: dict[str, Any]) -> None:
@@ -61,21 +60,19 @@ class Worker:
             return
 
     def free_slot(self) -> int | None:
-        """A slot that holds no task, if any."""
-        return next((slot for slot in range(SLOTS) if slot not in self.tasks), None)
+        """A slot without visits or results, if any."""
+        return next((slot for slot in range(SLOTS) if slot not in self.tasks and slot not in self.held), None)
 
-    def result(self, slot: int, layout: Layout | None) -> tuple[Layout, Tensor]:
-        """The result in a slot: its layout, and all of it as one vector, since every sum is float64."""
+    def result(self, slot: int, where: tuple[int, int], layout: Layout | None) -> tuple[Layout, Tensor]:
+        """A result in a slot: its layout, and all of it as one vector, since every sum is float64."""
         if layout is not None:
-            sums = self._results[slot].read(layout)
-            if any(value.dtype != torch.float64 for value in sums.values()):
-                raise TypeError(f"sums must be float64: {', '.join(sums)}")
-            end = layout[-1][3] + max(8, 8 * sums[layout[-1][0]].numel())
-            vector = torch.frombuffer(self._results[slot].mapped(end), dtype=torch.float64, count=end // 8)
-            self._views[slot] = (layout, vector)
-        result = self._views[slot]
-        assert result is not None
-        return result
+            self._layout = layout
+        return self._layout, self._results[slot].read(*where)
+
+    def running(self) -> int | None:
+        """The place of the visit that it was doing, once it is dead; None where it had none."""
+        places = (self._results[slot].running for slot in self.tasks)
+        return next((place for place in places if any(place in group for group in self.tasks.values())), None)
 
     def exit_reason(self) -> str:
         """How it died, with the last line it wrote to its standard error."""
@@ -98,11 +95,3 @@ class Worker:
         self._errors.close()
         for each in self._results:
             each.close()
-
-
-def unpack(layout: Layout, vector: Tensor) -> Sums:
-    """The sums by name, as views of the one vector."""
-    return {
-        name: vector[offset // 8 : offset // 8 + torch.Size(shape).numel()].view(shape)
-        for name, _, shape, offset in layout
-    }

@@ -11,11 +11,13 @@ import tempfile
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from unskew.core.packing import DOUBLE
 from unskew.core.tensors import ALIGN, Layout, plan_layout, views
 from unskew.core.types import Tensors
 
-SLOTS = 2  # results a worker may have waiting: one being written while the parent adds the other
+SLOTS = 3  # files that a worker has for results: a group being written, the next one's, one that waits to be added
 
 
 class SharedFile:
@@ -47,6 +49,49 @@ class SharedFile:
     def close(self) -> None:
         """Give the descriptor back; the memory goes when its last view does."""
         os.close(self.descriptor)
+
+
+class ResultFile:
+    """The results of a group of visits: one vector after another, behind a line with the visit that is being done."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._file = SharedFile(descriptor)
+        self._running = memoryview(self._file.mapped(ALIGN)).cast("q")
+        self._end = ALIGN
+
+    @property
+    def descriptor(self) -> int:
+        """For another process."""
+        return self._file.descriptor
+
+    @property
+    def running(self) -> int:
+        """The place of the visit that is being done, or was when its worker died."""
+        return self._running[0]
+
+    @running.setter
+    def running(self, place: int) -> None:
+        self._running[0] = place
+
+    def clear(self) -> None:
+        """The next vector will be the first one."""
+        self._end = ALIGN
+
+    def write(self, vector: Tensor) -> tuple[int, int]:
+        """Copy a vector behind the last one; where it begins, and how many numbers it has."""
+        where = (self._end, vector.numel())
+        self.read(*where).copy_(vector)
+        self._end += -(-vector.numel() * DOUBLE // ALIGN) * ALIGN
+        return where
+
+    def read(self, start: int, count: int) -> Tensor:
+        """The vector that is there: a view, not a copy."""
+        memory = self._file.mapped(start + count * DOUBLE)
+        return torch.frombuffer(memory, dtype=torch.float64, count=count, offset=start)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
 
 
 class Line:

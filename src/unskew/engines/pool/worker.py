@@ -1,28 +1,31 @@
-"""A worker process of the pool: takes tasks from its line, writes results into shared memory, says where they are.
+"""A worker process of the pool: takes visits from its line, writes results into shared memory, says where they are.
 
 ``start`` runs it in a new process.
 """
 
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
+from unskew.core.packing import PackedSums
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, TestPart, Visit
+from unskew.core.types import Failure, Tensors
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
-from unskew.engines.pool.shared import SLOTS, Line, SharedFile
-from unskew.round.jobs import attempt, find_job
+from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
+from unskew.engines.work import visit_from
+from unskew.round.client import ClientSide
+from unskew.round.jobs import Job, attempt, find_job
 
 
 def main(line: int, data: int, weights: int, *others: int) -> None:
-    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS RESULTS [MEMORIES]."""
+    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS … [MEMORIES], SLOTS of results."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parent = Line(socket.socket(fileno=line))
@@ -32,31 +35,49 @@ def main(line: int, data: int, weights: int, *others: int) -> None:
     memories = others[SLOTS] if len(others) > SLOTS else None
     side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
     side = replace(side, secret=bytes.fromhex(hello["secret"]))
-    inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
-    told: list[Layout | None] = [None for _ in slots]
+    inbox, desk = SharedFile(weights), _Desk(side, [ResultFile(each) for each in others[:SLOTS]])
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
         if "begin" in message:
-            work, key = find_job(message["begin"], JOBS), Key(message["seed"], tuple(message["key"]))
-            shared = inbox.read(message["weights"])
-            continue
-        slot = message["slot"]
-        answer = {"place": message["place"], "slot": slot}
-        try:
-            result = attempt(side, work, shared, _visit(message["visit"]), key)
-        except StorageFailure as error:
-            parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
-            continue
-        if isinstance(result, Failure):
-            parent.send(answer | {"failure": result.reason})
-            continue
-        layout = slots[slot].write(result.sums)
-        if result.receipt is not None:
-            answer["receipt"] = result.receipt
-        # a layout is long and nearly always the same as the last one
-        parent.send(answer if layout == told[slot] else answer | {"layout": layout})
-        told[slot] = layout
+            desk.begin(find_job(message["begin"], JOBS), inbox.read(message["weights"]), message)
+        else:
+            parent.send(desk.answer(message["slot"], message["visits"]))
 
 
-def _visit(fields: dict[str, Any]) -> Visit | TestPart:
-    return Visit(**fields) if "client" in fields else TestPart(**fields)
+@dataclass
+class _Desk:
+    """Where the visits of a job are done, group by group."""
+
+    side: ClientSide
+    files: list[ResultFile]
+    told: Layout | None = None  # the last layout that the parent was told: it is long and nearly always the same
+
+    def begin(self, job: tuple[Job, str], shared: Tensors, message: dict[str, Any]) -> None:
+        """The visits from here on are about this job."""
+        self.job, self.shared, self.key = job, shared, Key(message["seed"], tuple(message["key"]))
+
+    def answer(self, slot: int, visits: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+        """Do a group of visits, each with its place in the round; what the parent is told of them."""
+        file, results = self.files[slot], list[dict[str, Any]]()
+        answer = {"slot": slot, "results": results}
+        file.clear()
+        for place, fields in visits:
+            file.running = place
+            try:
+                done = attempt(self.side, self.job, self.shared, visit_from(fields), self.key)
+            except StorageFailure as error:
+                return answer | {"storage": str(error), "lost": isinstance(error, LostMemory)}
+            if isinstance(done, Failure):
+                results.append({"place": place, "failure": done.reason})
+                continue
+            results.append({"place": place, **self._written(file, done.packed)})
+            if done.receipt is not None:
+                results[-1]["receipt"] = done.receipt
+        return answer
+
+    def _written(self, file: ResultFile, packed: PackedSums) -> dict[str, Any]:
+        where = file.write(packed.vector)
+        if packed.layout is self.told or packed.layout == self.told:
+            return {"where": where}
+        self.told = packed.layout
+        return {"where": where, "layout": packed.layout}

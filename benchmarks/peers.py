@@ -1,0 +1,170 @@
+"""`make peers`: rounds of Unskew, pfl-research and Flower's simulator on equal work, in turn, in one sitting.
+
+Equal work: simple-cnn on CIFAR-10, FedAvg, every client in every round, one epoch of SGD in batches of 64, one process
+of one thread for each core. The peers' pixels are normalised beforehand and nothing is augmented; Unskew normalises in
+every step, as it does for a user, and once more crops and flips as well. The peers have an environment of their own.
+CIFAR-10 is taken from UNSKEW_DATA; without it random images of its size stand in, since speed does not look at them.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from measure import Row, at_least
+from rounds import random_images
+from turns import Program, busy, cores
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.data.partition import partition
+from unskew.data.sources import load
+
+HERE = Path(__file__).resolve().parent
+PEERS = {"pfl": "pfl-research", "flower": "Flower"}
+MODULES = {"pfl": "pfl.model.pytorch", "flower": "flwr.simulation, ray"}
+CASES = ("large", "small")
+WANTED = {"idle": 1.5, "busy": 1.0}  # Unskew's speed against pfl-research's
+FASTEST = "pfl"  # of the peers: the one that the bounds are about
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environment", type=Path, default=HERE.parent / ".venv-peers", help="where the peers are")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    parser.add_argument("--machine", nargs="+", choices=WANTED, default=list(WANTED), help="what else runs beside them")
+    parser.add_argument("--turns", type=int, default=5, help="rounds of each with large clients; small ones: 5 times")
+    parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
+    options = parser.parse_args()
+    for peer in options.peers:
+        require(options.environment, peer)
+    images = cifar10()
+    table = ("| what | measured | wanted | holds | remark |", "| --- | ---: | ---: | --- | --- |")
+    lines = [heading(images, options), "", *table]
+    print("\n".join(lines), flush=True)
+    missed = 0
+    for case in options.cases:
+        for row in measured(case, images, options):
+            lines.append("| " + " | ".join(row.cells()) + " |")
+            print(lines[-1], flush=True)
+            missed += row.holds is False
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sys.exit(1 if missed else 0)
+
+
+def require(environment, peer):
+    """End with a sentence where a peer is not installed."""
+    python = environment / "bin" / "python"
+    if not python.exists():
+        sys.exit(f"there is no {python}: `make peers` builds the peers' environment, or name one with --environment")
+    done = subprocess.run([python, "-c", f"import {MODULES[peer]}"], capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:]
+        sys.exit(
+            f"{PEERS[peer]} cannot be imported in {environment} ({''.join(last)}); remove that folder and say "
+            "`make peers` again, or leave it out with --peers"
+        )
+
+
+def cifar10():
+    folder = os.environ.get("UNSKEW_DATA")
+    try:
+        return load("cifar10", Path(folder) if folder else None)
+    except UserError:
+        return random_images(50_000)
+
+
+def heading(images, options):
+    return (
+        f"{images.name} images, {cores()} cores ({platform.machine()}), medians of {options.turns} turns with large "
+        f"clients and {5 * options.turns} with small ones. Busy: one other process a core at the lowest priority."
+    )
+
+
+def measured(case, images, options):
+    """The rows of a case: all programs are started once and take turns, first alone and then on a busy machine."""
+    name, client = clients(case, images)
+    turns = options.turns * (5 if case == "small" else 1)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        file = save(f"{folder}/data.npz", images, client)
+        programs = {}
+        for key, start in starts(file, options).items():
+            programs[key] = stack.enter_context(contextlib.closing(Program(*start)))
+        for machine in options.machine:
+            with busy(cores()) if machine == "busy" else contextlib.nullcontext():
+                speed = taken(programs, turns)
+            yield from rows(f"{name}, {machine}", speed, int((client >= 0).sum()), WANTED[machine])
+
+
+def clients(case, images):
+    """What a case is called, and the client of each example; −1: nobody's."""
+    labels = images.train.labels
+    if case == "large":
+        found = partition("dirichlet(alpha=0.5)", labels, clients=10, key=Key(0), classes=len(images.classes))
+        return "10 large clients", found.client
+    return "100 clients of 13", np.where(np.arange(len(labels)) < 1300, np.arange(len(labels)) // 13, -1)
+
+
+def save(file, images, client):
+    """The examples that somebody holds, for programs in other environments."""
+    held = client >= 0
+    arrays = {"images": images.train.images[held], "labels": images.train.labels[held], "client": client[held]}
+    np.savez(file, mean=images.mean, std=images.std, **arrays)
+    return file
+
+
+def starts(file, options):
+    """For each program its name, its command, its number of processes that take turns, its environment."""
+    count = str(cores())
+    ours = [sys.executable, str(HERE / "peer_unskew.py"), file, count]
+    found = {
+        "ours": ("Unskew", [*ours, "plain"], 1, dict(os.environ)),
+        "augmented": ("Unskew, crops and flips", [*ours, "augmented"], 1, dict(os.environ)),
+    }
+    tools = options.environment / "bin"
+    theirs = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE), "RAY_DISABLE_IMPORT_WARNING": "1"}
+    commands = {
+        "pfl": [
+            *(tools / "python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", count),
+            *(HERE / "peer_pfl.py", file),
+        ],
+        "flower": [tools / "python", "-c", "import peer_flower; peer_flower.main()", file, count],
+    }
+    processes = {"pfl": cores(), "flower": 1}
+    for peer in options.peers:
+        found[peer] = (PEERS[peer], list(map(str, commands[peer])), processes[peer], theirs)
+    return found
+
+
+def taken(programs, turns):
+    """Each program's speed over so many turns, after one that does not count."""
+    for turn in range(turns + 1):
+        for program in programs.values():
+            program.round(counts=turn > 0)
+    return {key: program.speed() for key, program in programs.items()}
+
+
+def rows(label, speed, examples, wanted):
+    names = {"ours": "Unskew", "augmented": "Unskew, crops and flips", **PEERS}
+    for key, value in speed.items():
+        remark = f"{examples / value.processor:,.0f} in a second of processor time" if value.processor else ""
+        yield Row(f"{label}: {names[key]}", examples / value.seconds, "examples/s", remark=remark)
+    ours = speed["ours"]
+    for key in (peer for peer in PEERS if peer in speed):
+        ratio, title = speed[key].seconds / ours.seconds, f"{label}: Unskew / {PEERS[key]}"
+        remark = f"{speed[key].processor / ours.processor:.2f} by processor time" if ours.processor else ""
+        if key == FASTEST:
+            yield at_least(title, ratio, "", wanted, remark)
+        else:
+            yield Row(title, ratio, "", remark=remark)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""Convolution and 2×2 max-pooling as one layer, in the forms that are fastest on a CPU for few channels.
+
+Pooling comes before ReLU: both are monotone, so the function and its gradient are the same, on a quarter of the values.
+A form is two functions, so that autograd and a pass by hand make the same calls: the first gives the output and what
+the second needs to turn the output's gradient into those of the weights, the bias and, where asked for, the input.
+"""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+Saved = tuple[Tensor, ...]
+
+_pool = torch.ops.aten.max_pool2d_with_indices.default
+_pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
+_conv_backward = torch.ops.aten.convolution_backward.default
+
+
+class ConvPool(nn.Conv2d):
+    """``max_pool2d(conv2d(x), 2)`` for stride 1 and no padding.
+
+    The function and its gradient are those of the plain form; ``plain`` says it, and the tests hold one to the other.
+    """
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The definition: [B, in, H, W] -> [B, out, (H − k + 1) // 2, (W − k + 1) // 2]."""
+        return F.max_pool2d(F.conv2d(x, self.weight, self.bias), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same, through whichever of the two forms below suits."""
+        if x.device.type != "cpu" or self.bias is None:
+            return self.plain(x)
+        form = _Later if x.requires_grad else _First
+        pooled: Tensor = form.apply(x, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return pooled
+
+
+def first_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
+    """For a network's first layer, whose input needs no gradient.
+
+    The four outputs that meet in one pooling window come from one convolution of stride 2 whose kernel is one larger:
+    four shifted copies of the weights side by side. Few output channels leave a CPU's vector lanes idle; four times as
+    many fill them, and pooling becomes a maximum over four contiguous blocks.
+    """
+    out, inside, height, width = weight.shape
+    size = 4 * out * inside * (height + 1) * (width + 1)
+    parts = torch.cat((weight.reshape(-1), bias, bias.new_zeros(1))).index_select(0, _sources(*weight.shape))
+    wide = parts[:size].view(4 * out, inside, height + 1, width + 1)
+    phases = F.conv2d(x, wide, parts[size:], stride=2)  # [B, 4·out, h, w]
+    stacked = phases.reshape(len(x), 4, 1, -1).permute(0, 3, 1, 2)
+    pooled, index = _pool(stacked, [4, 1], [4, 1])
+    return pooled.view(len(x), out, *phases.shape[2:]), (x, wide, stacked, index)
+
+
+def first_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
+    """The gradients of weight and bias."""
+    x, wide, stacked, index = saved
+    out, inside, height, width = wide.shape[0] // 4, wide.shape[1], wide.shape[2] - 1, wide.shape[3] - 1
+    above = gradient.reshape(len(x), 1, 1, -1).permute(0, 3, 1, 2)
+    whole = _pool_backward(above, stacked, [4, 1], [4, 1], [0, 0], [1, 1], False, index).permute(0, 2, 3, 1)
+    whole = whole.reshape(len(x), 4 * out, *gradient.shape[2:])
+    _, wide_gradient, bias_gradient = _of_weights(whole, x, wide, stride=2)
+    by_pixel = wide_gradient.view(4, out, inside, -1).permute(1, 2, 0, 3).reshape(out * inside, -1)
+    weight_gradient = (by_pixel @ _placement(height, width, wide.dtype).t()).view(out, inside, height, width)
+    return weight_gradient, bias_gradient.view(4, out).sum(0)
+
+
+def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
+    """For a later layer: channels last where that is faster (forward, weights), channels first where not (input)."""
+    last = x.contiguous(memory_format=torch.channels_last)
+    wide = F.conv2d(last, weight, bias)
+    pooled, index = _pool(wide, [2, 2], [2, 2])
+    return pooled, (last, weight, wide, index)
+
+
+def later_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weight and bias."""
+    last, weight, wide, index = saved
+    whole = _pool_backward(gradient, wide, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+    _, weight_gradient, bias_gradient = _of_weights(whole, last, weight, stride=1)
+    return F.conv_transpose2d(whole.contiguous(), weight), weight_gradient, bias_gradient
+
+
+class _First(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        pooled, saved = first_forward(x, weight, bias)
+        ctx.save_for_backward(*saved)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[None, Tensor, Tensor]:
+        return None, *first_backward(gradients[0], ctx.saved_tensors)  # type: ignore[attr-defined]
+
+
+class _Later(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        pooled, saved = later_forward(x, weight, bias)
+        ctx.save_for_backward(*saved)
+        return pooled
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return later_backward(gradients[0], ctx.saved_tensors)  # type: ignore[attr-defined]
+
+
+def _of_weights(gradient: Tensor, x: Tensor, weight: Tensor, stride: int) -> tuple[Tensor, Tensor, Tensor]:
+    """PyTorch's own gradients of a convolution with respect to weight and bias, not to its input."""
+    gradients: tuple[Tensor, Tensor, Tensor] = _conv_backward(
+        gradient, x, weight, [len(weight)], [stride, stride], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
+    )
+    return gradients
+
+
+@lru_cache(maxsize=8)
+def _placement(height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """[k·k, 4·(k+1)·(k+1)] of zeros and ones: the place of each weight of a kernel in its four shifted copies."""
+    places = _places(height, width).flatten()
+    return (places[None] == torch.arange(height * width)[:, None]).to(dtype)
+
+
+@lru_cache(maxsize=8)
+def _sources(out: int, inside: int, height: int, width: int) -> Tensor:
+    """Where the four shifted copies [4·out, in, k+1, k+1], then four biases [4·out] are in (weights, bias, zero)."""
+    places, count = _places(height, width), out * inside * height * width
+    kernels = torch.arange(out * inside).view(1, out, inside, 1, 1) * (height * width)
+    copies = torch.where(places[:, None, None] < 0, count + out, kernels + places[:, None, None])
+    return torch.cat((copies.flatten(), (count + torch.arange(out)).repeat(4)))
+
+
+def _places(height: int, width: int) -> Tensor:
+    """[4, k+1, k+1]: which of a kernel's k·k weights is where in its four shifted copies; −1: none."""
+    places = torch.arange(height * width).view(height, width)
+    return torch.stack([F.pad(places, (x, 1 - x, y, 1 - y), value=-1) for y in (0, 1) for x in (0, 1)])

@@ -1,0 +1,129 @@
+"""A network's forward and backward pass by hand: the calls that autograd makes, in its order, without its bookkeeping.
+
+The bits are autograd's. With few examples in a batch the calls are short, and recording them, finding them again and
+starting them from there takes as long as what they compute. Only networks whose every layer is known here have one.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unskew.models.conv_pool import ConvPool, first_backward, first_forward, later_backward, later_forward
+from unskew.models.layers import Network
+
+Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the way back needs
+Backward = Callable[[Tensor, Any], tuple[Tensor | None, tuple[Tensor, ...]]]
+"""The output's gradient -> the input's (None for a first layer) and those of the layer's own parameters."""
+
+Layer = tuple[Forward, Backward]
+Gradients = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+"""Images, labels -> the mean cross-entropy, its gradients in the order of the network's parameters."""
+
+_aten = torch.ops.aten
+
+
+def plain_gradients(network: nn.Module) -> Gradients | None:
+    """The gradients of the mean cross-entropy by hand; None where a layer is not known here, or not on the CPU."""
+    if type(network) is not Network or type(network.encoder) is not nn.Sequential:
+        return None
+    parts = [*network.encoder, network.classifier]
+    if not all(_known(part) for part in [network, network.encoder, *parts]):
+        return None
+    if len({id(value) for value in network.parameters()}) < sum(len(list(part.parameters())) for part in parts):
+        return None  # a layer that occurs twice: autograd adds its gradients
+    layers = [LAYERS[type(part)](part, place == 0) for place, part in enumerate(parts)]
+
+    def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with torch.inference_mode():
+            return _passed(layers, images, labels)
+
+    return gradients
+
+
+def _known(part: nn.Module) -> bool:
+    """Whether autograd would see nothing of this module but its own parameters, all of them trained."""
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    plain = type(part) in LAYERS or type(part) in (Network, nn.Sequential)
+    trained = all(value.requires_grad and value.device.type == "cpu" for value in part.parameters(recurse=False))
+    return plain and trained and not any(hooks) and getattr(part, "bias", 0) is not None
+
+
+def _passed(layers: Sequence[Layer], images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+    value, saved = images, []
+    for forward, _ in layers:
+        value, kept = forward(value)
+        saved.append(kept)
+    loss, above = _cross_entropy(value, labels)
+    found: list[tuple[Tensor, ...]] = []
+    for (_, backward), kept in zip(reversed(layers), reversed(saved), strict=True):
+        below, own = backward(above, kept)
+        above = above if below is None else below  # None at the first layer, which is the last one here
+        found.append(own)
+    return loss, [each for own in reversed(found) for each in own]
+
+
+def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean over the examples, and its gradient with respect to the logits [B, C]."""
+    logarithms = _aten._log_softmax.default(logits, 1, False)
+    losses, weight = _aten.nll_loss_forward.default(logarithms, labels, None, 0, -100)
+    each = torch.full_like(losses, 1 / len(labels))
+    above = _aten.nll_loss_backward.default(each, logarithms, labels, None, 0, -100, weight)
+    return losses.mean(), _aten._log_softmax_backward_data.default(above, logarithms, 1, logits.dtype)
+
+
+def _linear(part: nn.Linear, first: bool) -> Layer:
+    weight, bias = part.weight.detach(), part.bias.detach()
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        return F.linear(x, weight, bias), x
+
+    def backward(gradient: Tensor, x: Tensor) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
+        own = gradient.t().mm(x), gradient.sum(0)
+        return None if first else gradient.mm(weight), own
+
+    return forward, backward
+
+
+def _relu(part: nn.ReLU, first: bool) -> Layer:
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        result = x.relu() if first else x.relu_()  # no layer before it needs its own output on the way back
+        return result, result
+
+    def backward(gradient: Tensor, result: Tensor) -> tuple[Tensor | None, tuple[()]]:
+        return _aten.threshold_backward.default(gradient, result, 0), ()
+
+    return forward, backward
+
+
+def _flatten(part: nn.Flatten, first: bool) -> Layer:
+    def forward(x: Tensor) -> tuple[Tensor, torch.Size]:
+        return x.flatten(part.start_dim, part.end_dim), x.shape
+
+    def backward(gradient: Tensor, shape: torch.Size) -> tuple[Tensor, tuple[()]]:
+        return gradient.view(shape), ()
+
+    return forward, backward
+
+
+def _conv_pool(part: ConvPool, first: bool) -> Layer:
+    weight, bias = part.weight.detach(), part.bias.detach()  # type: ignore[union-attr]  # one without a bias is not known
+    forward = first_forward if first else later_forward
+
+    def backward(gradient: Tensor, saved: tuple[Tensor, ...]) -> tuple[Tensor | None, tuple[Tensor, Tensor]]:
+        if first:
+            return None, first_backward(gradient, saved)
+        above, *own = later_backward(gradient, saved)
+        return above, (own[0], own[1])
+
+    return lambda x: forward(x, weight, bias), backward
+
+
+LAYERS: Mapping[type[nn.Module], Callable[[Any, bool], Layer]] = {
+    nn.Linear: _linear,
+    nn.ReLU: _relu,
+    nn.Flatten: _flatten,
+    ConvPool: _conv_pool,
+}
