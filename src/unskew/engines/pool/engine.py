@@ -8,28 +8,24 @@ import os
 import selectors
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
-
-from torch import Tensor
 
 from unskew.core.context import neutral
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
-from unskew.core.roster import Roster
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Outcome, Progress, Tensors, TestPart, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.pool.process import Worker, unpack
+from unskew.engines.pool.process import Worker
 from unskew.engines.pool.shared import SharedFile
+from unskew.engines.work import DEATHS, Work, length_of
 from unskew.round.client_memory import ClientMemory, Slots
 
 FILES = 12  # open at one time while a worker is started, beside those that stay
 FILES_OF_WORKER = 6  # that stay open: its line, its life line, its results, its standard error
-DEATHS = 3  # how often a visit may take its worker with it before it counts as failed
-WAITING_BYTES = 512 * 2**20  # results held back because an earlier visit is not done yet
 
 
 class Pool:
@@ -67,7 +63,7 @@ class Pool:
         begin = {"begin": job, "weights": self._weights.write(shared), "seed": key.seed, "key": list(key.path)}
         for worker in self._workers:
             worker.send(begin)
-        work = _Work(self._slots.assign(visits), [_length(self.roster, job, visit) for visit in visits])
+        work = Work(self._slots.assign(visits), [length_of(self.roster, job, visit) for visit in visits])
         with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
@@ -114,7 +110,7 @@ class Pool:
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker
 
-    def _feed(self, worker: Worker, work: "_Work") -> None:
+    def _feed(self, worker: Worker, work: Work) -> None:
         """Give a worker its next task; a second one only while many are open, so that the last do not queue."""
         while worker.ready and (slot := worker.free_slot()) is not None:
             if worker.tasks and len(work.open) < 4 * len(self._workers):
@@ -124,7 +120,7 @@ class Pool:
             worker.tasks[slot] = place
             worker.send({"place": place, "slot": slot, "visit": asdict(work.visits[place])})
 
-    def _hear(self, worker: Worker, work: "_Work", begin: dict[str, Any]) -> None:
+    def _hear(self, worker: Worker, work: Work, begin: dict[str, Any]) -> None:
         while True:
             message = worker.line.receive()
             if message is None:
@@ -137,7 +133,7 @@ class Pool:
             if not worker.line.waiting():
                 return
 
-    def _take(self, worker: Worker, message: dict[str, Any], work: "_Work") -> None:
+    def _take(self, worker: Worker, message: dict[str, Any], work: Work) -> None:
         place, slot = message["place"], message["slot"]
         if worker.tasks.get(slot) != place:
             raise RuntimeError(f"a worker answered for visit {place}, which it was not given")
@@ -149,7 +145,7 @@ class Pool:
             work.finish(place, *worker.result(slot, message.get("layout")), receipt=message.get("receipt"))
         del worker.tasks[slot]
 
-    def _replace(self, worker: Worker, work: "_Work", begin: dict[str, Any]) -> None:
+    def _replace(self, worker: Worker, work: Work, begin: dict[str, Any]) -> None:
         """A worker died: another takes its place and its visits are done again."""
         self._selector.unregister(worker.line.connection)
         self._workers.remove(worker)
@@ -163,86 +159,3 @@ class Pool:
         for place in places:
             work.worker_died(place, reason)
         self._start(worker.number).send(begin)
-
-
-@dataclass
-class _Work:
-    """The state of one map_sum: what is open, what is running, what is waiting to be added."""
-
-    visits: Sequence[Visit | TestPart]
-    lengths: Sequence[int]
-    open: list[int] = field(init=False)
-    added: int = 0  # visits up to here are in the sum, or have failed
-    waiting: dict[int, tuple[Layout, Tensor] | None] = field(default_factory=dict)
-    deaths: dict[int, int] = field(default_factory=dict)
-    failures: dict[int, str] = field(default_factory=dict)
-    receipts: dict[int, str] = field(default_factory=dict)  # by client
-    layout: Layout | None = None
-    total: Tensor | None = None
-
-    def __post_init__(self) -> None:
-        self.open = sorted(
-            range(len(self.visits)), key=lambda place: (self.lengths[place], -place)
-        )  # taken from the end
-
-    @property
-    def done(self) -> bool:
-        return self.added == len(self.visits)
-
-    def next_place(self) -> int | None:
-        """The longest open visit whose result could still be held back if it came too early."""
-        size = 8 * self.total.numel() if self.total is not None else 1
-        reach = self.added + max(64, WAITING_BYTES // size)
-        for at in range(len(self.open) - 1, -1, -1):
-            if self.open[at] < reach:
-                return self.open.pop(at)
-        return None
-
-    def finish(self, place: int, layout: Layout, vector: Tensor, receipt: str | None) -> None:
-        visit = self.visits[place]
-        if receipt is not None and isinstance(visit, Visit):
-            self.receipts[visit.client] = receipt
-        # a result that is next is added in place; one that is early is copied, since its slot will be reused
-        self.waiting[place] = (layout, vector if place == self.added else vector.clone())
-        self._add_what_is_next()
-
-    def fail(self, place: int, reason: str) -> None:
-        self.failures[place] = reason
-        self.waiting[place] = None
-        self._add_what_is_next()
-
-    def worker_died(self, place: int, reason: str) -> None:
-        self.deaths[place] = self.deaths.get(place, 0) + 1
-        if self.deaths[place] < DEATHS:
-            self.open.append(place)
-        else:
-            self.fail(place, f"its worker process died {DEATHS} times ({reason})")
-
-    def outcome(self) -> Outcome:
-        failures = tuple(_failure(self.visits[place], self.failures[place]) for place in sorted(self.failures))
-        sums: Sums = {} if self.layout is None or self.total is None else unpack(self.layout, self.total)
-        return Outcome(sums, failures, self.receipts)
-
-    def _add_what_is_next(self) -> None:
-        while self.added in self.waiting:
-            result = self.waiting.pop(self.added)
-            if result is not None:
-                layout, vector = result
-                if self.total is None:
-                    self.layout, self.total = layout, vector.clone()
-                elif layout != self.layout:
-                    raise ValueError("sums with other entries cannot be added")
-                else:
-                    self.total += vector
-            self.added += 1
-
-
-def _failure(visit: Visit | TestPart, reason: str) -> Failure:
-    return Failure(visit.client, reason, visit.repeat) if isinstance(visit, Visit) else Failure(None, reason)
-
-
-def _length(roster: Roster, job: str, visit: Visit | TestPart) -> int:
-    """How long a visit takes beside others, in examples: the long ones are begun first."""
-    if isinstance(visit, TestPart) or job.partition(" ")[0] != "train":
-        return 1
-    return roster.size(visit.client) if visit.take is None else visit.take

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from unskew.core.tensors import Layout
-from unskew.core.types import Sums
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
 from unskew.round.client_memory import ClientMemory
 
@@ -98,11 +97,3 @@ class Worker:
         self._errors.close()
         for each in self._results:
             each.close()
-
-
-def unpack(layout: Layout, vector: Tensor) -> Sums:
-    """The sums by name, as views of the one vector."""
-    return {
-        name: vector[offset // 8 : offset // 8 + torch.Size(shape).numel()].view(shape)
-        for name, _, shape, offset in layout
-    }
