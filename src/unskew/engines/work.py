@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,3 +109,8 @@ def unpack(layout: Layout, vector: Tensor) -> Sums:
         name: vector[offset // 8 : offset // 8 + torch.Size(shape).numel()].view(shape)
         for name, _, shape, offset in layout
     }
+
+
+def visit_from(fields: dict[str, Any]) -> Visit | TestPart:
+    """The visit, or the part of the test images, that crossed as these fields."""
+    return Visit(**fields) if "client" in fields else TestPart(**fields)

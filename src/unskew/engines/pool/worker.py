@@ -6,18 +6,18 @@
 import socket
 import sys
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, TestPart, Visit
+from unskew.core.types import Failure
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
+from unskew.engines.work import visit_from
 from unskew.round.jobs import attempt, find_job
 
 
@@ -43,7 +43,7 @@ def main(line: int, data: int, weights: int, *others: int) -> None:
         slot = message["slot"]
         answer = {"place": message["place"], "slot": slot}
         try:
-            result = attempt(side, work, shared, _visit(message["visit"]), key)
+            result = attempt(side, work, shared, visit_from(message["visit"]), key)
         except StorageFailure as error:
             parent.send(answer | {"storage": str(error), "lost": isinstance(error, LostMemory)})
             continue
@@ -56,7 +56,3 @@ def main(line: int, data: int, weights: int, *others: int) -> None:
         # a layout is long and nearly always the same as the last one
         parent.send(answer if layout == told[slot] else answer | {"layout": layout})
         told[slot] = layout
-
-
-def _visit(fields: dict[str, Any]) -> Visit | TestPart:
-    return Visit(**fields) if "client" in fields else TestPart(**fields)
