@@ -164,7 +164,7 @@ class _Follower:
         if not self._ending.acquire(blocking=False):
             return
         if self._writer is not None and self._place.rank == 1:
-            os.write(2, f"unskew: rank 0 has ended ({reason}); resume its run with: unskew resume RUN\n".encode())
+            os.write(2, f"unskew: rank 0 is lost: {reason}; resume its run with: unskew resume RUN\n".encode())
         if self._writer is not None or self._working:
             os._exit(1)
         self._inbox.put(None)

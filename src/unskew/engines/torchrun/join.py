@@ -123,18 +123,17 @@ def _key(rank: int) -> str:
 @cache
 def _store(place: Launched) -> Store:
     """Where the ranks leave each other short notes: torchrun's own, or rank 0's where another program started them."""
-    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         store = TCPStore(
-            host, int(port), is_master=master, timeout=timedelta(seconds=COME_SECONDS), wait_for_workers=False,
+            place.host, place.port, is_master=master, timeout=timedelta(seconds=COME_SECONDS), wait_for_workers=False,
             multi_tenant=True,
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         said = str(error).partition("\n")[0][:300]
         raise UserError(
-            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0's machine at MASTER_ADDR={host}, "
-            f"MASTER_PORT={port} ({said}); is that its address, and is the port open?"
+            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0's machine at {place.host}, port "
+            f"{place.port} ({said}); is that its address, and is the port open?"
         ) from error
     if place.rank == 0:
         atexit.register(_dismiss, store)
@@ -178,7 +177,7 @@ def _connect(store: Store, place: Launched) -> None:
         if "gloo" not in (kinds := dist.get_backend_config()):
             raise UserError(f"torch.distributed was begun with {kinds}; give it cpu:gloo, or leave it to unskew")
         return
-    if INTERFACE not in os.environ and (name := _interface()) and not (place.several_machines and name == "lo"):
+    if INTERFACE not in os.environ and (name := _interface(place)) and not (place.several_machines and name == "lo"):
         os.environ[INTERFACE] = name
     try:
         dist.init_process_group(
@@ -193,11 +192,11 @@ def _connect(store: Store, place: Launched) -> None:
         ) from error
 
 
-def _interface() -> str | None:
-    """The network interface of this machine's address as seen from MASTER_ADDR; None: gloo looks for one itself."""
+def _interface(place: Launched) -> str | None:
+    """The network interface of this machine's address as rank 0's machine sees it; None: gloo looks for one itself."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])))  # sends nothing
+            probe.connect((place.host, place.port))  # sends nothing
             own = socket.inet_aton(probe.getsockname()[0])
             for _, name in socket.if_nameindex():
                 try:

@@ -15,6 +15,8 @@ class Launched:
 
     rank: int
     ranks: int
+    host: str  # where the ranks find each other: on rank 0's machine
+    port: int
     local_rank: int = 0  # among those on this machine
     local_ranks: int = 1
     by_torchrun: bool = False  # which ends the ranks of a machine when one of them dies
@@ -34,7 +36,8 @@ def launched() -> Launched:
             f"{LINE} …, or give --engine auto"
         )
     place = Launched(
-        _number("RANK"), _number("WORLD_SIZE"), _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1),
+        _number("RANK"), _number("WORLD_SIZE"), os.environ["MASTER_ADDR"], _number("MASTER_PORT"),
+        _number("LOCAL_RANK", 0), _number("LOCAL_WORLD_SIZE", 1),
         by_torchrun="TORCHELASTIC_RUN_ID" in os.environ,
     )  # fmt: skip
     if not place.rank < place.ranks:

@@ -1,7 +1,8 @@
 """Messages between two ranks over torch.distributed: JSON, and raw tensors beside it. Nothing is pickled.
 
-A message is its length, its JSON, and the bytes of its tensors in pieces. What crosses is on the CPU, so gloo carries
-it whatever the ranks compute with. Whoever writes also tells that it is alive, every second.
+A message begins with a frame of one size: the length of its JSON, and the JSON as far as it fits. Then come the rest of
+it and the bytes of its tensors, in pieces. What crosses is on the CPU, so gloo carries it whatever the ranks compute
+with. Whoever writes also tells that it is alive, every second.
 """
 
 import json
@@ -23,6 +24,8 @@ Message = dict[str, Any]
 ALIVE = "alive"  # the message that says nothing else
 BEAT = 1.0  # seconds between such messages
 PIECE = 16 * 2**20  # bytes that are sent at once: one piece must come within the time that a rank may be silent
+FRAME = 512  # bytes: most messages fit, and each transfer costs more than these
+LENGTH = 8  # bytes of the frame that say how long the JSON is
 LONGEST = 2**30  # bytes of JSON
 TAG = 1  # of all our messages
 FOREVER = 30 * 24 * 3600.0  # seconds
@@ -59,19 +62,29 @@ class Writer:
                 if due is None:
                     return
                 _send(self._rank, *due)
+        except ConnectionAbortedError:
+            return
         except ConnectionError as error:
             self._lost(str(error))
 
 
 def receive(rank: int, seconds: float = FOREVER) -> tuple[Message, list[Tensor]]:
-    """The next message of that rank; ConnectionError where it is gone, or silent for so long."""
-    length = torch.empty(1, dtype=torch.int64)
-    _take(length, rank, seconds)
-    if not 0 < length.item() <= LONGEST:
-        raise ConnectionError(f"what it sends is no message: a length of {int(length)}")
-    text = torch.empty(int(length), dtype=torch.uint8)
-    _take(text, rank, seconds)
-    message: Message = json.loads(text.numpy().tobytes())
+    """The next message of that rank; ConnectionError where it is gone, or silent for so long.
+
+    Gloo then closes the connections to all ranks: the others that wait get a ConnectionAbortedError, which says nothing
+    about their rank.
+    """
+    frame = bytearray(FRAME)
+    _take(torch.frombuffer(frame, dtype=torch.uint8), rank, seconds)
+    length = int.from_bytes(frame[:LENGTH], "little")
+    if not 0 < length <= LONGEST:
+        raise ConnectionError(f"what it sends is no message: {length} bytes of JSON")
+    text = frame[LENGTH : LENGTH + length]
+    if more := length - len(text):
+        rest = bytearray(more)
+        _take(torch.frombuffer(rest, dtype=torch.uint8), rank, seconds)
+        text += rest
+    message: Message = json.loads(text)
     tensors = []
     for size in message.pop("bytes", ()):
         tensors.append(torch.empty(size, dtype=torch.uint8))
@@ -96,9 +109,11 @@ def from_bytes(content: Tensor, dtype: str, shape: list[int]) -> Tensor:
 def _send(rank: int, message: Message, tensors: tuple[Tensor, ...]) -> None:
     contents = [as_bytes(each) for each in tensors]
     sizes = {"bytes": [each.numel() for each in contents]} if contents else {}
-    text = bytearray(json.dumps(message | sizes).encode())
-    _give(torch.tensor([len(text)]), rank)
-    _give(torch.frombuffer(text, dtype=torch.uint8), rank)
+    text = json.dumps(message | sizes).encode()
+    framed = bytearray(len(text).to_bytes(LENGTH, "little") + text.ljust(FRAME - LENGTH))
+    _give(torch.frombuffer(framed, dtype=torch.uint8, count=FRAME), rank)
+    if len(framed) > FRAME:
+        _give(torch.frombuffer(framed, dtype=torch.uint8, offset=FRAME), rank)
     for content in contents:
         for start in range(0, content.numel(), PIECE):
             _give(content[start : start + PIECE], rank)
@@ -110,7 +125,7 @@ def _give(tensor: Tensor, rank: int) -> None:
         assert work is not None
         work.wait(timedelta(seconds=FOREVER))  # the one who reads notices a silent rank
     except RuntimeError as error:
-        raise ConnectionError(_reason(error)) from error
+        raise _loss(error) from error
 
 
 def _take(tensor: Tensor, rank: int, seconds: float) -> None:
@@ -119,14 +134,16 @@ def _take(tensor: Tensor, rank: int, seconds: float) -> None:
         assert work is not None
         work.wait(timedelta(seconds=seconds))
     except RuntimeError as error:
-        raise ConnectionError(_reason(error, seconds)) from error
+        raise _loss(error, seconds) from error
 
 
-def _reason(error: RuntimeError, seconds: float = FOREVER) -> str:
+def _loss(error: RuntimeError, seconds: float = FOREVER) -> ConnectionError:
     """Gloo's complaint in few words."""
     said = str(error)
+    if "imeout caused pair closure" in said:
+        return ConnectionAbortedError(said)
     if "imed out" in said:
-        return f"nothing was heard of it for {format_duration(seconds)}"
+        return ConnectionError(f"nothing was heard of it for {format_duration(seconds)}")
     if "losed by peer" in said or "reset by peer" in said or "roken pipe" in said:
-        return "its connection closed"
-    return said.partition("\n")[0][:200]
+        return ConnectionError("its connection closed")
+    return ConnectionError(said.partition("\n")[0][:200])

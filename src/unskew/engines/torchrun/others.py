@@ -165,6 +165,8 @@ class Others:
                     return
                 if ALIVE not in message:
                     self._hear(other, message, contents)
+        except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
+            return
         except ConnectionError as error:
             self._lose(other, str(error))
         except Exception as error:  # noqa: BLE001  raised again in the main thread
@@ -211,7 +213,7 @@ class Others:
 
     def _lose(self, other: _Other, reason: str) -> None:
         if not other.left:
-            lost = UserError(f"{other.known.name} has ended ({reason}); {GO_ON}")
+            lost = UserError(f"{other.known.name} is lost: {reason}; {GO_ON}")
             self._tell(lost, SIGNAL_SECONDS * other.known.ended_with_us)
 
     def _tell(self, error: BaseException | None, wait: float = 0.0) -> None:
