@@ -98,9 +98,19 @@ class PlainProcess:
         self.folder.cleanup()
 
 
-def large_clients(images, repeats):
+def ten_large(images):
     found = partition("dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes))
-    rows, speed, best = against_plain(images, Population.from_partition(found), repeats, "10 large clients")
+    return Population.from_partition(found)
+
+
+def hundred_small(images):
+    client = np.full(len(images.train), -1, np.int32)
+    client[:1300] = np.arange(1300) // 13
+    return Population.from_partition(Partition(client, 100, "blocks", 0))
+
+
+def large_clients(images, repeats):
+    rows, speed, best = against_plain(images, ten_large(images), repeats, "10 large clients")
     remark = "batch 64, one epoch, crops and flips"
     return [
         *rows,
@@ -110,10 +120,7 @@ def large_clients(images, repeats):
 
 
 def small_clients(images, repeats):
-    client = np.full(len(images.train), -1, np.int32)
-    client[:1300] = np.arange(1300) // 13
-    population = Population.from_partition(Partition(client, 100, "blocks", 0))
-    rows, speed, best = against_plain(images, population, repeats, "100 clients of 13")
+    rows, speed, best = against_plain(images, hundred_small(images), repeats, "100 clients of 13")
     return [
         *rows,
         at_least("100 clients of 13: pool / better plain", speed["pool"] / best, "", 0.9),

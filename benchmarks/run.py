@@ -17,6 +17,7 @@ import frozen
 import methods
 import million
 import population
+import ranks
 import reliability
 import rounds
 import tables
@@ -54,6 +55,7 @@ def main():
         "analysis": lambda: analysis.suite(images),
         "frozen": lambda: frozen.suite(images),
         "reliability": lambda: reliability.suite(options.repeats),
+        "torchrun": lambda: ranks.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),
     }
     if unknown := [name for name in options.only if name not in suites]:

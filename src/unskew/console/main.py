@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import unskew
+from unskew import engines
 from unskew.console import comparison as comparing
 from unskew.console import many, over_seeds
 from unskew.console.check import check, note_unsealed
@@ -107,13 +108,15 @@ def calibrate(
         ),
     ],
     engine: Annotated[
-        str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")
+        str | None, typer.Option(help="auto | loop | pool | torchrun | package.module:function (default: the run's).")
     ] = None,
     workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Where the data sets are now (default: as for the run).")] = None,
     device: Device = None,
 ) -> None:
     """Make new classifiers for a finished run, one for each METHOD; the run's own weights stay as they are."""
+    engines.check_command(engine)
+    engines.work_beside(engine)
     note_unsealed([path])
     screen = Screen(out)
     result = finished.calibrate_run(

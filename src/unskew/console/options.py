@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unskew import engines
 from unskew.runs.options import OPTIONS, Option
 
 
@@ -23,6 +24,9 @@ def with_options(
         @functools.wraps(command)
         def called(**values: Any) -> None:
             given = {name: values.pop(name) for name in names}
+            if "engine" in given:
+                engines.check_command(given["engine"])
+                engines.work_beside(given["engine"])
             command(options={name: value for name, value in given.items() if value is not None}, **values)
 
         parameters = []

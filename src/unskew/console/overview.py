@@ -20,7 +20,6 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     config, images, sizes = seen.config, seen.images, seen.population.sizes
     channels, height, width = images.shape
     kind = "grey" if channels == 1 else "colour"
-    where = counted(seen.workers, "worker") if seen.workers else "this process"
     return [
         (
             "data",
@@ -47,7 +46,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         *([("start", f"the classifier of {config.start}")] if config.start else []),
         *(("", f"note: {note}") for note in (*_overruled(seen), *_stopping(config))),
         *_baseline(seen),
-        ("engine", f"{seen.engine} ({where}), seed {config.seed}"),
+        ("engine", f"{seen.engine} ({seen.processes.words}), seed {config.seed}"),
         (
             "needs",
             f"{format_bytes(seen.memory_bytes)} of memory (data {format_bytes(seen.data_bytes)}) and "

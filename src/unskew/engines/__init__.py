@@ -19,18 +19,24 @@ from unskew.core import text
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.key import Key, seeded
-from unskew.core.machine import deterministic, synchronize
+from unskew.core.machine import deterministic, device_count, resolve_device, synchronize, worker_device
 from unskew.core.plugins import load_function
 from unskew.core.types import Engine, Tensors
+from unskew.core.units import counted
 from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
 from unskew.engines.pool.engine import Pool
 from unskew.engines.pool.shared import SharedFile
+from unskew.engines.torchrun.engine import Ranks
+from unskew.engines.torchrun.follower import follow
+from unskew.engines.torchrun.join import expect, gather
+from unskew.engines.torchrun.launch import check_command as check_command
+from unskew.engines.torchrun.launch import launched
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.local_optimizers import optimizer
 
-LATER = ("stacked", "torchrun", "flower")
+LATER = ("stacked", "flower")
 
 START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imports PyTorch
 
@@ -72,7 +78,21 @@ def open_pool(setup: EngineSetup) -> Engine:
     return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret)
 
 
-ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}
+def open_torchrun(setup: EngineSetup) -> Engine:
+    """The processes that torchrun started, on this machine and on others; this one is rank 0."""
+    place, device = launched(), resolve_device(setup.blueprint.device)
+    others = gather(place, processors=device.type == "cpu")
+    data = with_shares(setup.data, place.local_ranks)
+    whole = replace(setup.blueprint, device=str(device))  # of which each rank takes its part
+    own = replace(whole, device=worker_device(device, device_count(device), place.local_rank))
+    return Ranks(whole, data, replace(setup, blueprint=own, data=data).client_side(), others)
+
+
+ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {
+    "loop": open_loop,
+    "pool": open_pool,
+    "torchrun": open_torchrun,
+}
 NAMES = ("auto", *ENGINES)
 PARTS = ("roster", "map_sum", "accept", "sync", "pin", "close")  # what an engine must have
 
@@ -123,9 +143,45 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
 
 
 def rehearse(name: str, setup: EngineSetup) -> None:
-    """Open and close an engine of another package: one that cannot work is refused before a run folder is made."""
+    """Refuse an engine that cannot work before a run folder is made; one of another package is opened and closed."""
     if ":" in name:
         open_engine(name, setup).close()
+    elif name == "torchrun":
+        gather(launched(), processors=resolve_device(setup.blueprint.device).type == "cpu")
+
+
+def work_beside(name: object) -> None:
+    """In a process that torchrun started beside the one that has the run: work for that one, and end with it."""
+    if name == "torchrun":
+        place = launched()
+        if place.rank > 0:
+            follow(place)
+        expect(place)
+
+
+def inherited(name: str) -> str:
+    """The engine for a command on a run that was made with this one: torchrun must be asked for each time."""
+    return "auto" if name == "torchrun" else name
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of an engine."""
+
+    count: int
+    working: int  # those that do clients' work
+    copies: int  # of the data, in the memory of all
+    words: str
+
+
+def processes(name: str, workers: int) -> Processes:
+    """What an engine takes, before it is opened."""
+    if name == "pool":
+        return Processes(1 + workers, workers, 2, counted(workers, "worker"))
+    if name == "torchrun":
+        ranks = launched().ranks
+        return Processes(ranks, ranks, ranks, counted(ranks, "rank"))
+    return Processes(1, 1, 1, "this process")
 
 
 def _call(name: str) -> text.Call:

@@ -116,7 +116,7 @@ def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
     options = {key: value for key, value in asdict(seen.config).items() if value is not None}
     known = {
         "engine": seen.engine,
-        "workers": seen.workers,
+        "workers": seen.processes.count - 1,
         "emd": seen.emd,
         "partition_hash": seen.partition.hash,
         "parameters": seen.parameters,

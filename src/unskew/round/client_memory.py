@@ -35,11 +35,15 @@ class ClientMemory:
         """What the client kept at its last visit; nothing at its first."""
         if visit.ticket is None:
             return {}
-        slot, checksum = _read_ticket(visit.ticket)
-        content = self._read(slot, visit.client)
+        return views(self.content(visit.ticket, visit.client), self._layout)
+
+    def content(self, ticket: str, client: int) -> bytearray:
+        """The bytes that are kept under a ticket, for a process that does not share the file."""
+        slot, checksum = _read_ticket(ticket)
+        content = self._read(slot, client)
         if zlib.crc32(content) != checksum:
-            raise LostMemory(f"client {visit.client}'s saved state is damaged on disk; {START_A_NEW_RUN}")
-        return views(content, self._layout)
+            raise LostMemory(f"client {client}'s saved state is damaged on disk; {START_A_NEW_RUN}")
+        return content
 
     def values(self, visited: Visited) -> Tensors:
         """What the methods keep of this visit."""
@@ -54,6 +58,10 @@ class ClientMemory:
         content = bytearray(self.slot_bytes)
         for name, view in views(content, self._layout).items():
             view.copy_(values[name])
+        return self.put(slot, content)
+
+    def put(self, slot: int, content: bytearray) -> str:
+        """Write what ``content`` gave into the slot; the ticket that reads it back."""
         start, done = slot * self.slot_bytes, 0
         with storage_failures():
             while done < self.slot_bytes:

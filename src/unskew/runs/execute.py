@@ -54,7 +54,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     first, progress = _beginning(prepared, side, path)
     workers = min(config.workers or default_workers(config.device), len(first_visits(prepared)))
     chosen = _choose(prepared, side, workers, config.rounds - first.round)
-    observe(overview(prepared, path, first, data, chosen, workers if chosen == "pool" else 0))
+    observe(overview(prepared, path, first, data, chosen, engines.processes(chosen, workers)))
     with ExitStack() as stack, memories_named(path):
         metrics, during = _growing(path, first, progress)
         stack.callback(metrics.close)

@@ -72,6 +72,7 @@ def calibrate_run(
     Each is written as soon as it is ready, so that an interrupt loses at most the one under way. A run that was given
     ``data``, ``model`` or ``method`` as values from Python needs the same values again.
     """
+    engines.work_beside(engine)
     path = usable_path(path)
     result = read_result(path)
     if odd := [
@@ -184,7 +185,7 @@ def prepared_of(
         data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
         data_dir=config.data_dir if data_dir is None else str(data_dir),
         cache_dir=os.environ.get(CACHE_VARIABLE) or config.cache_dir,  # the run's own may have been another machine's
-        engine=config.engine if engine is None else engine,
+        engine=engines.inherited(config.engine) if engine is None else engine,
         workers=config.workers if workers is None else workers,
         device=config.device if device is None else device,
     )

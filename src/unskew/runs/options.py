@@ -192,7 +192,9 @@ class Config:
         "auto", "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
         "of 64 pixels or more.", metavar="NAME", choices=AUGMENTATIONS, added_later=True,
     )  # fmt: skip
-    engine: str = _work("auto", "auto | loop | pool | package.module:function", metavar="NAME", check=check_name)
+    engine: str = _work(
+        "auto", "auto | loop | pool | torchrun | package.module:function", metavar="NAME", check=check_name
+    )
     workers: int | None = _count(
         None, "Processes of the pool.", otherwise="one for each core, or each GPU", decides=False
     )

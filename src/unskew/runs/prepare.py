@@ -20,6 +20,7 @@ from unskew.data.scan import Say
 from unskew.data.sources import load, load_examples
 from unskew.data.tables import cache_of, silent
 from unskew.data.validation import with_validation
+from unskew.engines import Processes
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
@@ -49,7 +50,7 @@ class Overview:
     population: Population
     emd: float
     engine: str
-    workers: int
+    processes: Processes
     parameters: int
     first_round: int
     local: Local
@@ -156,7 +157,9 @@ def split(config: Config, examples: Examples, kept: str | None = None, given: Gi
     )
 
 
-def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, engine: str, workers: int) -> Overview:
+def overview(
+    prepared: Prepared, path: Path, state: ServerState, data: Tensors, engine: str, processes: Processes
+) -> Overview:
     """What the run will be; its memory is an estimate."""
     model = tensors.count_bytes(state.tensors)
     memory = tensors.count_bytes(state.memory | state.sent)
@@ -174,7 +177,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         population=prepared.population,
         emd=prepared.emd,
         engine=engine,
-        workers=workers,
+        processes=processes,
         parameters=sum(v.numel() for name, v in state.tensors.items() if name.startswith("params/")),
         first_round=state.round + 1,
         local=prepared.algorithm.local,
@@ -185,9 +188,7 @@ def overview(prepared: Prepared, path: Path, state: ServerState, data: Tensors, 
         baseline=prepared.baseline,
         unlike_baseline=_differences(prepared) if prepared.baseline else (),
         data_bytes=own,
-        memory_bytes=PROCESS_BYTES * (1 + workers)
-        + own * (2 if workers else 1)
-        + (model * 8 + plans) * max(1, workers),
+        memory_bytes=PROCESS_BYTES * processes.count + own * processes.copies + (model * 8 + plans) * processes.working,
         disk_bytes=2 * (model + memory)
         + model
         + 300 * prepared.config.rounds

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from unskew import engines
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
@@ -99,6 +100,7 @@ def plan_seeds(
     home: Path = Path(), **options: Any,
 ) -> Plan:  # fmt: skip
     """The runs that are asked for, and how far each is; a folder that has something else is refused now."""
+    engines.work_beside(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
     if options.get("seed") is not None:

@@ -50,6 +50,8 @@ class FinishedRun:
         workers: int | None = None, device: str | None = None, say: Say | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        if engine == "torchrun":
+            raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
         self.config = configs.read_run(self.path)

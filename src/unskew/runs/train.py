@@ -53,6 +53,7 @@ def run(
     place = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
+    engines.work_beside(config.engine)
     prepared = prepare(config, given=given, say=_telling(observe))
     del given  # a partition of millions of examples would be kept twice
     _rehearse(prepared)
@@ -77,6 +78,7 @@ def resume(
 
     ``values`` are the data, model and method of a run that was given them from Python.
     """
+    engines.work_beside(engine)
     path = usable_path(path)
     if path.is_dir() and not (path / CONFIG).exists() and is_blank(path):
         raise UserError(
@@ -95,7 +97,7 @@ def resume(
             config,
             on_failure=on_failure or config.on_failure,
             device=device or config.device,
-            engine=engine or config.engine,
+            engine=engine or engines.inherited(config.engine),
             workers=config.workers if workers is None else workers,
             data_dir=str(data_dir) if data_dir else config.data_dir,
             cache_dir=str(cache_dir) if cache_dir else config.cache_dir,

@@ -72,6 +72,8 @@ def _asked(
     if not share > 0:
         raise UserError(f"--validation {share:g}: a sweep never looks at the test images; give a share above 0")
     config = configs.checked(replace(config, validation=float(share)))
+    if config.engine == "torchrun":
+        raise UserError("--engine torchrun: a sweep spreads its runs over this machine's cores; leave --engine out")
     numbers = parse_seeds(seeds if seeds is not None else listed or [config.seed])
     if trials is not None and not 1 <= trials <= MAX_SETTINGS:
         raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")

@@ -1,0 +1,104 @@
+"""The engine of rank 0, which has the run: it does visits itself and gives the other ranks visits to do.
+
+Results are added in the order of the visits, so that the number of ranks does not change a bit of the sum. What a
+client keeps goes to the rank that does its visit and comes back with the result: all of it is in rank 0's file, so
+that a run can go on with another number of ranks, or in another engine.
+"""
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+
+from unskew.core.context import neutral
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.tensors import laid_out
+from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Visit
+from unskew.engines.blueprint import Blueprint
+from unskew.engines.jobs import JOBS
+from unskew.engines.malloc import keep_freed_memory
+from unskew.engines.torchrun.join import Known
+from unskew.engines.torchrun.others import Others
+from unskew.engines.work import Work, length_of
+from unskew.round.client import ClientSide
+from unskew.round.client_memory import Slots
+from unskew.round.jobs import attempt, find_job
+
+_AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
+
+
+class Ranks:
+    """This process and the other ranks. One that dies ends the run, which can be resumed."""
+
+    def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Known]) -> None:
+        keep_freed_memory()
+        self.roster = side.population.roster
+        self.progress: Progress | None = None
+        self._side, self._slots = side, Slots()
+        self._closed = False
+        opening = {
+            "open": blueprint.to_json() if others else {},
+            "secret": side.secret.hex(),
+            "remembers": side.memory is not None,
+        }
+        if not _AT_WORK.acquire(blocking=False):
+            raise UserError("--engine torchrun: the other ranks already work for another run of this process")
+        self._others = Others(others, side.memory)
+        try:
+            self._others.open(opening, data)
+        except BaseException:
+            self.close()
+            raise
+
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
+    ) -> Outcome:
+        """Spread the visits over the ranks, the long ones first, and add the results in the visits' order."""
+        found = find_job(job, JOBS)
+        work = Work(self._slots.assign(visits), [length_of(self.roster, job, visit) for visit in visits])
+        layout, values = laid_out(shared)
+        begin = {"begin": job, "weights": layout, "seed": key.seed, "key": list(key.path)}
+        try:
+            with neutral():
+                self._others.begin(work, begin, values)
+                while (place := self._others.next_own(work, self.progress)) is not None:
+                    result = attempt(self._side, found, shared, work.visits[place], key)
+                    if isinstance(result, Failure):
+                        self._others.fail(place, result.reason)
+                    else:
+                        self._others.finish(place, result.packed.layout, result.packed.vector, result.receipt)
+        except KeyboardInterrupt:
+            raise self._others.instead_of_interrupt() from None
+        finally:
+            self._others.end()
+        outcome = work.outcome()
+        self._slots.give_back(work.visits, outcome.receipts)
+        return outcome
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
+        self._slots.accept(superseded)
+
+    def sync(self) -> None:
+        """Make every memory durable."""
+        if self._side.memory is not None:
+            self._side.memory.sync()
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others."""
+        tickets = list(tickets)
+        if self._side.memory is not None:
+            self._side.memory.require(tickets)
+        self._slots.pin(tickets)
+
+    def close(self) -> None:
+        """Let the other ranks wait for another run, and close the memories' file."""
+        if self._closed:
+            return
+        self._closed = True
+        self._others.close()
+        _AT_WORK.release()
+        if self._side.memory is not None:
+            self._side.memory.close()
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # on its way out, between two jobs
+            raise self._others.instead_of_interrupt() from None

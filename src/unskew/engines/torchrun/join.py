@@ -1,0 +1,228 @@
+"""Coming together: each rank says what it is, rank 0 looks whether they can give the same bits, gloo connects them."""
+
+import atexit
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from unskew.core.errors import UserError
+from unskew.engines.torchrun.launch import Launched
+
+COME_SECONDS = 180.0  # that rank 0, when it is ready, waits for the others
+CONNECT_SECONDS = 60.0
+POLL_SECONDS = 0.05
+BEGIN = "unskew/begin"  # in the store: rank 0's word
+GO, NOT_NEEDED = "go", "not needed"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
+SAME_PROCESSOR = "set ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 for all ranks"
+
+Facts = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What rank 0 knows of another rank before that one works."""
+
+    rank: int
+    name: str  # as messages have it
+    ended_with_us: bool  # whether torchrun ends this process too when that one dies
+
+
+def facts() -> Facts:
+    """What must be the same in every rank for the same bits, and who this one is."""
+    return {
+        "machine": socket.gethostname(),
+        "process": str(os.getpid()),
+        "group": os.environ.get("GROUP_RANK", ""),  # the ranks that one torchrun has started
+        "Unskew": _source(),
+        "PyTorch": torch.__version__,
+        "NumPy": np.__version__,
+        "Python": ".".join(platform.python_version_tuple()[:2]),
+        "processor": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def _source() -> str:
+    """Of the package's own code: a version number is the same before and after a change."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[2]
+    for file in sorted(package.rglob("*.py")):
+        digest.update(file.relative_to(package).as_posix().encode() + b"\0" + file.read_bytes())
+    return f"of source {digest.hexdigest()[:12]}"
+
+
+def expect(place: Launched) -> None:
+    """On rank 0: let the others come; those that were not needed leave when this process ends."""
+    if place.ranks > 1:
+        _store(place)
+
+
+def gather(place: Launched, *, processors: bool) -> list[Known]:
+    """On rank 0: the other ranks, connected; they are refused where they would not give the same bits.
+
+    ``processors`` says whether they compute on those, so that others would give other bits.
+    """
+    others, own = range(1, place.ranks), facts()
+    if not others:
+        return []
+    store = _store(place)
+    _wait_for(store, others)
+    said: dict[int, Facts] = {rank: json.loads(store.get(_key(rank))) for rank in others}
+    known = [
+        Known(rank, name_of(rank, each), place.by_torchrun and each["group"] == own["group"])
+        for rank, each in said.items()
+    ]
+    if store.check([BEGIN]):  # connected since an earlier run of this process
+        return known
+    _require_same(own, said, processors)
+    store.set(BEGIN, GO)
+    _interruptible(lambda: _connect(store, place))
+    return known
+
+
+def come(place: Launched) -> bool:
+    """On another rank: wait until rank 0 has begun, then connect; False where it ended before."""
+    store = _store(place)
+    store.set(_key(place.rank), json.dumps(facts()))
+    try:
+        while not store.check([BEGIN]):
+            time.sleep(POLL_SECONDS)
+        if store.get(BEGIN) != GO.encode():
+            return False
+    except RuntimeError:  # the store has gone, and rank 0 with it
+        return False
+    _connect(store, place)
+    return True
+
+
+def name_of(rank: int, known: Facts) -> str:
+    """A rank as a message names it."""
+    return f"rank {rank} on {known['machine']} (process {known['process']})"
+
+
+def _key(rank: int) -> str:
+    return f"unskew/rank/{rank}"
+
+
+@cache
+def _store(place: Launched) -> Store:
+    """Where the ranks leave each other short notes: torchrun's own, or rank 0's where another program started them."""
+    master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        store = TCPStore(
+            place.host, place.port, is_master=master, timeout=timedelta(seconds=COME_SECONDS), wait_for_workers=False,
+            multi_tenant=True,
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        said = str(error).partition("\n")[0][:300]
+        raise UserError(
+            f"rank {place.rank} on {socket.gethostname()} cannot reach rank 0's machine at {place.host}, port "
+            f"{place.port} ({said}); is that its address, and is the port open?"
+        ) from error
+    if place.rank == 0:
+        atexit.register(_dismiss, store)
+    return store
+
+
+def _dismiss(store: Store) -> None:
+    """Nobody waits for a rank 0 that ends without work for the others."""
+    try:
+        if not store.check([BEGIN]):
+            store.set(BEGIN, NOT_NEEDED)
+    except RuntimeError:  # the store has ended before
+        return
+
+
+def _wait_for(store: Store, others: Iterable[int]) -> None:
+    end = time.monotonic() + COME_SECONDS
+    while missing := [rank for rank in others if not store.check([_key(rank)])]:
+        if time.monotonic() > end:
+            words = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))} have"
+            raise UserError(
+                f"{words} not come within {COME_SECONDS:.0f} s; was the same command with --engine torchrun started on "
+                "every machine, and did it fail there?"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def _require_same(own: Facts, others: dict[int, Facts], processors: bool) -> None:
+    for rank, known in others.items():
+        for what in ("Unskew", "PyTorch", "NumPy", "Python", *(["processor"] if processors else [])):
+            if known[what] != own[what]:
+                do = SAME_PROCESSOR if what == "processor" else f"install the same {what} on both"
+                raise UserError(
+                    f"{name_of(rank, known)} has {what} {known[what]}, {name_of(0, own)} has {own[what]}: the same "
+                    f"bits need the same; {do}"
+                )
+
+
+def _connect(store: Store, place: Launched) -> None:
+    if dist.is_initialized():
+        if "gloo" not in (kinds := dist.get_backend_config()):
+            raise UserError(f"torch.distributed was begun with {kinds}; give it cpu:gloo, or leave it to unskew")
+        return
+    if INTERFACE not in os.environ and (name := _interface(place)) and not (place.several_machines and name == "lo"):
+        os.environ[INTERFACE] = name
+    try:
+        dist.init_process_group(
+            "gloo", store=PrefixStore("unskew", store), rank=place.rank, world_size=place.ranks,
+            timeout=timedelta(seconds=CONNECT_SECONDS),
+        )  # fmt: skip
+    except RuntimeError as error:
+        said = str(error).partition("\n")[0][:300]
+        raise UserError(
+            f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({said}); name the network "
+            f"interface that they share on each machine, as in {INTERFACE}=eth0, and open its ports between them"
+        ) from error
+
+
+def _interface(place: Launched) -> str | None:
+    """The network interface of this machine's address as rank 0's machine sees it; None: gloo looks for one itself."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((place.host, place.port))  # sends nothing
+            own = socket.inet_aton(probe.getsockname()[0])
+            for _, name in socket.if_nameindex():
+                try:
+                    answer = fcntl.ioctl(probe, ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
+                except OSError:  # it has no address
+                    continue
+                if answer[20:24] == own:
+                    return name
+    except OSError:  # a name that does not resolve, another operating system
+        return None
+    return None
+
+
+def _interruptible(work: Callable[[], None]) -> None:
+    """Do it in a thread: what waits inside PyTorch does not notice an interrupt."""
+    errors: list[BaseException] = []
+
+    def attempt() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001  it is raised below
+            errors.append(error)
+
+    thread = Thread(target=attempt, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(POLL_SECONDS)
+    if errors:
+        raise errors[0]

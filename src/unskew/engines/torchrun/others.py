@@ -1,0 +1,236 @@
+"""The other ranks as rank 0 sees them: opened, given visits, heard, noticed when they die."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from threading import Thread
+
+import torch
+from torch import Tensor
+
+from unskew.core.errors import LostMemory, StorageFailure, UserError
+from unskew.core.tensors import Layout
+from unskew.core.types import Progress, Tensors, Visit
+from unskew.engines.torchrun.join import Known
+from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
+from unskew.engines.torchrun.signals import Signals
+from unskew.engines.work import Work
+from unskew.round.client_memory import ClientMemory
+
+AHEAD = 2  # visits that a rank has at once: one under way, one waiting, so that it is never idle
+SILENT_SECONDS = 15.0  # after which a rank that says nothing counts as lost
+CLOSE_SECONDS = 5.0  # that the others have to say goodbye
+SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
+GO_ON = "the run can go on with any number of ranks, or without torchrun"
+
+
+@dataclass
+class _Other:
+    known: Known
+    writer: Writer = field(init=False)
+    ready: bool = False
+    left: bool = False  # whether it said that it ends
+    tasks: set[int] = field(default_factory=set)  # places of the visits that it was given
+    layout: Layout | None = None  # of its last result: it is nearly always the same
+
+
+class Others:
+    """The other ranks. One thread listens to each; what they find is told to the main thread when it asks."""
+
+    def __init__(self, known: Sequence[Known], memory: ClientMemory | None) -> None:
+        self._memory = memory
+        self._changed = threading.Condition()  # guards what follows
+        self._work: Work | None = None
+        self._number = 0  # of the job: an answer to an earlier one is of no use
+        self._busy = False  # whether the main thread is in a visit of its own
+        self._error: BaseException | None = None  # the first that a thread met
+        self._wait = 0.0  # for the signal that torchrun is about to send, in seconds
+        self._interrupted = False  # whether another rank was told to end
+        self._signals = Signals()
+        self._closing = False
+        self._others = [_Other(each) for each in known]
+        for other in self._others:
+            other.writer = Writer(other.known.rank, partial(self._lose, other))
+        self._listeners = [Thread(target=self._listen, args=(other,), daemon=True) for other in self._others]
+        for listener in self._listeners:
+            listener.start()
+
+    def open(self, opening: Message, data: Tensors) -> None:
+        """Give every rank all that it needs for any client's work, and wait until they have it."""
+        for other in self._others:
+            other.writer.send(opening)
+            for name, value in data.items():
+                kind = str(value.dtype).removeprefix("torch.")
+                other.writer.send({"tensor": name, "dtype": kind, "shape": list(value.shape)}, value)
+            other.writer.send({"build": True})
+        with self._changed:
+            while not all(other.ready for other in self._others):
+                self._raise_what_happened()
+                self._changed.wait()
+
+    def begin(self, work: Work, job: Message, shared: Tensor) -> None:
+        """Begin a job with all ranks."""
+        with self._changed:
+            self._work, self._number = work, self._number + 1
+            for other in self._others:
+                other.tasks.clear()
+                other.writer.send(job, shared)
+        self._hand_out()
+
+    def next_own(self, work: Work, progress: Progress | None) -> int | None:
+        """The place of a visit for rank 0 itself, waiting until there is one; None when all are done."""
+        with self._changed:
+            self._busy = False
+            while True:
+                self._raise_what_happened()
+                if progress is not None:
+                    progress(work.added, len(work.visits))
+                if work.done:
+                    return None
+                if (place := work.next_place()) is not None:
+                    self._busy = threading.current_thread() is threading.main_thread()
+                    return place
+                self._changed.wait()
+
+    def finish(self, place: int, layout: Layout, vector: Tensor, receipt: str | None) -> None:
+        """Rank 0's own result."""
+        with self._changed:
+            if self._work is not None:
+                self._work.finish(place, layout, vector, receipt)
+        self._hand_out()
+
+    def fail(self, place: int, reason: str) -> None:
+        """Rank 0's own failure."""
+        with self._changed:
+            if self._work is not None:
+                self._work.fail(place, reason)
+        self._hand_out()
+
+    def end(self) -> None:
+        """The job is over, or given up."""
+        with self._changed:
+            self._work, self._busy = None, False
+
+    def instead_of_interrupt(self) -> BaseException:
+        """What to raise for an interrupt: torchrun sends one when a rank has died, and so do we."""
+        with self._changed:
+            if self._error is None and self._others and not self._closing:
+                self._changed.wait(0.3)
+            return self._error or KeyboardInterrupt()
+
+    def close(self) -> None:
+        """Let them wait for another run."""
+        self._closing = True
+        for other in self._others:
+            other.writer.send({"close": True})
+        for listener in self._listeners:
+            listener.join(CLOSE_SECONDS)
+        for other in self._others:
+            other.writer.finish(CLOSE_SECONDS)
+        self._signals.restore(self._wait)
+
+    def _hand_out(self) -> None:
+        """Give visits to ranks that have room; a second one only while many are open, so that the last do not queue."""
+        given = []
+        with self._changed:
+            work, number = self._work, self._number
+            if work is None:
+                return
+            for other in self._others:
+                while len(other.tasks) < (AHEAD if len(work.open) >= 4 * (len(self._others) + 1) else 1):
+                    if (place := work.next_place()) is None:
+                        break
+                    other.tasks.add(place)
+                    given.append((other, place, work.visits[place]))
+        for other, place, visit in given:
+            kept = self._kept(visit) if isinstance(visit, Visit) else ()
+            other.writer.send({"number": number, "place": place, "visit": asdict(visit)}, *kept)
+
+    def _kept(self, visit: Visit) -> tuple[Tensor, ...]:
+        """What the client kept at its last visit, as bytes."""
+        if self._memory is None or visit.ticket is None:
+            return ()
+        return (torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8),)
+
+    def _listen(self, other: _Other) -> None:
+        try:
+            while True:
+                message, contents = receive(other.known.rank, SILENT_SECONDS)
+                if "closed" in message:
+                    return
+                if "interrupted" in message:
+                    other.left = True
+                    self._tell(None)
+                    return
+                if ALIVE not in message:
+                    self._hear(other, message, contents)
+        except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
+            return
+        except ConnectionError as error:
+            self._lose(other, str(error))
+        except Exception as error:  # noqa: BLE001  raised again in the main thread
+            self._tell(error)
+
+    def _hear(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
+        if "refused" in message:
+            raise UserError(f"{other.known.name}: {message['refused']}")
+        if "storage" in message:
+            kind = LostMemory if message["lost"] else StorageFailure
+            raise kind(f"{other.known.name}: {message['storage']}")
+        if "ready" in message:
+            with self._changed:
+                other.ready = True
+                self._changed.notify_all()
+            return
+        self._take(other, message, contents)
+        self._hand_out()
+
+    def _take(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
+        place = message["place"]
+        with self._changed:
+            work = self._work if message["number"] == self._number else None
+            if work is None:
+                return
+            if place not in other.tasks:
+                raise UserError(f"{other.known.name} answered for a visit that it was not given")
+        receipt = None
+        if len(contents) > 1 and self._memory is not None:
+            visit = work.visits[place]
+            assert isinstance(visit, Visit)
+            assert visit.slot is not None
+            receipt = self._memory.put(visit.slot, bytearray(contents[1].numpy()))
+        with self._changed:
+            other.tasks.discard(place)
+            if "failure" in message:
+                work.fail(place, message["failure"])
+            else:
+                if "layout" in message:  # JSON has no tuples
+                    other.layout = [(name, kind, shape, start) for name, kind, shape, start in message["layout"]]
+                assert other.layout is not None
+                work.finish(place, other.layout, contents[0].view(torch.float64), receipt)
+            self._changed.notify_all()
+
+    def _lose(self, other: _Other, reason: str) -> None:
+        if not other.left:
+            lost = UserError(f"{other.known.name} is lost: {reason}; {GO_ON}")
+            self._tell(lost, SIGNAL_SECONDS * other.known.ended_with_us)
+
+    def _tell(self, error: BaseException | None, wait: float = 0.0) -> None:
+        """Let the main thread know, out of a visit of its own too; without an error, that it should end."""
+        with self._changed:
+            if error is None:
+                self._interrupted = True
+            elif self._error is None and not self._closing:
+                self._error, self._wait = error, wait
+            if self._busy:
+                self._busy = False
+                self._signals.interrupt()
+            self._changed.notify_all()
+
+    def _raise_what_happened(self) -> None:
+        if self._interrupted and self._error is None:
+            self._changed.wait(0.5)  # the interrupt that this process gets itself is on its way, or a rank has died
+        if self._error is not None or self._interrupted:
+            self._signals.ending = True
+            raise self._error or KeyboardInterrupt
