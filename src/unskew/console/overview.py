@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from unskew.core import text
 from unskew.core.types import EVERYONE, Local
-from unskew.core.units import counted, format_bytes
+from unskew.core.units import counted, emd_words, format_bytes
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import sizes_in_words
 from unskew.round.local_optimizers import uses_sgd
@@ -32,7 +32,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         (
             "partition",
             f"{seen.partition.scheme}: {counted(seen.partition.clients, 'client')} of {_sizes(sizes)}, "
-            f"EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+            f"EMD {emd_words(seen.emd)}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *(("", note) for note in seen.model_notes),

@@ -11,7 +11,7 @@ from unskew.charts.svg import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object
 from unskew.core.records import record_from
-from unskew.core.units import counted, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs
 from unskew.runs.client_accuracy import Spread
@@ -50,7 +50,6 @@ class Result:
     engine: str
     accuracy: float
     loss: float
-    emd: float
     examples: int
     seconds: float
     examples_per_second: float
@@ -60,6 +59,7 @@ class Result:
     model: str
     partition_hash: str
     data_sha256: str
+    emd: float | None = None  # None: the labels are at the nodes of a federation
     failures: int = 0
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     baseline: str | None = None  # the run that this one's accuracy is compared with
@@ -123,7 +123,10 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
     rows = [
         ("method", result.method),
-        ("data", f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {result.emd:.2f}"),
+        (
+            "data",
+            f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {emd_words(result.emd)}",
+        ),
         ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:
