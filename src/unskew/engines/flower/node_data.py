@@ -1,7 +1,9 @@
 """What a node brings: its images, which clients they belong to, and how they fit what was agreed."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from unskew import __version__
 from unskew.core.errors import UserError
 from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
@@ -53,7 +54,7 @@ class NodeData:
         images = self.images
         return Description(
             node=self.name,
-            version=__version__,
+            version=_version(),
             clients=tuple(each.facts for each in self.clients),
             classes=images.classes,
             shape=images.shape,
@@ -141,6 +142,12 @@ def read_node_data(name: str, source: Source) -> NodeData:
         for number in source.clients
     ]
     return NodeData(name, images, tuple(clients))
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("unskew")
+    return "unknown"
 
 
 def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) -> Ints:
