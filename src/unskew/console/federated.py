@@ -19,7 +19,7 @@ def serve(exchange: Exchange, run_config: Mapping[str, Any]) -> None:
         result = run_federated(exchange, settings_of(run_config), screen, screen.note)
     except (UserError, ClientFailure) as error:
         sys.stderr.write(f"unskew: {error}\n")
-        raise SystemExit(2) from error
+        raise  # Flower marks its run as failed by that
     finally:
         screen.close()
     out.print(summary(result))

@@ -112,9 +112,7 @@ def _gather(session: Session, wanted: int) -> None:
     least = max(1, session.rules.min_replies)
     told = False
     while exchange.now() < limit:
-        session.connected()
-        for answer in session.post.answers():
-            session.hear(answer)
+        list(session.answers())
         clients = sum(len(said.clients) for said in session.described.values())
         if clients != known:
             known, changed = clients, exchange.now()
@@ -165,11 +163,11 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Sessi
 
 def settings_of(run_config: Mapping[str, Any]) -> Request:
     """What Flower's run configuration asks for."""
-    recipe, out = (Path(str(run_config.get(name, ""))) for name in ("recipe", "out"))
-    if not str(run_config.get("recipe", "")) or not str(run_config.get("out", "")):
+    recipe, out = (Path(str(run_config.get(name) or "")) for name in ("recipe", "out"))
+    if not run_config.get("out") or not (run_config.get("recipe") or run_config.get("resume")):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
-    table = configs.federation_table(recipe) if recipe.exists() else {}
-    values = {**table, **{key: value for key, value in run_config.items() if value not in ("", -1)}}
+    table = configs.federation_table(recipe) if recipe.is_file() else {}
+    values = {**table, **{key: value for key, value in run_config.items() if value}}  # 0 and "": not given
     rules = Rules(
         deadline=float(values.get("deadline", Rules.deadline)),
         min_replies=int(values.get("min-replies", Rules.min_replies)),

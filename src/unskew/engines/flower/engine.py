@@ -13,7 +13,7 @@ from unskew.core.types import EVERYONE, Engine, Failure, Outcome, Progress, Sums
 from unskew.engines.flower.members import Member
 from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
-from unskew.engines.flower.post import Answer
+from unskew.engines.flower.post import SILENT, Answer
 from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results
 from unskew.engines.flower.session import POLL, Session
 from unskew.engines.flower.template import Template
@@ -90,9 +90,10 @@ class FederatedEngine:
         """Ask for every visit once, and wait until each was answered or its time is over."""
         exchange = self._session.post.exchange
         until = exchange.now() + self._session.rules.deadline
+        self._session.look()
         while True:
             self._ask(work, until)
-            for answer in self._session.post.answers():
+            for answer in self._session.answers():
                 self._take(work, answer)
             if self.progress is not None:
                 self.progress(len(work.results), len(work.visits))
@@ -100,7 +101,7 @@ class FederatedEngine:
                 break
             exchange.pause(POLL)
         for place in range(len(work.visits)):
-            work.results.setdefault(place, LeftOut("it did not answer within the deadline", again=True))
+            work.results.setdefault(place, LeftOut(SILENT, again=True))
         work.open.clear()
 
     def _until_enough(self, work: _Work) -> None:
@@ -136,12 +137,13 @@ class FederatedEngine:
         """Send what can be sent now; a visit to a client whose node is not there has failed."""
         if not work.open:
             return
-        connected, places = self._session.connected(), defaultdict[int, list[int]](list)
+        places = defaultdict[int, list[int]](list)
         for place in sorted(work.open):
             member = self._session.members.by_number.get(work.visits[place].client)
-            if member is None or member.node not in connected:
+            away = "is not connected" if member is None else self._session.absent(member.node)
+            if member is None or away is not None:
                 name = "its node" if member is None else f"node {member.node_name}"
-                work.results[place] = LeftOut(f"{name} is not connected", again=True)
+                work.results[place] = LeftOut(f"{name} {away}", again=True)
                 work.open.discard(place)
             else:
                 places[member.node].append(place)
@@ -153,7 +155,7 @@ class FederatedEngine:
         layout = self._template.layout(work.job, work.shared, work.visits[first])
         for node, message in messages.items():
             letters = self._session.post.send(
-                "job", {node: message}, within=until - self._session.post.exchange.now(), body=work.body,
+                "job", {node: message}, until=until, body=work.body,
                 most=most_bytes(layout, work.shared, len(ready[node])), group=str(work.round),
             )  # fmt: skip
             for letter in letters:
@@ -178,9 +180,9 @@ class FederatedEngine:
 
     def _take(self, work: _Work, answer: Answer) -> None:
         if answer.letter.kind != "job":
-            problem = self._session.hear(answer)
-            if problem is not None and answer.letter.kind == "agree":
-                self._fail(work, self._places_of(work, answer.letter.node), LeftOut(problem, again=not answer.bad))
+            if answer.problem is not None and answer.letter.kind == "agree":
+                again = LeftOut(answer.problem, again=not answer.bad)
+                self._fail(work, self._places_of(work, answer.letter.node), again)
             return
         places = work.asked.pop(answer.letter.number, None)
         if places is None:

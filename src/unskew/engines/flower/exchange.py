@@ -9,11 +9,19 @@ from unskew.engines.flower.messages import Envelope
 Reply = Envelope | str  # a text: why there is none
 
 
+@dataclass(frozen=True)
+class Presence:
+    """A node that is connected: the name that its key was registered under, and since when it is there, in any unit."""
+
+    name: str | None = None  # None: the network knows no names
+    since: str = ""
+
+
 class Exchange(Protocol):
     """A network with nodes that come and go; their ids mean nothing beyond it."""
 
-    def nodes(self) -> set[int]:
-        """The nodes that are connected now."""
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
         """Send a message to each of these nodes; the id under which its reply comes, by node. A node that is missing
@@ -38,15 +46,16 @@ class InProcess:
 
     answers: dict[int, Callable[[Envelope], Envelope]]
     between: Callable[[int, Envelope, Envelope], Reply | None] = lambda node, question, reply: reply
+    presence: dict[int, Presence] = field(default_factory=dict)
     sent: int = 0  # bytes down
     received: int = 0  # bytes up
     _waiting: dict[str, tuple[int, Envelope]] = field(default_factory=dict)
     _count: int = 0
     _clock: float = 0.0
 
-    def nodes(self) -> set[int]:
-        """The nodes that are connected now."""
-        return set(self.answers)
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+        return {node: self.presence.get(node, Presence()) for node in self.answers}
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
         """Keep the messages until their replies are asked for."""

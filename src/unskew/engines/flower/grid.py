@@ -11,11 +11,12 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from unskew.engines.flower.exchange import Reply
+from unskew.engines.flower.exchange import Presence, Reply
 from unskew.engines.flower.messages import Envelope
 
 KIND = "query.unskew"  # what our ClientApp answers to
 RECORD = "unskew"
+ONLINE = "online"  # the status of a node whose last heartbeat is not long ago
 TTL = 6 * 3600.0  # seconds that Flower keeps a message for a node that is away; the engine's deadlines are shorter
 
 
@@ -25,9 +26,13 @@ class GridExchange:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def nodes(self) -> set[int]:
-        """The nodes that are connected now."""
-        return set(self._grid.get_node_ids())
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+        return {
+            node.node_id: Presence(node.name or None, node.last_activated_at)
+            for node in self._grid.get_nodes()
+            if node.status in ("", ONLINE)
+        }
 
     def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
         """Push the messages; the id of each, by node."""

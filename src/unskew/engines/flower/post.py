@@ -11,6 +11,8 @@ from unskew.engines.flower.messages import MAX_BODY, BadMessage, Body, field, op
 from unskew.engines.flower.numbers import STARTS
 
 NOTHING = Body([], b"")
+SHORT = 120.0  # seconds that a description may take, or setting up a run
+SILENT = "it did not answer within the deadline"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Answer:
     tensors: Sequence[tuple[str, Tensor]] = ()
     problem: str | None = None
     bad: bool = False  # whether the reply itself is at fault
+    silent: bool = False  # whether none came in time
+    late: bool = False  # whether one came after its time: it does not count
 
 
 class Post:
@@ -42,17 +46,20 @@ class Post:
         self.exchange, self.run = exchange, run
         self._next = start * STARTS
         self._waiting: dict[str, Letter] = {}
+        self._late: dict[str, Letter] = {}  # whose time is over; an answer shows that the node works again
 
     def send(
-        self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, within: float, body: Body = NOTHING,
-        most: int = MAX_BODY, group: str = "",
+        self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
+        body: Body = NOTHING, most: int = MAX_BODY, group: str = "",
     ) -> list[Letter]:  # fmt: skip
-        """Send a message of this kind to each node; what could not be sent has no letter."""
+        """Send a message of this kind to each node, whose answers count ``until`` then; what could not be sent has no
+        letter."""
+        until = self.exchange.now() + SHORT if until is None else until
         envelopes, letters = {}, {}
         for node, fields in messages.items():
             number, self._next = self._next, self._next + 1
             envelopes[node] = with_body({"kind": kind, "run": self.run, "number": number, **fields}, body)
-            letters[node] = Letter(node, number, kind, self.exchange.now() + within, most)
+            letters[node] = Letter(node, number, kind, until, most)
         ids = self.exchange.send(envelopes, group)
         self._waiting |= {ids[node]: letters[node] for node in ids}
         return [letters[node] for node in ids]
@@ -62,11 +69,12 @@ class Post:
         return [letter for letter in self._waiting.values() if kind in (None, letter.kind)]
 
     def answers(self) -> Iterator[Answer]:
-        """What has come since the last time, and letters whose time is over."""
-        for name, reply in self.exchange.receive(list(self._waiting)).items():
-            letter = self._waiting.pop(name, None)
-            if letter is None:
+        """What has come since the last time, and letters whose time is over; what comes after that is only ``late``."""
+        for name, reply in self.exchange.receive([*self._waiting, *self._late]).items():
+            if name in self._late:
+                yield Answer(self._late.pop(name), {}, late=True)
                 continue
+            letter = self._waiting.pop(name)
             if isinstance(reply, str):
                 yield Answer(letter, {}, problem=reply)
                 continue
@@ -79,4 +87,5 @@ class Post:
                 yield Answer(letter, {}, problem=f"its reply is refused: {error}", bad=True)
         now = self.exchange.now()
         for name in [name for name, letter in self._waiting.items() if letter.until <= now]:
-            yield Answer(self._waiting.pop(name), {}, problem="it did not answer within the deadline")
+            letter = self._late[name] = self._waiting.pop(name)
+            yield Answer(letter, {}, problem=SILENT, silent=True)

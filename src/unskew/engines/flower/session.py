@@ -1,18 +1,18 @@
 """The server's view of the federation: who is there, what was agreed, keeping both up to date while a run goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from unskew.core.types import Tensors
 from unskew.engines.flower.agreement import Agreement, Description
+from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.members import Member, Members
 from unskew.engines.flower.messages import BadMessage, Body, field
 from unskew.engines.flower.post import Answer, Post
 
 LOOK = 2.0  # seconds between looks at who is connected
 POLL = 0.1  # seconds between looks for replies
-SHORT = 120.0  # seconds that a description may take, or setting up a run
 
 Say = Callable[[str], None]
 
@@ -40,24 +40,50 @@ class Session:
         self._agreed: dict[int, str] = {}  # by node, the agreement that it has confirmed
         self._refused: dict[int, str] = {}
         self._looked = -LOOK
-        self._connected: set[int] = set()
+        self._there: Mapping[int, Presence] = {}
+        self._silent: dict[int, Presence] = {}  # nodes that did not answer, as they were connected then
         self._open = True  # whether what nodes describe makes them members
 
-    def connected(self) -> set[int]:
-        """The nodes that are there; looked up again from time to time. New ones are asked to describe themselves."""
+    def look(self) -> None:
+        """See who is connected, from time to time. New nodes are asked to describe themselves."""
         now = self.post.exchange.now()
-        if now - self._looked >= LOOK:
-            self._looked, self._connected = now, self.post.exchange.nodes()
-            asked = {letter.node for letter in self.post.waiting("describe")}
-            for gone in [node for node in self._refused if node not in self._connected]:
-                del self._refused[gone]  # when it comes back it may fit
-            known = self.described.keys() | asked | self._refused.keys()
-            self.ask_to_describe({node for node in self._connected if node not in known})
-        return self._connected
+        if now - self._looked < LOOK:
+            return
+        self._looked, before, self._there = now, self._there, self.post.exchange.nodes()
+        for node in [node for node in self._silent if self._silent[node] != self._there.get(node)]:
+            del self._silent[node]
+        changed = {node for node in before if before[node] != self._there.get(node)}
+        for node in changed:  # gone, or gone and back: it may bring something else
+            self._refused.pop(node, None)
+            self.described.pop(node, None)
+        asked = {letter.node for letter in self.post.waiting("describe")}
+        known = self.described.keys() | asked | self._refused.keys() | self._silent.keys()
+        new = {node: dict[str, Any]() for node in sorted(self._there) if node not in known}
+        self.post.send("describe", new, group="describe")
 
-    def ask_to_describe(self, nodes: set[int]) -> None:
-        """Ask these nodes what they bring."""
-        self.post.send("describe", {node: {} for node in sorted(nodes)}, within=SHORT, group="describe")
+    def answers(self) -> Iterator[Answer]:
+        """What has come to the jobs; answers to the session's own questions are taken on the way."""
+        self.look()
+        for answer in self.post.answers():
+            node = answer.letter.node
+            if answer.silent and node in self._there:
+                self._silent[node] = self._there[node]
+            else:
+                self._silent.pop(node, None)
+            if not answer.late:
+                if answer.letter.kind != "job":
+                    answer = replace(answer, problem=self._hear(answer))
+                yield answer
+
+    def absent(self, node: int) -> str | None:
+        """Why the node cannot be asked now; None where it can."""
+        if node not in self._there:
+            return "is not connected"
+        if node in self._silent:
+            return "has not answered since its last deadline"
+        if node in self._refused:
+            return f"is left out: {self._refused[node]}"
+        return None if node in self.described else "has not said what it brings since it came back"
 
     def agree_on(self, agreement: Agreement, frozen: Tensors) -> None:
         """What every member is told before its first job; ``numbers`` are filled in for each node."""
@@ -70,7 +96,7 @@ class Session:
             return True
         if node not in {letter.node for letter in self.post.waiting("agree")}:
             message = {node: {"agreement": agreement.to_json()}}
-            self.post.send("agree", message, within=SHORT, body=self._frozen, group="agree")
+            self.post.send("agree", message, body=self._frozen, group="agree")
         return False
 
     def forget_agreement(self, node: int) -> None:
@@ -83,7 +109,7 @@ class Session:
             raise RuntimeError("nothing was agreed on yet")
         return replace(self._agreement, numbers={each.name: each.number for each in self.members.of_node(node)})
 
-    def hear(self, answer: Answer) -> str | None:
+    def _hear(self, answer: Answer) -> str | None:
         """Take an answer to a question of the session's own; the problem where there is one."""
         node, kind = answer.letter.node, answer.letter.kind
         if answer.problem is None and answer.header.get("kind") == "refused":
@@ -119,7 +145,7 @@ class Session:
         name = said.node if said else f"of id {node}"
         self._refused[node] = reason
         self.note(f"node {name} is left out: {reason}")
-        self.post.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, within=SHORT, group="refuse")
+        self.post.send("refuse", {node: {"reason": reason[:2000] or "unknown"}}, group="refuse")
 
     def note(self, line: str) -> None:
         """Say it, and keep it for the round's line in the metrics."""
@@ -133,12 +159,14 @@ class Session:
 
     def finish(self) -> None:
         """Tell the nodes that the run is over; nobody waits for what they say."""
-        there = self.post.exchange.nodes()
-        message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if node in there}
-        self.post.send("finish", message, within=SHORT, group="finish")
+        message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if node in self._there}
+        self.post.send("finish", message, group="finish")
 
     def _describe(self, node: int, said: Description) -> None:
         self.described[node] = said
+        registered = self._there[node].name if node in self._there else None
+        if registered is not None and registered != said.node:
+            raise ValueError(f"its key is registered for node {registered!r}, it calls itself {said.node!r}")
         if (reason := self.fits(said)) is not None:
             raise ValueError(reason)
         if self._open:
@@ -151,7 +179,7 @@ class Session:
             return
         before = {each.name for each in self.members.by_number.values()}
         try:
-            new = self.members.admit(node, said, self._connected)
+            new = self.members.admit(node, said, self._there)
         except ValueError as error:
             self.leave_out(node, str(error))
             return
