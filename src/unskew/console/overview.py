@@ -24,7 +24,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     return [
         (
             "data",
-            f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes)} classes, "
+            f"{images.name}: {_train(seen)}, {_evaluation(seen)}, {len(images.classes)} classes, "
             f"{width}x{height} {kind}",
         ),
         ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
@@ -57,9 +57,17 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     ]
 
 
+def _train(seen: Overview) -> str:
+    """How many training images there are, and whether they are somewhere else."""
+    here = len(seen.images.train)
+    return f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
+
+
 def _evaluation(seen: Overview) -> str:
     """How many images accuracy is measured on, and which."""
     count = len(seen.images.test)
+    if not count:
+        return "test images at the nodes"
     return f"{count:,} of them for validation, no test" if seen.config.validation else f"{count:,} test"
 
 

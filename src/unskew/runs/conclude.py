@@ -28,7 +28,7 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, TEST, VALIDATION, Calibration, Result, to_json
+from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
 from unskew.runs.seals import seal
 
 
@@ -85,7 +85,7 @@ def conclude(
         notes=list(prepared.first_model.notes),
         best_round=best["round"] if best else None,
         stopped_at=len(rows) if len(rows) < config.rounds else None,
-        evaluated_on=VALIDATION if config.validation else TEST,
+        evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
         start=start,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )

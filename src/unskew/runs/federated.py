@@ -6,35 +6,32 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
-from unskew.core.images import ImageSet, Split
+from unskew.core.images import ImageSet
 from unskew.core.types import Engine
-from unskew.data.population import Partition
 from unskew.engines import EngineSetup
-from unskew.engines.flower.agreement import Agreement, Description
+from unskew.engines.flower.agreement import Agreement
 from unskew.engines.flower.engine import FederatedEngine
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.members import Members, roster_of
+from unskew.engines.flower.members import Members
 from unskew.engines.flower.post import Post
 from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
 from unskew.engines.loop import Loop
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
+from unskew.runs.elsewhere import images_of, nodes_of
 from unskew.runs.execute import Observer, execute
 from unskew.runs.federation_file import FEDERATION, Terms, read_terms, terms_bytes
 from unskew.runs.folder import create_run_folder, locked_folder
-from unskew.runs.given import Given, Nodes
+from unskew.runs.given import Given
 from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.result import RESULT, Result
 from unskew.runs.terms import agreed_terms, why_not
 from unskew.runs.train import rehearse
 
-ENGINE = "flower"
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
 
@@ -134,30 +131,16 @@ def _gather(session: Session, wanted: int) -> None:
 
 
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:
-    empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
-    images = ImageSet(
-        name=config.data if own else "the nodes' images",
-        classes=terms.classes,
-        train=empty,
-        test=own.test if own else empty,
-        mean=terms.mean,
-        std=terms.std,
-        augment=terms.augment,
-    )
-    roster = roster_of(known for known in terms.clients.values() if not known.late)
-    client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
-    parts = Partition(client, roster.clients, NODES, config.seed)
-
     def open_engine(setup: EngineSetup) -> Engine:
-        first = prepared
-        agreement = Agreement(
-            terms.run, replace(setup.blueprint, stored=False), terms.classes, first.images.mean, first.images.std, {}
-        )
-        session.agree_on(agreement, first.frozen)
-        template = Template(agreement.blueprint, agreement.mean, agreement.std, first.frozen)
-        return FederatedEngine(session, Loop(setup.client_side()), template, first.algorithm.local.epochs)
+        images, frozen = prepared.images, prepared.frozen
+        blueprint = replace(setup.blueprint, stored=False)
+        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {})
+        session.agree_on(agreement, frozen)
+        template = Template(blueprint, images.mean, images.std, frozen)
+        return FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
 
-    prepared = prepare(config, given=Given(data=images, nodes=Nodes(parts, open_engine, ENGINE)))
+    nodes = replace(nodes_of(terms, config), open_engine=open_engine)
+    prepared = prepare(config, given=Given(data=images_of(terms, config, own), nodes=nodes))
     return prepared
 
 
@@ -167,7 +150,7 @@ def settings_of(run_config: Mapping[str, Any]) -> Request:
     if not run_config.get("out") or not (run_config.get("recipe") or run_config.get("resume")):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
     table = configs.federation_table(recipe) if recipe.is_file() else {}
-    values = {**table, **{key: value for key, value in run_config.items() if value}}  # 0 and "": not given
+    values = {**table, **{key: value for key, value in run_config.items() if value and value != -1}}
     rules = Rules(
         deadline=float(values.get("deadline", Rules.deadline)),
         min_replies=int(values.get("min-replies", Rules.min_replies)),
@@ -175,6 +158,3 @@ def settings_of(run_config: Mapping[str, Any]) -> Request:
     )
     classes = tuple(str(name) for name in values.get("classes", ()))
     return Request(recipe, out, bool(run_config.get("resume", False)), rules, classes)
-
-
-__all__ = ["Description", "Request", "run_federated", "settings_of"]

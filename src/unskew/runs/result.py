@@ -19,7 +19,7 @@ from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
 RESULT = "result.json"
-TEST, VALIDATION = "test", "validation"
+TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"
 MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
@@ -83,7 +83,9 @@ class Result:
     @property
     def measured_on(self) -> str:
         """What accuracy and loss are measured on, in words."""
-        return measured_on(self.evaluated_on == VALIDATION)
+        return "the nodes' own test images" if self.evaluated_on == AT_NODES else measured_on(
+            self.evaluated_on == VALIDATION
+        )
 
     @property
     def history(self) -> list[dict[str, Any]]:
