@@ -9,7 +9,7 @@ from unskew.analysis.measure import Measured, Request, Source
 from unskew.analysis.phrases import bound
 from unskew.analysis.store import stored_measure, stored_or_taken
 from unskew.core.errors import Missing, UserError
-from unskew.core.units import counted, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.report.page import Page, Section
 from unskew.runs.result import VALIDATION
 from unskew.runs.study import FinishedRun
@@ -130,7 +130,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
     facts += [
-        ("EMD", f"{result.emd:.2f}"),
+        ("EMD", emd_words(result.emd)),
         ("clients", f"{result.clients:,}"),
         ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
         ("model", result.model),

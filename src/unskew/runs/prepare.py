@@ -47,7 +47,7 @@ class Overview:
     images: ImageSet
     partition: Partition
     population: Population
-    emd: float
+    emd: float | None  # None: the labels are at the nodes
     engine: str
     workers: int
     parameters: int
@@ -83,9 +83,9 @@ def prepare(
     images = given.data or read_data(config, say)
     model = first_model(config, images, given.model, finished)
     config, images = model.config, model.images
-    parts = split(config, images, kept, given)
-    per_round = config.per_round or parts.clients
-    if per_round > parts.clients:
+    parts = given.nodes.partition if given.nodes else split(config, images, kept, given)
+    per_round = config.per_round or (config.clients if given.nodes else None) or parts.clients
+    if per_round > parts.clients and not given.nodes:
         raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
     filled = replace(
         config,
@@ -117,7 +117,7 @@ def prepare(
     population = Population.from_partition(held)
     return Prepared(
         filled, images, parts, population, blueprint, algorithm, sha256, baseline, model, recordings, start, finished,
-        say,
+        say, given.nodes,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import Config
 from unskew.runs.features import Frozen, stored_features
 from unskew.runs.first_model import FirstModel, first_model, first_weights
+from unskew.runs.given import Nodes
 from unskew.runs.recording import Recorded
 from unskew.runs.result import Result
 
@@ -41,6 +42,7 @@ class Prepared:
     start: Algorithm | None = None  # the calibration that makes the initial classifier
     finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
     say: Say = silent  # progress of what takes long
+    nodes: Nodes | None = None  # where the training images are; None: here
 
     @cached_property
     def first(self) -> Tensors:
@@ -90,8 +92,10 @@ class Prepared:
         return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
 
     @cached_property
-    def emd(self) -> float:
-        """The partition's EMD."""
+    def emd(self) -> float | None:
+        """The partition's EMD; None where the labels are at the nodes."""
+        if self.nodes is not None:
+            return None
         return emd(self.partition.client, self.images.train.labels, len(self.images.classes))
 
     @cached_property
