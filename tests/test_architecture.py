@@ -21,7 +21,7 @@ LAYERS = [
     {"engines"},
     {"runs"},
     {"checks", "analysis", "sweeps"},
-    {"report", "loggers"},
+    {"report", "loggers", "federation"},
     {"console", "api", "extend", "__init__"},
     {"__main__"},
 ]
@@ -151,6 +151,7 @@ def test_only_runs_and_fetch_write_files():
                     writers.append(str(path.relative_to(ROOT)))
     assert set(writers) <= {
         "core/files.py",
+        "federation/logs.py",
         "runs/folder.py",
         "runs/lines.py",
         "runs/manifest.py",

@@ -4,21 +4,20 @@ import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import unskew
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 
 SERVER_APP = "unskew.engines.flower.server_app:app"
 CLIENT_APP = "unskew_node.client_app:app"
 
-# what a run may be given with --run-config; Flower takes no key that does not stand here
+# what a run may be given with --run-config; Flower takes no key that does not stand here, "" and -1 mean not given
 RUN_CONFIG: dict[str, str | bool | float | int] = {
     "recipe": "",
     "out": "",
     "resume": False,
-    "deadline": 0.0,
-    "min-replies": 0,
-    "wait": 0.0,
+    "deadline": -1.0,
+    "min-replies": -1,
+    "wait": -1.0,
 }
 
 _LICENSE = b"Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
@@ -45,7 +44,7 @@ def write_app(folder: Path, *, home: Path, connection: str, recipe: Path, out: P
 
 def client_app_source() -> bytes:
     """The thin app that runs on the nodes: read, not imported, since its package imports PyTorch."""
-    return (Path(unskew.__file__).parent / "engines" / "flower" / "client_app.py").read_bytes()
+    return (Path(__file__).parent.parent / "engines" / "flower" / "client_app.py").read_bytes()
 
 
 def flower_version() -> str:
@@ -54,6 +53,13 @@ def flower_version() -> str:
         return version("flwr")
     except PackageNotFoundError as error:
         raise UserError('flwr is not installed; pip install "unskew[flower]"') from error
+
+
+def _own_version() -> str:
+    try:
+        return version("unskew")
+    except PackageNotFoundError:  # run from its source
+        return "0.0.0"
 
 
 def _project(recipe: Path, out: Path) -> str:
@@ -69,7 +75,7 @@ def _project(recipe: Path, out: Path) -> str:
             "",
             "[project]",
             'name = "unskew-federation"',
-            f'version = "{unskew.__version__}"',
+            f'version = "{_own_version()}"',
             'description = "Federated training on skewed image data"',
             'license = { file = "LICENSE" }',
             f'dependencies = ["flwr>={installed},<{major}.{int(minor) + 1}"]',

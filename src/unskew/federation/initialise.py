@@ -23,7 +23,7 @@ from unskew.federation.folder import (
 )
 
 PORT = 8000
-MAX_MESSAGE = 2**30  # bytes
+MAX_MESSAGE = 1_000_000_000  # bytes
 MADE = "Made by unskew federation init."
 
 _RECIPE = """# What `unskew federation run` trains when it is given no other recipe.
