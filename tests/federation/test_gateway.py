@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import datetime
 import json
 import time
 
@@ -13,7 +14,7 @@ from unskew.federation.certificates import node_key, public_pem
 from unskew.federation.gateway import Gateway
 from unskew.federation.initialise import initialise
 
-ASK, PUSH = "/v1/fleet/pull-messages", "/v1/fleet/push-object"
+ASK, PUSH, JOIN = "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/activate-node"
 
 
 @pytest.fixture
@@ -111,7 +112,8 @@ def test_an_unknown_key_and_no_key_are_refused(call, flower, tmp_path):
     (tmp_path / "x.pub").write_bytes(node_key().public)
     stranger = base64.b64encode(public_pem(tmp_path / "x.pub"))
     for answer in (call(key=stranger), call(node=None), call(key=b"\xff\x00")):
-        assert (answer[0], reason(answer)) == (403, module.NOT_REGISTERED)
+        assert (answer[0], reason(answer)) == (401, module.NOT_REGISTERED)
+    assert call(JOIN, key=stranger)[0] == 400  # with it, a node gives the reason before it ends
     assert flower.requests == []
 
 
@@ -121,7 +123,7 @@ def test_a_key_that_is_taken_away_is_refused_and_one_that_is_added_is_let_in(cal
     assert call(key=key)[0] == 200
     content = federation.public_keys()["a"].read_bytes()
     federation.public_keys()["a"].unlink()
-    assert call(key=key)[0] == 403
+    assert call(key=key)[0] == 401
     (federation.path / "nodes" / "c.pub").write_bytes(content)
     assert call(key=key)[0] == 200
     assert set(json.loads(federation.seen.read_bytes())) == {"a", "c"}
@@ -191,3 +193,12 @@ def test_a_question_is_given_back_after_a_while(call, flower, monkeypatch):
     began = time.monotonic()
     assert call(ASK)[1] == b""
     assert 0.2 < time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(60, "60 s ahead of"), (-400, "400 s behind")])
+def test_a_node_whose_clock_is_wrong_is_told_so_when_it_joins(call, flower, seconds, words):
+    signed = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat().encode()
+    answer = call(JOIN, headers=[(b"flwr-timestamp", signed)])
+    assert (answer[0], reason(answer)) == (400, f"{module.CLOCK}: it is {words} the server's")
+    assert flower.requests == []
+    assert call(JOIN, headers=[(b"flwr-timestamp", b"now")])[0] == 200  # Flower itself refuses what it cannot read

@@ -7,7 +7,7 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 
-SERVER_APP = "unskew.engines.flower.server_app:app"
+SERVER_APP = "unskew_node.server_app:app"
 CLIENT_APP = "unskew_node.client_app:app"
 
 # what a run may be given with --run-config; Flower takes no key that does not stand here, "" and -1 mean not given
@@ -21,6 +21,14 @@ RUN_CONFIG: dict[str, str | bool | float | int] = {
 }
 
 _LICENSE = b"Licensed under the Apache License, Version 2.0: https://www.apache.org/licenses/LICENSE-2.0\n"
+
+# flwr looks for the app when a run is submitted: here it finds it without importing PyTorch
+_SERVER = '''"""What runs on the server: the code is in the installed package."""
+
+from unskew.engines.flower import server_app
+
+app = server_app.app
+'''
 
 _README = """# The Flower app of this federation
 `unskew federation run RECIPE` submits it. Flower's own command does the same:
@@ -38,7 +46,10 @@ def write_app(folder: Path, *, home: Path, connection: str, recipe: Path, out: P
     write_whole(folder / "LICENSE", _LICENSE)
     readme = _README.format(home=home, app=folder, connection=connection, recipe=recipe, out=out)
     write_whole(folder / "README.md", readme.encode())
-    write_whole(folder / "unskew_node" / "__init__.py", b'"""What Flower sends to the nodes."""\n')
+    write_whole(
+        folder / "unskew_node" / "__init__.py", b'"""What Flower loads on the server and sends to the nodes."""\n'
+    )
+    write_whole(folder / "unskew_node" / "server_app.py", _SERVER.encode())
     write_whole(folder / "unskew_node" / "client_app.py", client_app_source())
 
 

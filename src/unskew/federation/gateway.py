@@ -11,6 +11,7 @@ second.
 """
 
 import asyncio
+import datetime
 import json
 import ssl
 import sys
@@ -24,10 +25,14 @@ from unskew.core.units import format_bytes
 from unskew.federation.folder import Federation, read_federation
 from unskew.federation.known_keys import KnownKeys
 
-NOT_REGISTERED = "this node's key is not registered"  # the node's side knows the refusal by these words
+# the node's side knows the refusals by these words
+NOT_REGISTERED = "this node's key is not registered"
+CLOCK = "this node's clock is wrong"
 
 _NODES = "/v1/fleet/"
 _ASKING = "/v1/fleet/pull-messages"
+_JOINING = {"/v1/fleet/activate-node", "/v1/fleet/register-node"}
+_MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
 _HOLD = 20.0  # seconds for which a question is kept open; nodes give up after 30
 _A_RUN_IS_ON = 300.0  # seconds since the last message to any node
 _SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: so much for each waiting node
@@ -90,8 +95,11 @@ class Gateway:
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
         if scope["method"] != "POST" or not scope["path"].startswith(_NODES):
             return 404, "this port is for the nodes of a federation"
+        joining = scope["path"] in _JOINING
         if self._keys.name(headers.get(b"flwr-public-key", b"")) is None:
-            return 403, NOT_REGISTERED
+            return (400 if joining else 401), NOT_REGISTERED  # nodes end at once after a 401, and give a 400's reason
+        if joining and not _MOST_AHEAD < (late := _lateness(headers)) < _MOST_LATE:
+            return 400, f"{CLOCK}: it is {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
         try:
             size = int(headers.get(b"content-length", b"0"))
         except ValueError:
@@ -182,6 +190,15 @@ async def _answer(send: Send, status: int, text: str) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
     await send({"type": "http.response.body", "body": body})
+
+
+def _lateness(headers: dict[bytes, bytes]) -> float:
+    """By how many seconds the time that a node has signed is behind ours; 0 where it does not say."""
+    try:
+        signed = datetime.datetime.fromisoformat(headers[b"flwr-timestamp"].decode("ascii"))
+        return (datetime.datetime.now(datetime.UTC) - signed).total_seconds()
+    except (KeyError, ValueError, TypeError):
+        return 0.0
 
 
 def _peer(scope: Scope) -> str:

@@ -12,13 +12,14 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.federation import flower, network
 from unskew.federation.folder import Node
-from unskew.federation.gateway import NOT_REGISTERED
+from unskew.federation.gateway import CLOCK, NOT_REGISTERED
 from unskew.federation.processes import Child, Group, claim
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
 TAKEN_SECONDS = 120.0  # that Flower may hold the place of a node that was killed, its own limit is 60
 MOST_RESTARTS = 5
+_RAISED = '/flower-supernode", line '  # in a traceback: of Flower's part itself, not of an app
 PARTS = ("both", "service", "supernode")
 
 Say = Callable[[str], None]
@@ -61,6 +62,7 @@ class _Node:
         self._service: Child | None = None
         self._link: Child | None = None
         self._ready = self._connected = False
+        self._broken = False  # whether Flower's part has raised: its process stays, and does nothing any more
         self._doubt = self._lost = False  # whether the server may be gone, whether it is and that has been said
         self._restarts = 0
         self._refused_since: float | None = None
@@ -79,7 +81,9 @@ class _Node:
             if self._service is not None and self._service.code is not None:
                 self._count_restart(self._service)
                 self._start_service()
-            if self._link is not None and self._link.code is not None:
+            if self._link is not None and (self._broken or self._link.code is not None):
+                self._link.ask_to_end()
+                self._link.end()
                 self._after(self._link)
                 self._reach()
                 self._start_link()
@@ -122,7 +126,7 @@ class _Node:
                 return
 
     def _start_link(self) -> None:
-        node, self._connected = self._node, False
+        node, self._connected, self._broken = self._node, False, False
         command = flower.supernode(node, port=network.free_port(), socket=socket_path(node))
         self._link = self._group.start(
             "supernode", command, flower.node_environment(node.flower_home), self._heard_link
@@ -132,6 +136,8 @@ class _Node:
         if "SuperNode ID:" in line and not self._connected:
             self._connected, self._refused_since = True, None
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
+        elif _RAISED in line:
+            self._broken = True
         elif "Connection attempt failed" in line:  # to the server, or between the programs of the node
             self._doubt = True
 
@@ -163,8 +169,8 @@ class _Node:
         if "Failed to activate" in words:
             self._wait_for_place()
             return
-        if "Invalid SuperNode authentication" in words:
-            self._say("the server does not accept the signature; compare the clocks (5 s are allowed); trying again")
+        if CLOCK in words:
+            self._say(next(line for line in words.splitlines() if CLOCK in line) + "; set it; trying again")
             time.sleep(20.0)
             return
         self._count_restart(link)

@@ -40,7 +40,7 @@ def submit(
     }
     file = federation.path / "server" / "run-config.toml"
     write_whole(file, toml(config, "What the last run was submitted with.").encode())
-    _follow(federation, file, say)
+    _check_end(federation, _follow(federation, file, say), out)
 
 
 def running(federation: Federation) -> None:
@@ -52,8 +52,8 @@ def running(federation: Federation) -> None:
         raise UserError(f"the server of {federation.path} is not running on this machine; {start}") from error
 
 
-def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> None:
-    log, run, complaint = Log(federation.logs / "run.log"), "", ""
+def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> "_Followed":
+    followed = _Followed(Log(federation.logs / "run.log"))
     process = subprocess.Popen(
         list(flower.run_command(federation, config)),
         env=flower.environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000"),
@@ -63,36 +63,49 @@ def _follow(federation: Federation, config: Path, say: Callable[[str], None]) ->
         stderr=subprocess.STDOUT,
         start_new_session=True,  # an interrupt reaches us alone
     )
+    assert process.stdout is not None
     try:
-        assert process.stdout is not None
-        for raw in process.stdout:
-            line = log.write(raw)
-            if started := _STARTED.search(line):
-                run = started[1]
-            if line.startswith("unskew: "):
-                complaint = line.removeprefix("unskew: ")
-            elif line and run and not _FLOWERS_OWN.match(line):
-                say(line)
+        with process.stdout as printed:
+            for raw in printed:
+                if line := followed.hear(raw):
+                    say(line)
         process.wait()
     except BaseException:
         process.kill()
-        if run:
+        process.wait()
+        if followed.run:
             with suppress(UserError):
-                flower.stop_run(federation, run)
+                flower.stop_run(federation, followed.run)
         raise
-    if not run:
-        raise UserError(f"the run was not accepted; {log.path} ends with:\n" + "\n".join(log.last(8)))
-    _check_end(federation, run, complaint, log)
+    return followed
 
 
-def _check_end(federation: Federation, run: str, complaint: str, log: Log) -> None:
+class _Followed:
+    """What a run has printed so far, and the number that Flower gave it."""
+
+    def __init__(self, log: Log) -> None:
+        self.log, self.run, self.complaint = log, "", ""
+
+    def hear(self, raw: bytes) -> str:
+        """The line if a person should see it: Flower's own lines are in the log alone."""
+        line = self.log.write(raw)
+        if started := _STARTED.search(line):
+            self.run = started[1]
+        if line.startswith("unskew: "):
+            self.complaint = line.removeprefix("unskew: ")
+            return ""
+        return line if self.run and not _FLOWERS_OWN.match(line) else ""
+
+
+def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:
     """A run that failed is one message: our own where there is one."""
-    about = flower.runs(federation, run)
-    status = str(about[0].get("status", "")) if about else ""
-    if complaint:
-        raise UserError(complaint)
-    if status != "finished:completed":
-        details = str(about[0].get("status-details", "")) if about else ""
-        raise UserError(
-            f"the run ended as {status or 'unknown'}{': ' + details if details else ''}; {log.path} has what it printed"
-        )
+    if not followed.run:
+        raise UserError(f"the run was not accepted; {followed.log.path} ends with:\n" + "\n".join(followed.log.last(8)))
+    if followed.complaint:
+        raise UserError(followed.complaint)
+    if (out / "result.json").exists():
+        return
+    about = flower.runs(federation, followed.run)
+    status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
+    reason = f"{status or 'unknown'}{': ' + details if details else ''}"
+    raise UserError(f"the run ended as {reason}; {followed.log.path} has what it printed")
