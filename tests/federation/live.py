@@ -106,6 +106,12 @@ class Live:
             os.kill(number, signal.SIGKILL)
         self.commands.pop(name).process.wait(30)
 
+    def kill_program(self, name: str, word: str) -> None:
+        """One program of it, the one whose command line has this word."""
+        for number in marked(self.mark(name)):
+            if word in Path(f"/proc/{number}/cmdline").read_text():
+                os.kill(number, signal.SIGKILL)
+
     def run(self, out: Path, recipe: str, say=lambda line: None, **more) -> None:
         file = self.path / f"{out.name}.toml"
         file.write_text(recipe)
