@@ -22,7 +22,7 @@ LAYERS = [
     {"runs"},
     {"checks", "analysis", "sweeps"},
     {"report", "loggers", "federation"},
-    {"console", "api", "extend", "__init__"},
+    {"console", "api", "extend", "flower", "__init__"},
     {"__main__"},
 ]
 LAYER = {name: place for place, layer in enumerate(LAYERS) for name in layer}
