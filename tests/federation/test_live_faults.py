@@ -13,7 +13,6 @@ from live import Command, Live, until
 import unskew
 from unskew.core.errors import UserError
 from unskew.federation.folder import read_node, toml
-from unskew.federation.network import free_port
 
 pytestmark = pytest.mark.heavy
 
@@ -75,8 +74,7 @@ def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live
     run = Run(live, out, recipe(3, 6, "scaffold"), deadline=40.0, min_replies=2)
     until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
     live.kill("c")
-    time.sleep(1)
-    live.start("c")  # Flower keeps its place for up to a minute; the node waits for it
+    live.start("c")
     run.wait()
     assert run.trouble is None, run.said
     rounds = rounds_done(out)
@@ -85,19 +83,20 @@ def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live
     assert answered[:2] == [3, 3]
     assert 2 in answered[2:]
     assert answered[-1] == 3, (answered, run.said)
-    assert any(("c" in line and "does not answer" in line) or "silent" in line for line in run.said), run.said
+    missed = [row for row in rounds if row["clients"] == 2]
+    assert all("c: " in json.dumps(row) for row in missed), missed  # by name, with the reason
 
 
 def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live, tmp_path):
     out = tmp_path / "run"
-    run = Run(live, out, recipe(3, 5, "scaffold"))
+    run = Run(live, out, recipe(3, 5, "scaffold"), min_replies=3)
     until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
     live.kill("server")
     run.wait()
     assert run.trouble is not None
     assert not (out / "result.json").exists()
     live.start("server")
-    live.run(out, recipe(3, 5, "scaffold"), resume=True)
+    live.run(out, recipe(3, 5, "scaffold"), resume=True, min_replies=3)
     result = json.loads((out / "result.json").read_text())
     alone = unskew.run(
         data="digits", partition=f"file:{live.partition}", clients=3, method="scaffold", rounds=5, evaluate_every=5,
@@ -112,17 +111,22 @@ class Relay:
     def __init__(self, target: int) -> None:
         self.whole, self._target = threading.Event(), target
         self.whole.set()
-        self.port = free_port()
-        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target))
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far:
+            back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+            back.start()
+            self._carry(near, far)
+            back.join()
 
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
         with suppress(OSError):
@@ -132,7 +136,6 @@ class Relay:
         for each in (one, other):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()
 
     def close(self) -> None:
         self.whole.set()

@@ -67,6 +67,8 @@ def greet(address: str, authority: Path, *, name: str | None = None) -> None:
     except ssl.SSLCertVerificationError as error:
         why = f"{error.verify_message}; {_advice(error)}"
         raise UserError(f"the server at {address} has a certificate that cannot be trusted: {why}") from error
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise NotReached("the connection was closed") from error
     except ssl.SSLError as error:
         raise UserError(f"what answers at {address} does not speak TLS: it is not this federation's server") from error
     except OSError as error:

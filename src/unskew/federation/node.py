@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.federation import flower, network
+from unskew.federation.farewell import remember, say_farewell
 from unskew.federation.folder import Node
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
 from unskew.federation.processes import Child, Group, claim
@@ -20,6 +22,7 @@ READY_SECONDS = 600.0  # that reading the data may take
 TAKEN_SECONDS = 120.0  # that Flower may hold the place of a node that was killed, its own limit is 60
 MOST_RESTARTS = 5
 _RAISED = '/flower-supernode", line '  # in a traceback: of Flower's part itself, not of an app
+_NUMBER = re.compile(r"SuperNode ID: ([0-9]{1,20})$")
 PARTS = ("both", "service", "supernode")
 
 Say = Callable[[str], None]
@@ -127,14 +130,16 @@ class _Node:
 
     def _start_link(self) -> None:
         node, self._connected, self._broken = self._node, False, False
+        say_farewell(node)
         command = flower.supernode(node, port=network.free_port(), socket=socket_path(node))
         self._link = self._group.start(
             "supernode", command, flower.node_environment(node.flower_home), self._heard_link
         )
 
     def _heard_link(self, line: str) -> None:
-        if "SuperNode ID:" in line and not self._connected:
+        if (found := _NUMBER.search(line)) and not self._connected:
             self._connected, self._refused_since = True, None
+            remember(self._node, found[1])
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
         elif _RAISED in line:
             self._broken = True
