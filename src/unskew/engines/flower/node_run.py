@@ -107,7 +107,7 @@ class NodeRun:
         """Do the job for each visit."""
         job = find_job(asked.job, JOBS)
         if self._memory is not None:
-            self._memory.keep_only([*asked.keep, *(visit.ticket for visit in asked.visits if visit.ticket)])
+            self._memory.clear(asked.visits, asked.keep)
         with neutral():
             return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
 
