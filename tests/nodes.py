@@ -1,4 +1,4 @@
-"""A federation in one process through the real messages: nodes with slices of digits, and a server that runs over them."""
+"""A federation in one process through real messages: nodes with slices of digits, and a server over them."""
 
 import json
 import os

@@ -47,8 +47,8 @@ def test_a_description_has_sizes_and_names_but_no_label_count():
 
 def test_agreements_that_differ_in_anything_have_other_digests():
     others = [
-        replace(AGREED, run="1" * 32), replace(AGREED, classes=("dog", "cat")), replace(AGREED, numbers={"hospital": 1}),
-        replace(AGREED, blueprint=replace(BLUEPRINT, method="fedprox(0.1)")), replace(AGREED, mean=(0.4,)),
+        replace(AGREED, run="1" * 32), replace(AGREED, classes=("dog", "cat")), replace(AGREED, mean=(0.4,)),
+        replace(AGREED, numbers={"hospital": 1}), replace(AGREED, blueprint=replace(BLUEPRINT, method="fedprox(0.1)")),
     ]  # fmt: skip
     assert len({each.digest for each in (AGREED, *others)}) == 6
 

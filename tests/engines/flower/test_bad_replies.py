@@ -1,4 +1,4 @@
-"""A reply that is not what it should be does not count; the others do, and the reason is told with the client's name."""
+"""A reply that is not what it should be does not count; the others do, and the reason is told by name."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Nodes that are slow, go away, come back, come late, or bring what does not fit: rounds go on with those that answer."""
+"""Nodes that are slow, go away, come back, come late, or bring what does not fit: rounds go on without them."""
 
 from dataclasses import replace
 
@@ -138,7 +138,9 @@ def test_the_waiting_has_a_limit_and_the_message_says_what_to_do(nodes, shared):
     engine = engine_over(exchange, rules=Rules(min_replies=3, wait=60))
     del exchange.answers[102]
     before = exchange.now()
-    with pytest.raises(UserError, match="only 2 of the 3 replies that it needs came within 60 seconds.*resume the run"):
+    with pytest.raises(
+        UserError, match=r"only 2 of the 3 replies that it needs came within 60 seconds.*resume the run"
+    ):
         train(engine, shared)
     assert 60 <= exchange.now() - before < 80
 
@@ -184,7 +186,7 @@ def test_a_node_that_was_killed_comes_back_with_its_memory_or_says_that_it_is_lo
     exchange.answers[101] = make_node(tmp_path, 1).answer  # a new process with the same folder
     exchange.presence[101] = Presence(since="again")
     exchange.pause(5)
-    engine.map_sum("evaluate", shared, visits, KEY)  # it describes itself meanwhile
+    engine.map_sum("evaluate", shared, VISITS, KEY)  # it describes itself meanwhile
     ours, theirs = (
         each.map_sum("train", shared, with_tickets(VISITS, before.receipts), Key(0).fold("round", 2), round=2)
         for each, before in ((engine, ours), (loop, theirs))
