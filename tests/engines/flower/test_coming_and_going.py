@@ -88,6 +88,26 @@ def test_a_node_slower_than_the_deadline_is_left_alone_until_it_is_heard_of_agai
     assert train(engine, shared, number=4).failures == ()
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_nobody_waits_for_a_node_that_was_killed_while_it_worked(nodes, shared, comes_back):
+    exchange = exchange_of(nodes, between=lambda node, question, reply: reply)
+    engine = engine_over(exchange, rules=Rules(deadline=600))
+    train(engine, shared)
+
+    def between(node, question, reply):
+        if node != 101 or kind(question) != "job":
+            return reply
+        if comes_back:
+            exchange.presence[101] = Presence(since="again")
+        else:
+            del exchange.answers[101]
+        return None
+
+    exchange.between, before = between, exchange.now()
+    assert reasons(train(engine, shared, number=2)) == {1: "node-1: its node went away before it had answered"}
+    assert exchange.now() - before < 10
+
+
 def test_a_late_reply_does_not_count_but_shows_that_the_node_works(nodes, shared):
     late = []
 

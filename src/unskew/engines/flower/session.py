@@ -54,6 +54,7 @@ class Session:
         for node in [node for node in self._silent if self._silent[node] != self._there.get(node)]:
             del self._silent[node]
         changed = {node for node in before if before[node] != self._there.get(node)}
+        self.post.give_up(changed)
         for node in changed:  # gone, or gone and back: it may bring something else
             self._refused.pop(node, None)
             self.described.pop(node, None)
