@@ -10,7 +10,6 @@ from typing import Any
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.context import neutral
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Failure, Tensors, Visit
@@ -108,8 +107,7 @@ class NodeRun:
         job = find_job(asked.job, JOBS)
         if self._memory is not None:
             self._memory.clear(asked.visits, asked.keep)
-        with neutral():
-            return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
+        return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
 
     def _visited(self, job: Any, shared: Tensors, visit: Visit, key: Key) -> Answered:
         about = {"client": visit.client, "repeat": visit.repeat}
