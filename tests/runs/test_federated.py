@@ -82,6 +82,14 @@ def test_recordings_and_a_start_work_as_in_one_process(tmp_path):
     assert (tmp_path / "run" / "during.jsonl").read_bytes() == (tmp_path / "loop" / "during.jsonl").read_bytes()
 
 
+@pytest.mark.parametrize("options", [{"train": "classifier"}, {"train": "last(2)", "views": 2}])
+def test_a_frozen_part_is_frozen_at_the_nodes_too(tmp_path, options):
+    ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="fedavg + lda", **options)
+    theirs = loop(tmp_path, method="fedavg + lda", **options)
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert accuracies(ours) == accuracies(theirs)
+
+
 def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
     result = federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="fedavg + lda")
     path = tmp_path / "run"

@@ -135,8 +135,8 @@ def _gather(session: Session, wanted: int) -> None:
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:
     def open_engine(setup: EngineSetup) -> Engine:
         images, frozen = prepared.images, prepared.frozen
-        blueprint = replace(setup.blueprint, stored=False)
-        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {})
+        blueprint, views = setup.blueprint, prepared.config.views or 0
+        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
         session.agree_on(agreement, frozen)
         template = Template(blueprint, images.mean, images.std, frozen)
         return FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
