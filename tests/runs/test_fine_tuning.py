@@ -12,7 +12,8 @@ import unskew
 from unskew.checks.small import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
-from unskew.runs import features, first_model
+from unskew.engines import features
+from unskew.runs import first_model
 from unskew.runs.finish import Stage
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}

@@ -21,7 +21,7 @@ def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
     if own is not None and own.shape != terms.shape:
         raise UserError(
             f"the server's test images, {config.data}, are {own.shape[2]}x{own.shape[1]} with {own.shape[0]} channels, "
-            f"the nodes' are {terms.shape[2]}x{terms.shape[1]} with {terms.shape[0]}; give data = \"{NODES}\""
+            f'the nodes\' are {terms.shape[2]}x{terms.shape[1]} with {terms.shape[0]}; give data = "{NODES}"'
         )
     return ImageSet(
         name=config.data if own else "the nodes' images",

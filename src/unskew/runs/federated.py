@@ -1,5 +1,6 @@
 """A run whose clients are the nodes of a federation: waiting for them, agreeing with them, the run folder, resuming."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core.context import neutral
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief, nearest
 from unskew.core.images import ImageSet
 from unskew.core.types import Engine
 from unskew.engines import EngineSetup
@@ -32,6 +33,7 @@ from unskew.runs.result import RESULT, Result
 from unskew.runs.terms import agreed_terms, why_not
 from unskew.runs.train import rehearse
 
+TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
 
@@ -133,8 +135,8 @@ def _gather(session: Session, wanted: int) -> None:
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:
     def open_engine(setup: EngineSetup) -> Engine:
         images, frozen = prepared.images, prepared.frozen
-        blueprint = replace(setup.blueprint, stored=False)
-        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {})
+        blueprint, views = setup.blueprint, prepared.config.views or 0
+        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
         session.agree_on(agreement, frozen)
         template = Template(blueprint, images.mean, images.std, frozen)
         return FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
@@ -145,16 +147,28 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Sessi
 
 
 def settings_of(run_config: Mapping[str, Any]) -> Request:
-    """What Flower's run configuration asks for."""
-    recipe, out = (Path(str(run_config.get(name) or "")) for name in ("recipe", "out"))
-    if not run_config.get("out") or not (run_config.get("recipe") or run_config.get("resume")):
+    """What Flower's run configuration asks for, over what the recipe's table says; 0, -1 and "" mean not given."""
+    given = {name: value for name, value in run_config.items() if value and value != -1}
+    if "out" not in given or not ("recipe" in given or "resume" in given):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
+    recipe, out = Path(str(given.get("recipe", ""))), Path(str(given["out"]))
     table = configs.federation_table(recipe) if recipe.is_file() else {}
-    values = {**table, **{key: value for key, value in run_config.items() if value and value != -1}}
+    if odd := [name for name in table if name not in TABLE_KEYS]:
+        raise UserError(f"{recipe}: [federation] has no {brief(odd[0])}; {nearest(odd[0], TABLE_KEYS)}")
+    values = {**table, **given}
     rules = Rules(
-        deadline=float(values.get("deadline", Rules.deadline)),
-        min_replies=int(values.get("min-replies", Rules.min_replies)),
-        wait=float(values.get("wait", Rules.wait)),
+        deadline=_number(values, "deadline", Rules.deadline),
+        min_replies=int(_number(values, "min-replies", Rules.min_replies, whole=True)),
+        wait=_number(values, "wait", Rules.wait),
     )
-    classes = tuple(str(name) for name in values.get("classes", ()))
-    return Request(recipe, out, bool(run_config.get("resume", False)), rules, classes)
+    classes = values.get("classes", [])
+    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+        raise UserError(f'classes must be a list of texts such as ["cat", "dog"], {brief(classes)} given')
+    return Request(recipe, out, bool(given.get("resume", False)), rules, tuple(classes))
+
+
+def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:
+    value = values.get(name, default)
+    if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+        raise UserError(f"{name} must be {'a whole' if whole else 'a'} number above 0, {brief(value)} given")
+    return float(value)

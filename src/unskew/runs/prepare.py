@@ -1,6 +1,5 @@
 """Before the first round: read the images, make the partition, fill in what the data decides, estimate the costs."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from unskew.data.sources import load
 from unskew.data.tables import cache_of, silent
 from unskew.data.validation import with_validation
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
+from unskew.engines.features import images_sha256
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.schedules import check_rounds
@@ -109,7 +109,7 @@ def prepare(
     )  # fmt: skip
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
-    sha256 = _fingerprint(images)
+    sha256 = images_sha256(images)
     baseline = _baseline(config, sha256) if config.baseline else None
     held = parts
     if filled.validation:
@@ -237,19 +237,6 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
     return Partition(client.astype(np.int32), clients, config.partition, config.seed)
-
-
-def _fingerprint(images: ImageSet) -> str:
-    """SHA-256 over train and test, images and labels."""
-    digest = hashlib.sha256()
-    for part in (images.train, images.test):
-        digest.update(repr(part.images.shape).encode())
-        if isinstance(part.images, np.ndarray):
-            digest.update(np.ascontiguousarray(part.images).data)
-        else:
-            digest.update(part.images.sha256.encode())
-        digest.update(np.ascontiguousarray(part.labels).data)
-    return digest.hexdigest()
 
 
 def _baseline(config: Config, sha256: str) -> Result:

@@ -11,11 +11,11 @@ from unskew.data.population import Clients, Partition, Population, emd
 from unskew.data.scan import Say
 from unskew.data.tables import silent
 from unskew.engines.blueprint import FROZEN, Blueprint, dataset, pixels
+from unskew.engines.features import Frozen, stored_features
 from unskew.models.layers import Network
 from unskew.round.algorithm import Algorithm
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import Config
-from unskew.runs.features import Frozen, stored_features
 from unskew.runs.first_model import FirstModel, first_model, first_weights
 from unskew.runs.given import Nodes
 from unskew.runs.recording import Recorded

@@ -83,8 +83,10 @@ class Result:
     @property
     def measured_on(self) -> str:
         """What accuracy and loss are measured on, in words."""
-        return "the nodes' own test images" if self.evaluated_on == AT_NODES else measured_on(
-            self.evaluated_on == VALIDATION
+        return (
+            "the nodes' own test images"
+            if self.evaluated_on == AT_NODES
+            else measured_on(self.evaluated_on == VALIDATION)
         )
 
     @property

@@ -15,6 +15,7 @@ from unskew.engines.flower.messages import BadMessage, field
 
 MAX_TEXT = 200  # characters of a name
 MAX_COUNT = 2**40
+MAX_VIEWS = 81
 MAX_CLIENTS = 100_000  # of one node
 
 
@@ -83,10 +84,11 @@ class Agreement:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     numbers: Mapping[str, int]  # of the node's clients, by name
+    views: int = 0  # augmented views of each image that are stored behind a frozen part
 
     def to_json(self) -> dict[str, Any]:
         """Plain texts and numbers."""
-        fields = {name: getattr(self, name) for name in ("run", "classes", "mean", "std")}
+        fields = {name: getattr(self, name) for name in ("run", "classes", "mean", "std", "views")}
         return {**fields, "numbers": dict(self.numbers), "blueprint": self.blueprint.to_json()}
 
     @property
@@ -110,7 +112,9 @@ class Agreement:
         blueprint = _blueprint(field(values, "blueprint", dict))
         if blueprint.classes != len(classes):
             raise BadMessage(f"it names {len(classes)} classes for a network of {blueprint.classes}")
-        return Agreement(run_of(values), blueprint, classes, mean, std, numbers)
+        if not 0 <= (views := field(values, "views", int)) <= MAX_VIEWS:
+            raise BadMessage(f"it asks for {views} views of each image")
+        return Agreement(run_of(values), blueprint, classes, mean, std, numbers, views)
 
 
 def run_of(header: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.roster import Roster
@@ -64,9 +65,10 @@ class FederatedEngine:
         if any(visit.client == EVERYONE for visit in asked):
             raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
         work = _Work(job, shared, asked, key, round, Body.of(list(shared.items())), set(range(len(asked))))
-        self._until_answered(work)
-        self._until_enough(work)
-        return self._outcome(work)
+        with neutral():
+            self._until_answered(work)
+            self._until_enough(work)
+            return self._outcome(work)
 
     def accept(self, superseded: Iterable[str]) -> None:
         """A node removes what is superseded when it is told what to keep, with its next job."""

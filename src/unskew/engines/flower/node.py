@@ -11,6 +11,7 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
+from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.core.types import Tensors
@@ -41,7 +42,7 @@ class Node:
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The reply to a message; never raises for what the message says."""
-        with self._lock:
+        with self._lock, neutral():  # one thread: a second one would only wait at every small tensor
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
                 header, tensors = opened(envelope, self._most)

@@ -14,13 +14,11 @@ from torch import Tensor
 from unskew.core.errors import UserError
 from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
-from unskew.core.types import Tensors
 from unskew.data.batches import AUTO, suited
 from unskew.data.partition import partition
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.tables import cache_of
-from unskew.engines.blueprint import dataset
 from unskew.engines.flower.agreement import Agreement, ClientFacts, Description
 
 Ints = npt.NDArray[np.int64]
@@ -39,6 +37,15 @@ class OwnClient:
     def facts(self) -> ClientFacts:
         """What the server is told of it."""
         return ClientFacts(self.name, self.number, len(self.train), len(self.test))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A node's images as a run takes them, which client has which, and by client which test images are its own."""
+
+    images: ImageSet
+    population: Population
+    tests: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,9 @@ class NodeData:
             augmentation=suited(AUTO, images),
         )
 
-    def fitted(self, agreement: Agreement) -> tuple[Tensors, Mapping[int, Tensor]]:
-        """The data as an engine takes them, under the agreed classes, numbers and normalisation; whose test images
-        are whose. Refused where the node has what was not agreed on."""
+    def fitted(self, agreement: Agreement) -> Fitted:
+        """The images under the agreed classes, numbers and normalisation, and whose they are. Refused where the node
+        has what was not agreed on."""
         if set(agreement.numbers) != {each.name for each in self.clients}:
             raise UserError(
                 f"node {self.name}: the agreement numbers other clients than the node has; describe it anew"
@@ -85,7 +92,7 @@ class NodeData:
             offsets[agreement.numbers[each.name] + 1] = len(each.train)
         order = np.concatenate([each.train for each in held]).astype(np.int32)
         tests = {agreement.numbers[each.name]: torch.from_numpy(each.test) for each in held}
-        return dataset(images, Population(order, np.cumsum(offsets))), tests
+        return Fitted(images, Population(order, np.cumsum(offsets)), tests)
 
     def _relabelled(self, part: Split, classes: tuple[str, ...]) -> Split:
         """The same images under the numbers that the agreed classes have."""

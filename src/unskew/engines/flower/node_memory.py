@@ -63,11 +63,14 @@ class NodeMemory:
             raise StorageFailure(f"the client's state cannot be saved: {error}") from error
         return f"{client}.{slot}-{zlib.crc32(content):08x}"
 
-    def keep_only(self, tickets: Iterable[str]) -> None:
-        """Remove what no ticket names."""
-        named = {(int(found[1]), int(found[2])) for ticket in tickets if (found := TICKET.fullmatch(ticket))}
+    def clear(self, visits: Iterable[Visit], tickets: Iterable[str]) -> None:
+        """Of the clients that are about to write a new file, remove those that neither a visit nor a ticket names."""
+        writing = [visit for visit in visits if visit.keep]
+        clients = {visit.client for visit in writing}
+        all_named = [*tickets, *(visit.ticket for visit in writing if visit.ticket)]
+        named = {(int(found[1]), int(found[2])) for ticket in all_named if (found := TICKET.fullmatch(ticket))}
         for client, number in self._files():
-            if (client, number) not in named:
+            if client in clients and (client, number) not in named:
                 with suppress(OSError):
                     self._file(client, number).unlink(missing_ok=True)
 

@@ -10,16 +10,19 @@ from typing import Any
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.context import neutral
 from unskew.core.errors import StorageFailure, UserError
+from unskew.core.images import ImageSet
 from unskew.core.key import Key
+from unskew.core.machine import physical_memory
 from unskew.core.types import Failure, Tensors, Visit
 from unskew.data.batches import check_visit
-from unskew.engines.blueprint import FROZEN, build
+from unskew.data.tables import silent
+from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
+from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.engines.flower.agreement import Agreement
 from unskew.engines.flower.compact import Known, compacted, factor_of
 from unskew.engines.flower.messages import BadMessage, field
-from unskew.engines.flower.node_data import NodeData
+from unskew.engines.flower.node_data import Fitted, NodeData
 from unskew.engines.flower.node_memory import NodeMemory
 from unskew.engines.jobs import JOBS
 from unskew.round.client import ClientSide
@@ -29,6 +32,7 @@ from unskew.round.jobs import Done, attempt, find_job
 MAX_VISITS = 100_000  # in one message
 MAX_REPEAT = 10**9
 MAX_TICKET = 64  # characters
+MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
 OUTSIDE = re.compile(r"[\w.]+:\w+")  # package.module:function
 
 
@@ -63,13 +67,15 @@ class NodeRun:
         local = agreement.blueprint.local
         for what in (agreement.blueprint.method, agreement.blueprint.model, local.schedule, local.optimizer):
             check_plugins(what, plugins)
-        held, tests = data.fitted(agreement)
-        blueprint = replace(agreement.blueprint, device=device)
-        side = build(blueprint, held | tensors.prefixed(frozen, FROZEN))
+        held, blueprint = data.fitted(agreement), replace(agreement.blueprint, device=device)
+        images = held.images
+        if blueprint.stored:
+            blueprint, images = _stored(blueprint, held, frozen, agreement.views)
+        side = build(blueprint, dataset(images, held.population) | tensors.prefixed(frozen, FROZEN))
         self._memory = None
         if side.algorithm.remember:
             self._memory = NodeMemory(folder / "memories", MemoryFormat(side.algorithm.remember, side.weights))
-        self.side: ClientSide = replace(side, memory=self._memory, secret=secret, own_tests=tests)
+        self.side: ClientSide = replace(side, memory=self._memory, secret=secret, own_tests=held.tests)
 
     def asked(self, header: Mapping[str, Any]) -> Asked:
         """What the header of a message asks for; refused where it is not for this node."""
@@ -107,9 +113,8 @@ class NodeRun:
         """Do the job for each visit."""
         job = find_job(asked.job, JOBS)
         if self._memory is not None:
-            self._memory.keep_only([*asked.keep, *(visit.ticket for visit in asked.visits if visit.ticket)])
-        with neutral():
-            return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
+            self._memory.clear(asked.visits, asked.keep)
+        return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
 
     def _visited(self, job: Any, shared: Tensors, visit: Visit, key: Key) -> Answered:
         about = {"client": visit.client, "repeat": visit.repeat}
@@ -149,6 +154,17 @@ class NodeRun:
         if ticket is not None and len(ticket) > MAX_TICKET:
             raise BadMessage(f"the ticket of client {client} is not one")
         return Visit(client, weight, take, repeat, ticket, field(values, "keep", bool))
+
+
+def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> tuple[Blueprint, ImageSet]:
+    """The frozen part's output in the place of the images, computed once; where it is too large, the images."""
+    network = blueprint.whole()
+    tensors.overwrite_some(network, frozen)
+    parts = pixels(blueprint, dataset(held.images, held.population))
+    part = Frozen(blueprint, network, parts, images_sha256(held.images), views)
+    if stored_bytes(held.images, part.cut.shape, views) > physical_memory() / MEMORY_SHARE:
+        return replace(blueprint, stored=False), held.images
+    return blueprint, stored_features(part, held.images, silent)
 
 
 def check_plugins(what: str, allowed: tuple[str, ...]) -> None:

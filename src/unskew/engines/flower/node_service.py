@@ -108,16 +108,17 @@ def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]
 def listening(place: Path) -> socket.socket:
     """A socket at this place that only its owner can open; one that a killed service left is replaced."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if place.is_socket():
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other, suppress(OSError):
             other.connect(str(place))
             raise UserError(f"another node service answers at {place}; give each its own folder")
         place.unlink()
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         line.bind(str(place))
     except OSError as error:
+        line.close()
         raise UserError(f"{place} cannot be a socket: {error.strerror or error}; give a shorter path") from error
     finally:
         os.umask(before)

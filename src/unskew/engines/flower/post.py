@@ -12,6 +12,7 @@ from unskew.engines.flower.numbers import STARTS
 
 NOTHING = Body([], b"")
 SHORT = 120.0  # seconds that a description may take, or setting up a run
+GONE = "its node went away before it had answered"
 SILENT = "it did not answer within the deadline"
 
 
@@ -47,6 +48,7 @@ class Post:
         self._next = start * STARTS
         self._waiting: dict[str, Letter] = {}
         self._late: dict[str, Letter] = {}  # whose time is over; an answer shows that the node works again
+        self._given_up: list[Answer] = []
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
@@ -68,6 +70,12 @@ class Post:
         """The letters that have no answer yet."""
         return [letter for letter in self._waiting.values() if kind in (None, letter.kind)]
 
+    def give_up(self, nodes: set[int]) -> None:
+        """Wait no longer for these nodes: whoever was asked has gone."""
+        for name in [name for name, letter in self._waiting.items() if letter.node in nodes]:
+            letter = self._late[name] = self._waiting.pop(name)
+            self._given_up.append(Answer(letter, {}, problem=GONE))
+
     def answers(self) -> Iterator[Answer]:
         """What has come since the last time, and letters whose time is over; what comes after that is only ``late``."""
         for name, reply in self.exchange.receive([*self._waiting, *self._late]).items():
@@ -85,6 +93,8 @@ class Post:
                 yield Answer(letter, header, tensors)
             except BadMessage as error:
                 yield Answer(letter, {}, problem=f"its reply is refused: {error}", bad=True)
+        given_up, self._given_up = self._given_up, []
+        yield from given_up
         now = self.exchange.now()
         for name in [name for name, letter in self._waiting.items() if letter.until <= now]:
             letter = self._late[name] = self._waiting.pop(name)

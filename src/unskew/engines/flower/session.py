@@ -12,6 +12,7 @@ from unskew.engines.flower.messages import BadMessage, Body, field
 from unskew.engines.flower.post import Answer, Post
 
 LOOK = 2.0  # seconds between looks at who is connected
+FAREWELL = 10.0  # seconds that nodes have to hear that a run is over: what Flower has not delivered then is dropped
 POLL = 0.1  # seconds between looks for replies
 
 Say = Callable[[str], None]
@@ -53,6 +54,7 @@ class Session:
         for node in [node for node in self._silent if self._silent[node] != self._there.get(node)]:
             del self._silent[node]
         changed = {node for node in before if before[node] != self._there.get(node)}
+        self.post.give_up(changed)
         for node in changed:  # gone, or gone and back: it may bring something else
             self._refused.pop(node, None)
             self.described.pop(node, None)
@@ -158,9 +160,13 @@ class Session:
         return notes
 
     def finish(self) -> None:
-        """Tell the nodes that the run is over; nobody waits for what they say."""
-        message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if node in self._there}
-        self.post.send("finish", message, group="finish")
+        """Tell the nodes that the run is over, so that they delete what their clients kept."""
+        message: dict[int, dict[str, Any]] = {node: {} for node in sorted(self.described) if self.absent(node) is None}
+        until = self.post.exchange.now() + FAREWELL
+        self.post.send("finish", message, until=until, group="finish")
+        while self.post.waiting("finish") and self.post.exchange.now() < until:
+            list(self.post.answers())
+            self.post.exchange.pause(POLL)
 
     def _describe(self, node: int, said: Description) -> None:
         self.described[node] = said

@@ -27,7 +27,7 @@ class Template:
     """A client with two blank images, in the place of any client."""
 
     def __init__(self, blueprint: Blueprint, mean: tuple[float, ...], std: tuple[float, ...], frozen: Tensors) -> None:
-        self._blueprint = replace(blueprint, device="cpu")
+        self._blueprint = replace(blueprint, device="cpu", stored=False)
         part = Split(np.zeros((BLANK, *blueprint.shape), np.uint8), np.zeros(BLANK, np.int64))
         classes = tuple(map(str, range(blueprint.classes)))
         images = ImageSet("blank", classes, part, part, mean, std)
