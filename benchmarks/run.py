@@ -13,6 +13,7 @@ import torch
 
 import analysis
 import calibration
+import flower
 import frozen
 import methods
 import million
@@ -53,6 +54,7 @@ def main():
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
+        "flower": lambda: flower.suite(images, 2 * options.repeats),
         "frozen": lambda: frozen.suite(images),
         "reliability": lambda: reliability.suite(options.repeats),
         "torchrun": lambda: ranks.suite(options.repeats),

@@ -22,8 +22,8 @@ LAYERS = [
     {"engines"},
     {"runs"},
     {"checks", "analysis", "sweeps"},
-    {"report", "loggers"},
-    {"console", "api", "extend", "__init__"},
+    {"report", "loggers", "federation"},
+    {"console", "api", "extend", "flower", "__init__"},
     {"__main__"},
 ]
 LAYER = {name: place for place, layer in enumerate(LAYERS) for name in layer}
@@ -152,6 +152,7 @@ def test_only_runs_and_fetch_write_files():
                     writers.append(str(path.relative_to(ROOT)))
     assert set(writers) <= {
         "core/files.py",
+        "federation/logs.py",
         "runs/folder.py",
         "runs/lines.py",
         "runs/manifest.py",

@@ -13,7 +13,8 @@ from unskew import models
 from unskew.checks.small import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
-from unskew.runs import features, first_model
+from unskew.engines import features
+from unskew.runs import first_model
 from unskew.runs.config import Config
 from unskew.runs.finish import Stage
 

@@ -55,6 +55,8 @@ def take_inversion(
     side = run.side
     if side.train.stored:
         raise Missing("inversion needs images, and this run trained on the stored output of a frozen part")
+    if not len(side.labels):
+        raise Missing("inversion needs training images, and these are at the nodes of the federation")
     side.load(run.model, training=False)
     chosen = _chosen(side, examples, of)
     if not chosen:

@@ -30,6 +30,8 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     needs = finisher.needs
     encoder, _ = cut(side.network, needs.layers)
     if isinstance(needs, RealFeatures):
+        if not len(side.labels):
+            raise UserError(f"{finisher.text} pools real features, which no federation can do; leave it out")
         others = [each for each in algorithm.finish if isinstance(each.needs, StatisticsRequest)]
         if protections(algorithm) and not others:
             what = " + ".join(protections(algorithm))
@@ -39,9 +41,10 @@ def check(finisher: Finisher, algorithm: "Algorithm", side: "ClientSide") -> Non
     _check_memory(finisher.text, needs, side.network.classifier.out_features * needs.components, width)
     if finisher.virtual:
         check_virtual_memory(finisher.virtual * side.network.classifier.out_features, finisher.virtual, width)
-    if needs.components > 1 and needs.components > (most := _largest_class(side) // 2):
+    here = len(side.labels) > 0  # the server of a federation has no labels; its nodes find out what they lack
+    if here and needs.components > 1 and needs.components > (most := _largest_class(side) // 2):
         raise UserError(f"{finisher.text}: the largest class has {2 * most} examples; give at most {most} components")
-    if algorithm.withhold and algorithm.withhold > (most := _largest_class_of_a_client(side)):
+    if here and algorithm.withhold and algorithm.withhold > (most := _largest_class_of_a_client(side)):
         raise UserError(
             f"{finisher.text} with withhold({algorithm.withhold}): no client has more than {most} examples of a class, "
             f"and no client would send anything; give {most} or less"

@@ -159,6 +159,8 @@ class Federation:
         width = self._width(request)
         if self.algorithm.secure:
             return self._clients * Layout.of(self._classes * request.components, width, request.form).bytes
+        if not len(self.side.labels):  # of a federation's clients nobody knows the classes: at most all of them
+            return self._clients * statistics_bytes(request.form, self._classes * request.components, width)
         owner, count = class_cells(self.side)
         held = np.bincount(owner[count >= request.min_count], minlength=int(owner.max()) + 1)[np.unique(owner)]
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)

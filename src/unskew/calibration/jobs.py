@@ -15,7 +15,7 @@ from unskew.core.types import Sums, Tensors, TestPart, Visit
 from unskew.models.cut import cut
 from unskew.privacy.secure_sum import mask_seed, masked_statistics_job, public_key
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.evaluation import IMAGES, score
+from unskew.round.evaluation import IMAGES, scored
 from unskew.round.jobs import Job
 
 
@@ -41,16 +41,14 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
     return ClassStatistics.empty(classes, width, request.form)
 
 
-def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart, key: Key, options: str) -> Sums:
+def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart | Visit, key: Key, options: str) -> Sums:
     """As ``evaluate``, with the calibrated classifier that is sent along in the place of the model's own."""
     side.load(shared, training=False)
     encoder, classifier = load_calibrated(
         tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
     )
-    with torch.no_grad():
-        images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        logits = classifier.cpu()(encoder(images).cpu())  # it clips features in float64
-        return score(logits, labels.cpu(), (part, len(side.test.labels)) if options == IMAGES else None)
+    classifier = classifier.cpu()  # it clips features in float64
+    return scored(side, part, lambda images: classifier(encoder(images).cpu()), by_image=options == IMAGES)
 
 
 JOBS: Mapping[str, Job] = {
@@ -58,5 +56,5 @@ JOBS: Mapping[str, Job] = {
     "public-keys": public_key,
     "masked-statistics": masked_statistics_job(client_statistics),
     "mask-seeds": mask_seed,
-    "evaluate-calibrated": evaluate_calibrated,  # type: ignore[dict-item]  # it is given parts, not visits
+    "evaluate-calibrated": evaluate_calibrated,
 }

@@ -15,6 +15,7 @@ from rich.text import Text
 from unskew.analysis.ranking import headline
 from unskew.console.columns import WORDS, flat, upright
 from unskew.core.errors import UserError
+from unskew.core.units import emd_words
 from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result, to_json
@@ -116,7 +117,7 @@ def settings_shown(result: Result) -> dict[str, str]:
     """What the run was: the fields of its result, then the options that these do not have."""
     plain = {key: getattr(result, key) for key in _PLAIN}
     others = {"model": result.model} | {key: value for key, value in result.settings.items() if key not in _PLAIN}
-    return {key: str(value) for key, value in (plain | others).items()} | {"emd": f"{result.emd:.2f}"}
+    return {key: str(value) for key, value in (plain | others).items()} | {"emd": emd_words(result.emd)}
 
 
 def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:

@@ -17,6 +17,7 @@ from unskew.console import comparison as comparing
 from unskew.console import many, over_seeds
 from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
+from unskew.console.federation import federation_app
 from unskew.console.folders import runs_named
 from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
@@ -45,6 +46,7 @@ from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(federation_app, name="federation")
 
 out = PlainConsole()
 

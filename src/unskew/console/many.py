@@ -11,6 +11,7 @@ from unskew.console.columns import flat
 from unskew.console.over_seeds import seed_sheet
 from unskew.console.plain import PlainConsole
 from unskew.console.watch import watched
+from unskew.core.units import emd_words
 from unskew.report.write import write_report
 from unskew.runs import config as configs
 from unskew.runs.metrics import read_metrics
@@ -56,7 +57,7 @@ def show_seeds(results: Sequence[Result]) -> None:
     single = comparing.figures(compared)
     keys = [key for key in single[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
     lines = [
-        {"seed": str(result.seed)} | {key: row[key].words("-") for key in keys} | {"emd": f"{result.emd:.2f}"}
+        {"seed": str(result.seed)} | {key: row[key].words("-") for key in keys} | {"emd": emd_words(result.emd)}
         for result, row in zip(results, single, strict=True)
     ]
     mean = seed_sheet(compared).rows[0]

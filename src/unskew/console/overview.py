@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from unskew.core import text
 from unskew.core.types import EVERYONE, Local
-from unskew.core.units import counted, format_bytes
+from unskew.core.units import counted, emd_words, format_bytes
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import sizes_in_words
 from unskew.round.local_optimizers import uses_sgd
@@ -23,7 +23,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     return [
         (
             "data",
-            f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes)} classes, "
+            f"{images.name}: {_train(seen)}, {_evaluation(seen)}, {len(images.classes)} classes, "
             f"{width}x{height} {kind}",
         ),
         ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
@@ -31,7 +31,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         (
             "partition",
             f"{seen.partition.scheme}: {counted(seen.partition.clients, 'client')} of {_sizes(sizes)}, "
-            f"EMD {seen.emd:.2f}, hash {seen.partition.hash[:12]}",
+            f"EMD {emd_words(seen.emd)}, hash {seen.partition.hash[:12]}",
         ),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *(("", note) for note in seen.model_notes),
@@ -56,9 +56,17 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     ]
 
 
+def _train(seen: Overview) -> str:
+    """How many training images there are, and whether they are somewhere else."""
+    here = len(seen.images.train)
+    return f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
+
+
 def _evaluation(seen: Overview) -> str:
     """How many images accuracy is measured on, and which."""
     count = len(seen.images.test)
+    if not count:
+        return "test images at the nodes"
     return f"{count:,} of them for validation, no test" if seen.config.validation else f"{count:,} test"
 
 

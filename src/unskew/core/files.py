@@ -15,13 +15,15 @@ MAX_BYTES = 2**30  # of a JSON or TOML file
 MAX_DEPTH = 32  # of lists in lists
 MAX_WHOLE = 2**64  # of a whole number, either side of zero
 
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file at once: it is the old one or the new one, never half of either."""
+
+def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
+    """Replace a file at once: it is the old one or the new one, never half of either. A secret is its owner's alone."""
     beside = part_beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "wb") as file:
+        with open(os.open(beside, _NEW, 0o600 if secret else 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -236,8 +236,11 @@ class Engine(Protocol):
     whatever the order of arrival. ``round`` is the round's number, 0 outside rounds.
     """
 
-    roster: "Roster"
     progress: Progress | None  # called after each visit, where set
+
+    @property
+    def roster(self) -> "Roster":
+        """The clients as they are now; in a federation some may join between two rounds."""
 
     def map_sum(
         self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: "Key", *, round: int = 0
@@ -269,8 +272,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The sums over the visits that succeeded, the tickets for new memories by client, and the visits that failed."""
+    """The sums over the visits that succeeded, the tickets for new memories by client, and the visits that failed.
+
+    ``notes`` say what else happened on the way: a client that lost its memory, one that joined.
+    """
 
     sums: Sums
     failures: tuple[Failure, ...] = ()
     receipts: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

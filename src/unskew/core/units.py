@@ -27,3 +27,8 @@ def counted(count: int, word: str) -> str:
 def span(low: int, high: int, word: str) -> str:
     """From the least to the most, said once where they are the same: 2 to 9 examples, 242 examples."""
     return counted(high, word) if low == high else f"{low:,} to {counted(high, word)}"
+
+
+def emd_words(emd: float | None) -> str:
+    """How unlike the clients are, as it is shown; None: nobody here knows their labels."""
+    return "not known" if emd is None else f"{emd:.2f}"

@@ -75,7 +75,8 @@ def open_pool(setup: EngineSetup) -> Engine:
     side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
     workers = max(1, setup.workers)
     layout = shared.write(with_shares(setup.data, workers))
-    return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret)
+    memory = side.memory if isinstance(side.memory, ClientMemory) else None
+    return Pool(setup.blueprint, shared, layout, workers, memory, side.secret)
 
 
 def open_torchrun(setup: EngineSetup) -> Engine:

@@ -117,10 +117,10 @@ def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
     known = {
         "engine": seen.engine,
         "workers": seen.processes.count - 1,
-        "emd": seen.emd,
+        **({} if seen.emd is None else {"emd": seen.emd}),
         "partition_hash": seen.partition.hash,
         "parameters": seen.parameters,
-        "train_examples": len(seen.images.train),
+        "train_examples": len(seen.images.train) or seen.population.roster.examples,
         "test_examples": len(seen.images.test),
         "classes": len(seen.images.classes),
     }

@@ -9,10 +9,13 @@ from unskew.analysis.measure import Measured, Request, Source
 from unskew.analysis.phrases import bound
 from unskew.analysis.store import stored_measure, stored_or_taken
 from unskew.core.errors import Missing, UserError
-from unskew.core.units import counted, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.report.page import Page, Section
-from unskew.runs.result import VALIDATION
+from unskew.runs.config import NODES
+from unskew.runs.result import AT_NODES, VALIDATION
 from unskew.runs.study import FinishedRun
+
+MAX_HAPPENED = 500  # rows of the table of what happened
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
         facts=_facts(run),
         sections=[
             *(_section(run, each) for each in taken),
+            *_happened(run),
             Section("cost", "What it cost", _COST, [_costs(run)]),
             Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
         ],
@@ -85,6 +89,21 @@ def _section(run: FinishedRun, taken: Taken) -> Section:
     if isinstance(result, str):
         return Section(name, title, text, missing=[result])
     return Section(name, title, text, result.elements(run), findings=result.findings, notes=result.notes)
+
+
+def _happened(run: FinishedRun) -> list[Section]:
+    """Who failed in which round and why, and what else was noted; no section where nothing was."""
+    rows: list[list[Cell]] = []
+    for row in run.rows:
+        number = int(row["round"])
+        rows += [[number, f"client {each['client']}", each["reason"]] for each in row.get("failures", ())]
+        rows += [[number, "", str(note)] for note in row.get("notes", ())]
+    if not rows:
+        return []
+    columns = [Column("round", "count"), Column("who"), Column("what")]
+    left = f"The first {MAX_HAPPENED:,} of {len(rows):,}; metrics.jsonl has all." if len(rows) > MAX_HAPPENED else ""
+    table = Table("Round by round", columns, rows[:MAX_HAPPENED], left)
+    return [Section("happened", "What happened on the way", _HAPPENED, [table])]
 
 
 def _headlines(taken: Sequence[Taken]) -> list[str]:
@@ -123,6 +142,8 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     facts = [("accuracy", f"{result.accuracy:.2%}")]
     if result.evaluated_on == VALIDATION:
         facts.append(("measured on", "validation images, wherever this page says test images"))
+    if result.evaluated_on == AT_NODES:
+        facts.append(("measured on", "the nodes' own test images, wherever this page says test images"))
     if result.calibrations:
         usable = [each for each in result.calibrations.values() if not bound(each.name)]
         best = max(usable or result.calibrations.values(), key=lambda each: each.accuracy)
@@ -130,7 +151,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
     facts += [
-        ("EMD", f"{result.emd:.2f}"),
+        ("EMD", emd_words(result.emd)),
         ("clients", f"{result.clients:,}"),
         ("rounds", f"{result.rounds:,}" + (f", best {result.best_round:,}" if result.best_round else "")),
         ("model", result.model),
@@ -150,6 +171,11 @@ def _who(run: FinishedRun) -> str:
 
 
 def _made(run: FinishedRun) -> str:
+    if run.result.partition == NODES:
+        return (
+            "unskew federation run with the same recipe and nodes repeats this run. It gives the same weights, "
+            f"sha256 {run.result.weights_sha256}, where the same nodes answer in every round."
+        )
     return (
         f"unskew run {run.path.name}/config.toml repeats this run and gives the same weights, sha256 "
         f"{run.result.weights_sha256}. Local models are not stored: they are trained again from the run's keys, as the "
@@ -157,4 +183,5 @@ def _made(run: FinishedRun) -> str:
     )
 
 
+_HAPPENED = "Visits that failed: the round went on without them. And what else a round's line in metrics.jsonl notes."
 _COST = "What was sent and how long it took, for training and for each calibration."

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.layers import Network
 from unskew.models.passes import Gradients, plain_gradients
-from unskew.round.client_memory import ClientMemory
+from unskew.round.client_memory import SavedStates
 from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job
 from unskew.round.schedules import in_round
@@ -48,8 +48,9 @@ class ClientSide:
     train: Pixels
     test: Pixels
     population: Population
-    memory: ClientMemory | None = None  # None: no method keeps anything
+    memory: SavedStates | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
+    own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
 
     @cached_property
     def weights(self) -> Tensors:

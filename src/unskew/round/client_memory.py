@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.tensors import Layout, copy, plan_layout, prefixed, views
@@ -20,22 +21,71 @@ from unskew.core.types import Memory, Tensors, TestPart, Visit, Visited
 START_A_NEW_RUN = "start a new run"
 
 
-class ClientMemory:
-    """The file, read and written in whole slots; processes may share its descriptor."""
+class SavedStates(Protocol):
+    """Where clients' memories are: what a job needs of it, and what an engine does with it."""
 
-    def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
+    def recall(self, visit: Visit) -> Tensors:
+        """What the client kept at its last visit; nothing at its first."""
+
+    def values(self, visited: Visited) -> Tensors:
+        """What the methods keep of this visit."""
+
+    def write(self, slot: int, values: Tensors) -> str:
+        """Write the values into the slot; the ticket that reads them back."""
+
+    def sync(self) -> None:
+        """Make everything written durable."""
+
+    def require(self, tickets: Iterable[str]) -> None:
+        """Refuse at once where a memory that a ticket names cannot be there."""
+
+    def close(self) -> None:
+        """Release what is open."""
+
+
+class MemoryFormat:
+    """What the methods keep of a visit, as bytes: the same number of them for every visit."""
+
+    def __init__(self, remember: Sequence[Memory], model: Tensors) -> None:
         blank: Tensors = {}
         for memory in remember:
             blank |= prefixed(memory.blank(model), f"{memory.name}/")
         self._remember = tuple(remember)
-        self._layout, self.slot_bytes = plan_layout(blank)
+        self._layout, self.bytes = plan_layout(blank)
+
+    def values(self, visited: Visited) -> Tensors:
+        """What the methods keep of this visit."""
+        values: Tensors = {}
+        for memory in self._remember:
+            values |= prefixed(memory.keep(visited), f"{memory.name}/")
+        _require_same_kinds(self._layout, plan_layout(values)[0])
+        return values
+
+    def packed(self, values: Tensors) -> bytearray:
+        """The values as bytes."""
+        content = bytearray(self.bytes)
+        for name, view in views(content, self._layout).items():
+            view.copy_(values[name])
+        return content
+
+    def unpacked(self, content: bytearray) -> Tensors:
+        """The values again: views, not copies."""
+        return views(content, self._layout)
+
+
+class ClientMemory:
+    """The file, read and written in whole slots; processes may share its descriptor."""
+
+    def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
+        self._format = MemoryFormat(remember, model)
+        self.slot_bytes = self._format.bytes
         self.descriptor = descriptor
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
         if visit.ticket is None:
             return {}
-        return views(self.content(visit.ticket, visit.client), self._layout)
+        return self._format.unpacked(self.content(visit.ticket, visit.client))
 
     def content(self, ticket: str, client: int) -> bytearray:
         """The bytes that are kept under a ticket, for a process that does not share the file."""
@@ -47,18 +97,11 @@ class ClientMemory:
 
     def values(self, visited: Visited) -> Tensors:
         """What the methods keep of this visit."""
-        values: Tensors = {}
-        for memory in self._remember:
-            values |= prefixed(memory.keep(visited), f"{memory.name}/")
-        _require_same_kinds(self._layout, plan_layout(values)[0])
-        return values
+        return self._format.values(visited)
 
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the slot; the ticket that reads them back."""
-        content = bytearray(self.slot_bytes)
-        for name, view in views(content, self._layout).items():
-            view.copy_(values[name])
-        return self.put(slot, content)
+        return self.put(slot, self._format.packed(values))
 
     def put(self, slot: int, content: bytearray) -> str:
         """Write what ``content`` gave into the slot; the ticket that reads it back."""

@@ -38,6 +38,7 @@ class Metrics:
     lr: float | None = None  # the clients' rate, where a schedule changes it
     available: int | None = None  # clients that could be drawn, where a method says who can
     absent: int | None = None  # visits that were drawn and did not come, where a method keeps some away
+    notes: tuple[str, ...] = ()  # what else happened: a client that joined, or lost its memory
 
 
 def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> ServerState:
@@ -96,6 +97,7 @@ def run_round(
         lr=rate,
         available=drawn.available,
         absent=drawn.absent,
+        notes=outcome.notes,
     )
     engine.accept(state.clients[client] for client in outcome.receipts if client in state.clients)
     return ServerState(number, params | buffers, memory, sent, {**state.clients, **outcome.receipts}), metrics

@@ -10,6 +10,7 @@ from unskew.runs import recorded
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
+from unskew.runs.federation_file import FEDERATION, read_terms
 from unskew.runs.folder import LOCK, MODEL
 from unskew.runs.lines import check_beginning
 from unskew.runs.manifest import GROWING, MANIFEST, Manifest, read_manifest, require_sealed, seal_as_it_is
@@ -22,6 +23,7 @@ WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
 SEALED_KINDS = (
     CONFIG,
     "partition.npz",
+    FEDERATION,
     *GROWING,
     MODEL,
     "calibration-*.safetensors",
@@ -33,6 +35,7 @@ SEALED_KINDS = (
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
     CONFIG: read_run, METRICS: read_metrics, DURING: recorded.read, RESULT: read_result, CLIENTS: read_clients,
+    FEDERATION: read_terms,
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared
 from unskew.runs.recorded import DURING
-from unskew.runs.result import RESULT, TEST, VALIDATION, Calibration, Result, to_json
+from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
 from unskew.runs.seals import seal
 
 
@@ -48,7 +48,8 @@ def conclude(
     best = best_row(rows, config.monitor) if config.patience else None
     scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
     held = prepared.partition, prepared.images.train.labels, prepared.test_owners
-    seen = {name: told(*held, each) for name, each in scores.items()}
+    seen = {} if prepared.nodes else {name: told(*held, each) for name, each in scores.items()}
+    spreads = {name: spread(*each) for name, each in seen.items()}
     examples = sum(row["examples"] for row in rows)
     working = sum(row["seconds"] for row in rows)
     result = Result(
@@ -75,16 +76,16 @@ def conclude(
         data_sha256=prepared.data_sha256,
         failures=sum(len(row.get("failures", ())) for row in rows),
         calibrations={
-            each.result.name: replace(each.result, clients_accuracy=spread(*seen[each.result.name]))
+            each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
             for each in calibrated
         },
-        clients_accuracy=spread(*seen[OWN]),
+        clients_accuracy=spreads.get(OWN),
         settings=configs.deciding(config),
         privacy=spent,
         notes=list(prepared.first_model.notes),
         best_round=best["round"] if best else None,
         stopped_at=len(rows) if len(rows) < config.rounds else None,
-        evaluated_on=VALIDATION if config.validation else TEST,
+        evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
         start=start,
         weights_seal=seal(plain_names(model), classifier_words(classifier)),
     )
@@ -93,7 +94,9 @@ def conclude(
         result = replace(
             result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
         )
-    files = {MODEL: model_bytes(model, classifier), CLIENTS: arrays_bytes(to_arrays(seen))}
+    files = {MODEL: model_bytes(model, classifier)}
+    if seen:
+        files[CLIENTS] = arrays_bytes(to_arrays(seen))
     if not metrics.mark.bytes:
         files[METRICS] = b""  # a run without rounds has the file too
     files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)

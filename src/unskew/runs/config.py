@@ -23,6 +23,8 @@ from unskew.runs.options import Config as Config
 
 CONFIG = "config.toml"
 SEEDS = "seeds"  # in a recipe: several runs
+TABLE = "federation"  # in a recipe: what only a federation uses
+NODES = "nodes"  # as data or partition: what the nodes of a federation bring
 HEADER = "# What this run was asked for, resolved. `unskew run` with this file repeats it."  # part of every fingerprint
 SHA256 = "?sha256="  # what follows is the hash of pretrained weights
 FROM_PYTHON = "python:"  # begins the description of a value that was given from Python
@@ -44,12 +46,21 @@ def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
     if content is None:
         raise UserError(f"there is no recipe {path}")
     table = _table(content, path)
+    table.pop(TABLE, None)
     seeds = table.pop(SEEDS, [])
     if not isinstance(seeds, list):
         raise UserError(f"{path}: {SEEDS} must be a list of whole numbers such as [0, 1, 2], {brief(seeds)} given")
     if seeds and "seed" in table:
         raise UserError(f"{path}: seed and {SEEDS} are both given; give seed for one run, or {SEEDS} for several")
     return with_values(Config(), table, str(path)), tuple(seeds)
+
+
+def federation_table(path: Path) -> dict[str, Any]:
+    """What a recipe says for a federation alone; empty where it says nothing."""
+    table = _table(read_content(path, MAX_RECIPE) or b"", path).get(TABLE, {})
+    if not isinstance(table, dict):
+        raise UserError(f"{path}: {TABLE} must be a table such as [federation], {brief(table)} given")
+    return table
 
 
 def read_run(path: Path) -> Config:

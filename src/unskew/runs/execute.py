@@ -12,7 +12,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import default_workers
-from unskew.core.types import ServerState
+from unskew.core.types import Engine, ServerState
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build
 from unskew.round import driver
@@ -59,10 +59,10 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         metrics, during = _growing(path, first, progress)
         stack.callback(metrics.close)
         stack.callback(during.close)
-        memories = open_memories(path) if side.algorithm.remember else None
+        memories = open_memories(path) if side.algorithm.remember and prepared.nodes is None else None
         recorder = recording.Recorder(prepared.recordings, config.rounds, side, key)
         engine = recording.RecordingEngine(
-            engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
+            _open(prepared, chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
             recorder.watched,
         )
         stack.callback(engine.close)
@@ -104,7 +104,9 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 if last or state.round % config.evaluate_every == 0:
                     score = evaluate(engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last)
                     scored = (state.round, score) if last or not by_image else None
-                    row = replace(row, accuracy=score.accuracy, loss=score.loss)
+                    row = replace(
+                        row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures)
+                    )
                 if state.round == 1 and progress.start is not None:  # as what a survey asks before the first round
                     row = replace(row, bytes_up=row.bytes_up + progress.start.bytes_up)
                 if (line := recorder.line(state, engine)) is not None:
@@ -189,8 +191,14 @@ def _marked(progress: Progress, metrics: Mark, during: Mark, seconds: float) -> 
     )  # fmt: skip
 
 
+def _open(prepared: Prepared, chosen: str, setup: engines.EngineSetup) -> Engine:
+    return engines.open_engine(chosen, setup) if prepared.nodes is None else prepared.nodes.open_engine(setup)
+
+
 def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> str:
     config = prepared.config
+    if prepared.nodes is not None:
+        return prepared.nodes.name
     if not prepared.blueprint.crosses:
         return "loop"
     if config.engine != "auto":

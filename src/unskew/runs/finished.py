@@ -35,7 +35,9 @@ from unskew.round.client import ClientSide
 from unskew.runs import config as configs
 from unskew.runs.check import unsealed_note
 from unskew.runs.client_accuracy import CLIENTS, read_clients, spread, told, with_classifier
-from unskew.runs.config import Config
+from unskew.runs.config import NODES, Config
+from unskew.runs.elsewhere import images_of, nodes_of
+from unskew.runs.federation_file import FEDERATION, read_terms
 from unskew.runs.finish import Calibrated, Event, Stage, finish
 from unskew.runs.folder import (
     MODEL,
@@ -48,9 +50,9 @@ from unskew.runs.folder import (
     read_calibration,
     read_model,
 )
-from unskew.runs.given import take_same
+from unskew.runs.given import Given, take_same
 from unskew.runs.manifest import require_sealed, write_sealed
-from unskew.runs.prepare import Prepared, prepare
+from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.result import RESULT, Result, read_result, to_json
 from unskew.runs.seals import seal
 
@@ -84,6 +86,10 @@ def calibrate_run(
     asked = [_algorithm(source) for source in sources]
     given = {"data": data, "model": model, "method": method}
     prepared = prepared_of(path, result, engine, workers, data_dir, device, given)
+    if prepared.nodes is not None:
+        raise UserError(
+            f"{path} is of a federation, whose images are at its nodes; name the calibration in the recipe's method"
+        )
     if observe is not None:
         tell = observe
         prepared = replace(prepared, say=lambda words, done, total: tell(Stage(words, done, total)))
@@ -191,6 +197,8 @@ def prepared_of(
     )
     given = take_same(values or {}, config)
     config = configs.checked(config)
+    if (path / FEDERATION).exists():
+        return _federated(path, result, config)
     kept = (path / "partition.npz").absolute()
     if not kept.is_file():
         raise UserError(f"{kept} is not there; it says which client holds what")
@@ -201,6 +209,18 @@ def prepared_of(
         raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
     if prepared.partition.hash != result.partition_hash:
         raise UserError(f"{kept} is not the partition that {path} was trained with")
+    return prepared
+
+
+def _federated(path: Path, result: Result, config: Config) -> Prepared:
+    """A finished run over nodes, as its server has it: without a training image."""
+    terms = read_terms(path)
+    own = None if config.data == NODES else read_data(config)
+    whole = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
+    given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
+    prepared = prepare(replace(config, baseline=None), given=given, finished=whole)
+    if prepared.data_sha256 != result.data_sha256:
+        raise UserError(f"the data set {config.data} is not the one that {path} was evaluated on")
     return prepared
 
 

@@ -13,6 +13,7 @@ from unskew.core.machine import physical_memory
 from unskew.core.types import ImageSet, Tensors
 from unskew.core.units import counted, format_bytes
 from unskew.data.normalise import DATA, normalised
+from unskew.engines.features import stored_bytes
 from unskew.models import pretrained
 from unskew.models.finetune import last_layers, parse_train
 from unskew.models.frozen import find_cut
@@ -154,12 +155,6 @@ def _stored(
             f"{again}"
         ]
     return True, []
-
-
-def stored_bytes(images: ImageSet, shape: tuple[int, int, int], views: int) -> int:
-    """What the stored output takes, in memory and on disk."""
-    own = len(images.test) if images.test.rows is None else 0  # a validation part is some of the training images
-    return 4 * shape[0] * shape[1] * shape[2] * (len(images.train) * (1 + views) + own)
 
 
 def _trained_words(train: str, network: Network, layers: int, shape: tuple[int, int, int]) -> str:

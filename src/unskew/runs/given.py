@@ -18,15 +18,25 @@ from torch import nn
 from unskew import methods
 from unskew.calibration.finisher import Finisher
 from unskew.core.errors import UserError, a_kind
-from unskew.core.types import ImageSet, Local
+from unskew.core.types import Engine, ImageSet, Local
 from unskew.data.convert import image_set_from
 from unskew.data.population import Partition, check_clients
+from unskew.engines import EngineSetup
 from unskew.round.algorithm import Algorithm, Named, compose
 from unskew.runs.config import FROM_PYTHON, Config
 
 Factory = Callable[..., nn.Module]  # (shape, classes) -> the network
 
 PLAIN = (int, float, bool, str, type(None))  # values that a description spells out
+
+
+@dataclass(frozen=True, eq=False)
+class Nodes:
+    """A federation whose images are at its nodes: how many each client has, and the engine that reaches them."""
+
+    partition: Partition  # its examples are numbered client after client; nobody here knows their labels
+    open_engine: Callable[[EngineSetup], Engine]
+    name: str  # of the engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +47,7 @@ class Given:
     model: Factory | None = None
     method: Algorithm | tuple[str | Callable[..., Any], ...] | None = None
     partition: Partition | npt.NDArray[np.int64] | None = None
+    nodes: Nodes | None = None
 
     @property
     def crosses(self) -> bool:

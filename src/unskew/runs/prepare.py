@@ -1,6 +1,5 @@
 """Before the first round: read the images, make the partition, fill in what the data decides, estimate the costs."""
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from unskew.data.tables import cache_of, silent
 from unskew.data.validation import with_validation
 from unskew.engines import Processes
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
+from unskew.engines.features import images_sha256
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.schedules import check_rounds
@@ -48,7 +48,7 @@ class Overview:
     images: ImageSet
     partition: Partition
     population: Population
-    emd: float
+    emd: float | None  # None: the labels are at the nodes
     engine: str
     processes: Processes
     parameters: int
@@ -84,9 +84,9 @@ def prepare(
     images = given.data or read_data(config, say)
     model = first_model(config, images, given.model, finished)
     config, images = model.config, model.images
-    parts = split(config, images.examples, kept, given)
-    per_round = config.per_round or parts.clients
-    if per_round > parts.clients:
+    parts = given.nodes.partition if given.nodes else split(config, images.examples, kept, given)
+    per_round = config.per_round or (config.clients if given.nodes else None) or parts.clients
+    if per_round > parts.clients and not given.nodes:
         raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
     filled = replace(
         config,
@@ -110,7 +110,7 @@ def prepare(
     )  # fmt: skip
     network = blueprint.network()
     driver.start(algorithm, tensors.of_module(network), network.classifier_names)
-    sha256 = _fingerprint(images)
+    sha256 = images_sha256(images)
     baseline = _baseline(config, sha256) if config.baseline else None
     held = parts
     if filled.validation:
@@ -118,7 +118,7 @@ def prepare(
     population = Population.from_partition(held)
     return Prepared(
         filled, images, parts, population, blueprint, algorithm, sha256, baseline, model, recordings, start, finished,
-        say,
+        say, given.nodes,
     )  # fmt: skip
 
 
@@ -244,19 +244,6 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
     return Partition(client.astype(np.int32), clients, config.partition, config.seed)
-
-
-def _fingerprint(images: ImageSet) -> str:
-    """SHA-256 over train and test, images and labels."""
-    digest = hashlib.sha256()
-    for part in (images.train, images.test):
-        digest.update(repr(part.images.shape).encode())
-        if isinstance(part.images, np.ndarray):
-            digest.update(np.ascontiguousarray(part.images).data)
-        else:
-            digest.update(part.images.sha256.encode())
-        digest.update(np.ascontiguousarray(part.labels).data)
-    return digest.hexdigest()
 
 
 def _baseline(config: Config, sha256: str) -> Result:

@@ -12,12 +12,13 @@ from unskew.data.population import Clients, Partition, Population, emd
 from unskew.data.scan import Say
 from unskew.data.tables import silent
 from unskew.engines.blueprint import FROZEN, Blueprint, dataset, pixels
+from unskew.engines.features import Frozen, stored_features
 from unskew.models.layers import Network
 from unskew.round.algorithm import Algorithm
 from unskew.runs.client_accuracy import test_owners
 from unskew.runs.config import Config
-from unskew.runs.features import Frozen, stored_features
 from unskew.runs.first_model import FirstModel, first_model, first_weights
+from unskew.runs.given import Nodes
 from unskew.runs.recording import Recorded
 from unskew.runs.result import Result
 
@@ -42,6 +43,7 @@ class Prepared:
     start: Algorithm | None = None  # the calibration that makes the initial classifier
     finished: Tensors | None = None  # the whole network's weights at a run's end, by their plain names
     say: Say = silent  # progress of what takes long
+    nodes: Nodes | None = None  # where the training images are; None: here
 
     @cached_property
     def first(self) -> Tensors:
@@ -91,8 +93,10 @@ class Prepared:
         return dataset(images, self.population) | tensors.prefixed(self.frozen, FROZEN)
 
     @cached_property
-    def emd(self) -> float:
-        """The partition's EMD."""
+    def emd(self) -> float | None:
+        """The partition's EMD; None where the labels are at the nodes."""
+        if self.nodes is not None:
+            return None
         return emd(self.partition.client, self.images.train.labels, len(self.images.classes))
 
     @cached_property

@@ -14,6 +14,7 @@ from torch import Tensor
 from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
+from unskew.core.roster import Roster
 from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, TestPart, Visit
 from unskew.models.layers import by_layer
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
@@ -89,10 +90,14 @@ class RecordingEngine:
         self._engine = engine
         self._choose = choose
         self._most = most
-        self.roster = engine.roster
         self.watch: Watch | None = None
         self.seen: Sums = {}
         self.sent: Tensors = {}  # to the visits that were recorded
+
+    @property
+    def roster(self) -> Roster:
+        """As the other engine has it now: clients may join."""
+        return self._engine.roster
 
     @property
     def progress(self) -> Progress | None:

@@ -11,7 +11,7 @@ from unskew.charts.svg import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object
 from unskew.core.records import record_from
-from unskew.core.units import counted, format_bytes, format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs
 from unskew.runs.client_accuracy import Spread
@@ -19,7 +19,7 @@ from unskew.runs.manifest import read_sealed
 from unskew.runs.metrics import read_metrics
 
 RESULT = "result.json"
-TEST, VALIDATION = "test", "validation"
+TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"
 MAX_POINTS_MARKED = 40  # of a line in a chart; with more the dots would hide it
 
 
@@ -50,7 +50,6 @@ class Result:
     engine: str
     accuracy: float
     loss: float
-    emd: float
     examples: int
     seconds: float
     examples_per_second: float
@@ -60,6 +59,7 @@ class Result:
     model: str
     partition_hash: str
     data_sha256: str
+    emd: float | None = None  # None: the labels are at the nodes of a federation
     failures: int = 0
     calibrations: dict[str, Calibration] = field(default_factory=dict)
     baseline: str | None = None  # the run that this one's accuracy is compared with
@@ -83,7 +83,11 @@ class Result:
     @property
     def measured_on(self) -> str:
         """What accuracy and loss are measured on, in words."""
-        return measured_on(self.evaluated_on == VALIDATION)
+        return (
+            "the nodes' own test images"
+            if self.evaluated_on == AT_NODES
+            else measured_on(self.evaluated_on == VALIDATION)
+        )
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -123,7 +127,10 @@ def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
     rows = [
         ("method", result.method),
-        ("data", f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {result.emd:.2f}"),
+        (
+            "data",
+            f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {emd_words(result.emd)}",
+        ),
         ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:

@@ -23,6 +23,7 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.runs import config as configs
 from unskew.runs import recorded, replay
 from unskew.runs.checkpoint import MEMORIES, open_memories
+from unskew.runs.federation_file import FEDERATION
 from unskew.runs.finished import calibrated_parts, engine_for, final_weights, prepared_of, weights_of
 from unskew.runs.folder import MODEL, classifier_names, read_calibration
 from unskew.runs.manifest import SealBroken, require_sealed
@@ -87,6 +88,8 @@ class FinishedRun:
     @cached_property
     def holdings(self) -> Holdings:
         """How many examples of each class every client has; no data set is needed."""
+        if (self.path / FEDERATION).exists():
+            raise Missing("which client has what is known to the nodes of the federation alone")
         require_sealed(self.path, "partition.npz")
         return read_holdings(self.path / "partition.npz")
 
@@ -193,6 +196,8 @@ class FinishedRun:
 
     def opened(self, memories: int | None) -> Engine:
         """An engine; without a file for what clients remember, it has one that goes with it."""
+        if self.prepared.nodes is not None:
+            return self.prepared.nodes.open_engine(engines.EngineSetup(self.prepared.blueprint, self._data))
         chosen, workers = engine_for(self.prepared, self.side, passes=self.config.epochs)
         return engines.open_engine(chosen, engines.EngineSetup(self.prepared.blueprint, self._data, workers, memories))
 
@@ -200,6 +205,8 @@ class FinishedRun:
     def outputs(self) -> Outputs:
         """Features and predictions on all test images, by the run's own classifier and each calibrated one."""
         side, predicted, features = self.side, dict[str, list[Tensor]](), []
+        if not len(side.test.labels):
+            raise Missing("the test images are at the nodes of the federation")
         side.load(self.model, training=False)
         pairs = {"": (side.network.encoder, side.network.classifier)}
         for name, values in self.calibrated.items():

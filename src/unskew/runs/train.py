@@ -56,7 +56,7 @@ def run(
     engines.work_beside(config.engine)
     prepared = prepare(config, given=given, say=_telling(observe))
     del given  # a partition of millions of examples would be kept twice
-    _rehearse(prepared)
+    rehearse(prepared)
     path = home / place if place else unused_path(home / "runs", slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
@@ -112,7 +112,7 @@ def resume(
         prepared = prepare(configs.checked(config), before, given, say=_telling(observe))
         if not kept.exists():
             write_sealed(path, {PARTITION: _partition_bytes(prepared)})
-        _rehearse(prepared)
+        rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
@@ -141,7 +141,7 @@ def _telling(observe: Observer | None) -> Say:
     return say
 
 
-def _rehearse(prepared: Prepared) -> None:
+def rehearse(prepared: Prepared) -> None:
     """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
     data = prepared.data
     side = build(prepared.blueprint, data)

@@ -21,7 +21,7 @@ from unskew.engines.torchrun.join import Known
 from unskew.engines.torchrun.others import Others
 from unskew.engines.work import Work, length_of
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import Slots
+from unskew.round.client_memory import ClientMemory, Slots
 from unskew.round.jobs import attempt, find_job
 
 _AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
@@ -43,7 +43,7 @@ class Ranks:
         }
         if not _AT_WORK.acquire(blocking=False):
             raise UserError("--engine torchrun: the other ranks already work for another run of this process")
-        self._others = Others(others, side.memory)
+        self._others = Others(others, side.memory if isinstance(side.memory, ClientMemory) else None)
         try:
             self._others.open(opening, data)
         except BaseException:

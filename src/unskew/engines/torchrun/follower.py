@@ -30,7 +30,7 @@ from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, from_b
 from unskew.engines.torchrun.signals import INTERRUPTS
 from unskew.engines.work import visit_from
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import anonymous_file
+from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.jobs import Done, Job, attempt, find_job
 
 SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an engine open
@@ -112,7 +112,7 @@ class _Follower:
         answer = {"number": message["number"], "place": message["place"]}
         visit = visit_from(message["visit"])
         try:
-            if isinstance(visit, Visit) and side.memory is not None:
+            if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
                 given = side.memory.put(GIVEN, bytearray(contents[0].numpy())) if contents else None
                 visit = replace(visit, ticket=given, slot=None if visit.slot is None else KEPT)
             result = attempt(side, job, shared, visit, key)
@@ -130,7 +130,7 @@ class _Follower:
 
     def _kept(self, side: ClientSide, result: Done | Failure) -> list[Tensor]:
         """What the client keeps, as bytes."""
-        if isinstance(result, Failure) or result.receipt is None or side.memory is None:
+        if isinstance(result, Failure) or result.receipt is None or not isinstance(side.memory, ClientMemory):
             return []
         return [torch.frombuffer(side.memory.content(result.receipt, -1), dtype=torch.uint8)]
 

@@ -37,7 +37,6 @@ from unskew.data.scan import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.frozen import Cut, find_cut
 from unskew.models.layers import Network
-from unskew.runs.first_model import stored_bytes
 
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower
@@ -104,6 +103,25 @@ def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> 
     train = Split(parts["train"], images.train.labels)
     test = Split(parts["test"], images.test.labels, images.test.rows)
     return replace(images, train=train, test=test)
+
+
+def stored_bytes(images: ImageSet, shape: tuple[int, int, int], views: int) -> int:
+    """What the stored output takes, in memory and on disk."""
+    own = len(images.test) if images.test.rows is None else 0  # a validation part is some of the training images
+    return 4 * shape[0] * shape[1] * shape[2] * (len(images.train) * (1 + views) + own)
+
+
+def images_sha256(images: ImageSet) -> str:
+    """SHA-256 over train and test, images and labels."""
+    digest = hashlib.sha256()
+    for part in (images.train, images.test):
+        digest.update(repr(part.images.shape).encode())
+        if isinstance(part.images, np.ndarray):
+            digest.update(np.ascontiguousarray(part.images).data)
+        else:
+            digest.update(part.images.sha256.encode())
+        digest.update(np.ascontiguousarray(part.labels).data)
+    return digest.hexdigest()
 
 
 class _Encoder:

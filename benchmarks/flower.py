@@ -1,0 +1,106 @@
+"""What our protocol adds to a round over Flower: messages made, checked and read, in one process, no network."""
+
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from measure import Row, at_most
+from unskew import engines, models
+from unskew.core import tensors
+from unskew.core.images import Split
+from unskew.core.key import Key
+from unskew.core.types import Local, Visit
+from unskew.data.population import Population
+from unskew.engines.blueprint import Blueprint, dataset
+from unskew.engines.flower.agreement import Agreement
+from unskew.engines.flower.engine import FederatedEngine
+from unskew.engines.flower.exchange import InProcess
+from unskew.engines.flower.members import Members
+from unskew.engines.flower.messages import read_header
+from unskew.engines.flower.node import Node
+from unskew.engines.flower.node_data import NodeData, OwnClient
+from unskew.engines.flower.post import Post
+from unskew.engines.flower.session import Rules, Session
+from unskew.engines.flower.template import Template
+from unskew.methods import parse_method
+from unskew.round import driver
+
+NODES, EXAMPLES = 3, 1000
+
+
+def suite(images, repeats):
+    """Rounds of three nodes with 1,000 images each, simple-cnn: the loop and the federation in turns."""
+    images = replace(
+        images, train=Split(images.train.images[: NODES * EXAMPLES], images.train.labels[: NODES * EXAMPLES])
+    )
+    blueprint = Blueprint("fedavg", "simple-cnn", images.shape, len(images.classes), Local(epochs=1))
+    order = np.arange(NODES * EXAMPLES, dtype=np.int32)
+    population = Population(order, np.arange(NODES + 1, dtype=np.int64) * EXAMPLES)
+    loop = engines.open_engine("loop", engines.EngineSetup(blueprint, dataset(images, population)))
+    network = blueprint.network()
+    models.initialise(network, Key(0))
+    state = driver.start(parse_method("fedavg", blueprint.local), tensors.of_module(network))
+    with tempfile.TemporaryDirectory() as folder:
+        federated, exchange = _federation(images, blueprint, Path(folder))
+        wire = _counting(exchange)
+        seconds = _in_turns({"loop": loop, "federation": federated}, state, repeats)
+    loop.close()
+    sent = tensors.count_bytes(state.tensors) * NODES * (repeats + 1)
+    model = f"{tensors.count_bytes(state.tensors) / 1e6:.1f} MB"
+    added = seconds["federation"] - seconds["loop"]
+    remark = f"processor time, medians; a model of {model}, 1 epoch; without Flower itself"
+    return [
+        Row("3 nodes of 1,000 images, simple-cnn: a round in one process", seconds["loop"], "s", remark=remark),
+        Row("what our messages add to it, for each node", 1000 * added / NODES, "ms"),
+        at_most("what our messages add to it", 100 * added / seconds["loop"], "%", 5),
+        at_most("bytes down / bytes of the tensors", wire["down"] / sent, "", 1.02),
+        at_most("bytes up / bytes of the tensors, as float32", wire["up"] / sent, "", 1.02),
+    ]
+
+
+def _federation(images, blueprint, folder):
+    nodes = {}
+    for number in range(NODES):
+        rows = np.arange(number * EXAMPLES, (number + 1) * EXAMPLES)
+        data = NodeData(f"node-{number}", images, (OwnClient(f"node-{number}", number, rows, rows[:0]),))
+        nodes[number + 1] = Node(data, folder / f"node-{number}")
+    exchange = InProcess({number: node.answer for number, node in nodes.items()})
+    session = Session(Post(exchange, os.urandom(16).hex(), 0), Members(), Rules())
+    for _ in range(2):
+        list(session.answers())
+    session.agree_on(Agreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    template = Template(blueprint, images.mean, images.std, {})
+    return FederatedEngine(session, None, template, blueprint.local.epochs), exchange
+
+
+def _counting(exchange):
+    wire = {"down": 0, "up": 0}
+
+    def between(node, question, reply):
+        if read_header(question)["kind"] == "job":
+            wire["down"] += len(question)
+            wire["up"] += len(reply)
+        return reply
+
+    exchange.between = between
+    return wire
+
+
+def _in_turns(variants, state, repeats):
+    """Median processor seconds of a round, after one that does not count."""
+    visits = [Visit(client, float(EXAMPLES)) for client in range(NODES)]
+    times = {name: [] for name in variants}
+    for turn in range(repeats + 1):
+        for name, engine in variants.items():
+            began = time.process_time()
+            outcome = engine.map_sum("train", state.tensors, visits, Key(0).fold("round", turn), round=turn + 1)
+            if outcome.failures:
+                raise RuntimeError(outcome.failures[0].reason)
+            if turn:
+                times[name].append(time.process_time() - began)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}

@@ -1,0 +1,200 @@
+"""``unskew federation``: a real federation on Flower, from its certificates to its runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew.console.federation_demo import demo
+from unskew.console.options import with_options
+from unskew.console.plain import PlainConsole
+from unskew.console.study import report
+from unskew.core.errors import UserError
+from unskew.core.files import write_whole
+from unskew.core.units import counted, format_duration
+from unskew.federation import status as federations
+from unskew.federation.__main__ import watch
+from unskew.federation.folder import Node, read_federation, read_node, toml
+from unskew.federation.initialise import MADE, initialise
+from unskew.federation.node import PARTS, socket_path
+from unskew.federation.submit import submit
+from unskew.runs import config as configs
+from unskew.runs.config import Config
+from unskew.runs.folder import unused_path
+
+federation_app = typer.Typer(
+    help="Train between real machines, over TLS, on Flower.", no_args_is_help=True, rich_markup_mode=None
+)
+
+out = PlainConsole()
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]
+
+
+@federation_app.command()
+def init(
+    folder: Folder,
+    node: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A node, with a key made here; repeatable.")
+    ] = None,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=FILE.pub", help="A node that made its key itself, by the public part; repeatable."),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Name or address by which nodes reach the server (default: 127.0.0.1).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="To which nodes connect (default: 8000).")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate for the server.")] = False,
+) -> None:
+    """Make a federation's folder: authority, certificate, node keys, Flower app. Or add nodes to one that is there."""
+    made = initialise(folder, nodes=node or [], keys=_keys(key or []), host=host, port=port, renew=renew)
+    path, settings = made.federation.path, made.federation.settings
+    if made.new:
+        out.print(f"{path}: a federation at {settings.host}:{settings.port}", soft_wrap=True)
+    if made.renewed:
+        out.print("the server has a new certificate; start the server anew", soft_wrap=True)
+    for name in made.nodes:
+        out.print(f"node {name}: carry {made.federation.node(name)} to its machine; it has its key", soft_wrap=True)
+    for name in made.keys:
+        out.print(
+            f"node {name}: carry {made.federation.node(name)} to its machine, beside node.key there", soft_wrap=True
+        )
+    if made.new and not made.nodes and not made.keys:
+        out.print(f"no nodes yet: unskew federation init {path} --node NAME", soft_wrap=True)
+    out.print(f"start the server with: unskew federation server {path}", soft_wrap=True)
+
+
+@federation_app.command()
+def server(folder: Folder = Path()) -> None:
+    """Run the server until Ctrl-C: Flower's, and the gateway that nodes connect to."""
+    watch(["server", str(folder)])
+
+
+@federation_app.command()
+@with_options(["data", "data_dir", "partition", "clients", "seed", "device"], default="as before, or none")
+def node(
+    options: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder, as the server's init made it.")],
+    client: Annotated[
+        list[int] | None,
+        typer.Option(metavar="N", help="Of --partition: the part that this node holds; repeatable, from 0."),
+    ] = None,
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="package.module:function", help="Code of this node that a run may name; repeatable."),
+    ] = None,
+    part: Annotated[
+        str, typer.Option(help="both | service, which has the data | supernode, which has the connection.")
+    ] = PARTS[0],
+) -> None:
+    """Run a node until Ctrl-C: it brings its own data, trains when the server asks, and keeps its images."""
+    place = read_node(folder)
+    given = {**options, "client": client, "plugins": plugin}
+    if any(value is not None for value in given.values()):
+        if "data" not in options:
+            raise UserError("--data is missing: a folder, table or arrays of this node, or the name of a data set")
+        write_whole(place.service_settings, _service_settings(place, options, client, plugin).encode())
+    watch(["node", str(place.path), part])
+
+
+@federation_app.command("run")
+def run_(
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")] = None,
+    folder: Annotated[Path, typer.Option("--federation", metavar="DIR", help="The federation's folder.")] = Path(),
+    place: Annotated[
+        Path | None, typer.Option("--out", help="The run folder (default: runs/<recipe> in the federation's folder).")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run folder, in the place of a recipe.")
+    ] = None,
+    deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits for its nodes.")] = None,
+    min_replies: Annotated[int | None, typer.Option(help="Replies without which a round does not count.")] = None,
+    wait: Annotated[float | None, typer.Option(help="Seconds to wait for nodes where there are too few.")] = None,
+    page: Annotated[bool, typer.Option("--report", help="Then write the run's report, as unskew report does.")] = False,
+) -> None:
+    """Train, evaluate and calibrate over the nodes; on the server's machine, while the server runs."""
+    federation = read_federation(folder)
+    if resume is not None and (recipe is not None or place is not None):
+        raise UserError("--resume goes on with a run as it is; leave out the recipe and --out")
+    chosen = recipe or federation.path / "recipe.toml"
+    if resume is None:
+        configs.read(chosen)  # a mistake in it is said before anything is submitted
+    target = resume or place or unused_path(federation.path / "runs", chosen.stem)
+    target = target.absolute()
+    again = f"go on with: unskew federation run --federation {federation.path} --resume {target}"
+    try:
+        submit(
+            federation, resume / configs.CONFIG if resume else chosen, target, _say, resume=resume is not None,
+            deadline=deadline, min_replies=min_replies, wait=wait,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        out.print(f"the run is stopped; {again}", soft_wrap=True)
+        raise
+    except UserError as error:
+        begun = (target / configs.CONFIG).exists() and not (target / "result.json").exists()
+        raise UserError(f"{error}; {again}" if begun else str(error)) from error
+    out.print(f"written to {target}", soft_wrap=True)
+    if page:
+        report([target])
+
+
+@federation_app.command()
+def status(folder: Folder = Path()) -> None:
+    """Say what runs: the server, its nodes, its last runs."""
+    federation = read_federation(folder)
+    now = federations.status(federation)
+    settings = federation.settings
+    state = "answers" if now.answers else "starting or not well" if now.processes else "not running"
+    running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
+    out.print(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}", soft_wrap=True)
+    for each in now.nodes:
+        heard = "never" if each.seconds is None else f"{format_duration(each.seconds)} ago"
+        local = f"; {counted(each.here, 'program')} here" if each.here else ""
+        out.print(
+            f"node {each.name}: {'online' if each.online else 'offline'}, heard of {heard}{local}", soft_wrap=True
+        )
+    for number, state, seconds in now.runs:
+        out.print(f"run {number}: {state}, {format_duration(seconds)}", soft_wrap=True)
+
+
+@federation_app.command()
+def stop(folder: Folder = Path()) -> None:
+    """End the server and the nodes of this folder that run on this machine."""
+    ended = federations.stop(folder)
+    for name, count in ended.items():
+        out.print(f"{name}: ended, {counted(count, 'program')}", soft_wrap=True)
+    if not ended:
+        out.print("nothing was running")
+
+
+federation_app.command()(demo)
+
+
+def _say(line: str) -> None:
+    out.print(line, soft_wrap=True)
+
+
+def _keys(given: list[str]) -> dict[str, Path]:
+    pairs = [each.partition("=") for each in given]
+    for (name, sign, file), each in zip(pairs, given, strict=True):
+        if not (name and sign and file):
+            raise UserError(f"--key {each!r}: give NAME=FILE.pub")
+    return {name: Path(file) for name, _, file in pairs}
+
+
+def _service_settings(place: Node, options: dict[str, Any], client: list[int] | None, plugins: list[str] | None) -> str:
+    config = configs.checked(configs.with_values(Config(), options, "federation node"))
+    given = {name: getattr(config, name) for name in options}
+    return toml(
+        {
+            "name": place.settings.name,
+            **given,
+            "data_dir": config.data_dir,
+            "client": client,
+            "plugins": plugins,
+            "folder": str(place.state),
+            "socket": str(socket_path(place)),
+        },
+        MADE.replace("init", "node"),
+    )

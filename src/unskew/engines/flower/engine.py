@@ -1,0 +1,264 @@
+"""The federation as an engine: visits go to the nodes as messages, what comes back is checked and added up in order."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from unskew.core import tensors
+from unskew.core.context import neutral
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.roster import Roster
+from unskew.core.types import EVERYONE, Engine, Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
+from unskew.engines.flower.members import Member
+from unskew.engines.flower.messages import BadMessage, Body
+from unskew.engines.flower.node_memory import TICKET
+from unskew.engines.flower.post import SILENT, Answer
+from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results
+from unskew.engines.flower.session import POLL, Session
+from unskew.engines.flower.template import Template
+
+AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
+
+
+@dataclass
+class _Work:
+    """One map_sum: what is asked, what has come of each visit."""
+
+    job: str
+    shared: Tensors
+    visits: Sequence[Visit]
+    key: Key
+    round: int
+    body: Body
+    open: set[int]  # places of visits that have not been asked for, or are asked again
+    asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the places it is for
+    results: dict[int, Counted | LeftOut] = field(default_factory=dict)  # by place
+
+    @property
+    def counted(self) -> int:
+        return sum(isinstance(each, Counted) for each in self.results.values())
+
+
+class FederatedEngine:
+    """Clients on other machines. What the server itself can do, evaluation of its own test images, it does here."""
+
+    def __init__(self, session: Session, own: Engine, template: Template, epochs: int) -> None:
+        self.progress: Progress | None = None
+        self._session, self._own, self._template, self._epochs = session, own, template, epochs
+        self._pinned: dict[int, set[str]] = {}  # by client, the tickets that a checkpoint refers to
+
+    @property
+    def roster(self) -> Roster:
+        """The clients as they are now."""
+        return self._session.members.roster
+
+    def map_sum(
+        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
+    ) -> Outcome:
+        """Send each node what its clients shall do, and add up what they answer in the order of the visits."""
+        parts = [visit for visit in visits if isinstance(visit, TestPart)]
+        if parts or not visits:
+            return self._own.map_sum(job, shared, visits, key, round=round)
+        asked = [visit for visit in visits if isinstance(visit, Visit)]
+        if any(visit.client == EVERYONE for visit in asked):
+            raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
+        work = _Work(job, shared, asked, key, round, Body.of(list(shared.items())), set(range(len(asked))))
+        with neutral():
+            self._until_answered(work)
+            self._until_enough(work)
+            return self._outcome(work)
+
+    def accept(self, superseded: Iterable[str]) -> None:
+        """A node removes what is superseded when it is told what to keep, with its next job."""
+
+    def sync(self) -> None:
+        """A node makes a memory durable before it answers."""
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories: the nodes must keep them."""
+        pinned: dict[int, set[str]] = defaultdict(set)
+        for ticket in tickets:
+            if found := TICKET.fullmatch(ticket):
+                pinned[int(found[1])].add(ticket)
+        self._pinned = dict(pinned)
+
+    def close(self) -> None:
+        """Close what the server itself has open."""
+        self._own.close()
+
+    def _until_answered(self, work: _Work) -> None:
+        """Ask for every visit once, and wait until each was answered or its time is over."""
+        exchange = self._session.post.exchange
+        until = exchange.now() + self._session.rules.deadline
+        self._session.look()
+        while True:
+            self._ask(work, until)
+            for answer in self._session.answers():
+                self._take(work, answer)
+            if self.progress is not None:
+                self.progress(len(work.results), len(work.visits))
+            if len(work.results) == len(work.visits) or exchange.now() >= until:
+                break
+            exchange.pause(POLL)
+        for place in range(len(work.visits)):
+            work.results.setdefault(place, LeftOut(SILENT, again=True))
+        work.open.clear()
+
+    def _until_enough(self, work: _Work) -> None:
+        """Where too few have answered, wait for nodes that may come back, and ask them again."""
+        needed, exchange = self._needed(work), self._session.post.exchange
+        limit = exchange.now() + self._session.rules.wait
+        said = False
+        while work.counted < needed and exchange.now() < limit:
+            again = {place for place, each in work.results.items() if isinstance(each, LeftOut) and each.again}
+            if work.counted + len(again) < needed:
+                break
+            if not said:
+                self._session.note(_waiting(work, needed, self._session.rules.wait))
+                said = True
+            exchange.pause(AGAIN)
+            for place in again:
+                del work.results[place]
+            work.open = again
+            self._until_answered(work)
+        if work.counted < needed and work.job.partition(" ")[0] == "train":
+            raise UserError(
+                f"round {work.round}: only {work.counted} of the {needed} replies that it needs came within "
+                f"{self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
+            )
+
+    def _needed(self, work: _Work) -> int:
+        name = work.job.partition(" ")[0]
+        if name == "train":
+            return min(len(work.visits), self._session.rules.min_replies)
+        return 1 if name.startswith("evaluate") else len(work.visits)
+
+    def _ask(self, work: _Work, until: float) -> None:
+        """Send what can be sent now; a visit to a client whose node is not there has failed."""
+        if not work.open:
+            return
+        places = defaultdict[int, list[int]](list)
+        for place in sorted(work.open):
+            member = self._session.members.by_number.get(work.visits[place].client)
+            away = "is not connected" if member is None else self._session.absent(member.node)
+            if member is None or away is not None:
+                name = "its node" if member is None else f"node {member.node_name}"
+                work.results[place] = LeftOut(f"{name} {away}", again=True)
+                work.open.discard(place)
+            else:
+                places[member.node].append(place)
+        ready = {node: mine for node, mine in places.items() if self._session.ready(node)}
+        messages = {node: self._message(work, node, mine) for node, mine in ready.items()}
+        if not messages:
+            return
+        first = next(iter(ready.values()))[0]
+        layout = self._template.layout(work.job, work.shared, work.visits[first])
+        for node, message in messages.items():
+            letters = self._session.post.send(
+                "job", {node: message}, until=until, body=work.body,
+                most=most_bytes(layout, work.shared, len(ready[node])), group=str(work.round),
+            )  # fmt: skip
+            for letter in letters:
+                work.asked[letter.number] = ready[node]
+            for place in ready[node]:
+                work.open.discard(place)
+                if not letters:
+                    work.results[place] = LeftOut("nothing could be sent to its node", again=True)
+
+    def _message(self, work: _Work, node: int, places: Sequence[int]) -> dict[str, Any]:
+        visits = [work.visits[place] for place in places]
+        keep = set[str]().union(*(self._pinned.get(each.number, set()) for each in self._session.members.of_node(node)))
+        return {
+            "agreement": self._session.agreement_for(node).digest,
+            "job": work.job,
+            "round": work.round,
+            "seed": work.key.seed,
+            "key": list(work.key.path),
+            "visits": [_plain(visit) for visit in visits],
+            "keep": sorted(keep),
+        }
+
+    def _take(self, work: _Work, answer: Answer) -> None:
+        if answer.letter.kind != "job":
+            if answer.problem is not None and answer.letter.kind == "agree":
+                again = LeftOut(answer.problem, again=not answer.bad)
+                self._fail(work, self._places_of(work, answer.letter.node), again)
+            return
+        places = work.asked.pop(answer.letter.number, None)
+        if places is None:
+            return  # of an earlier job, whose time is over
+        if answer.problem is not None:
+            self._fail(work, places, LeftOut(answer.problem, again=not answer.bad))
+        elif answer.header.get("kind") == "unknown":
+            self._session.forget_agreement(answer.letter.node)
+            work.open.update(places)
+        elif answer.header.get("kind") != "done":
+            self._fail(work, places, LeftOut(f"the node refuses: {str(answer.header.get('reason'))[:1000]}"))
+        else:
+            self._read(work, places, answer)
+
+    def _read(self, work: _Work, places: Sequence[int], answer: Answer) -> None:
+        visits = [work.visits[place] for place in places]
+        members = [self._session.members.by_number[visit.client] for visit in visits]
+        try:
+            results = read_results(
+                answer.header, answer.tensors, visits, [self._facts(each) for each in members], work.shared,
+                self._template.layout(work.job, work.shared, visits[0]),
+            )  # fmt: skip
+        except BadMessage as error:
+            self._fail(work, places, LeftOut(f"its reply is refused: {error}"))
+            return
+        for place, member, result in zip(places, members, results, strict=True):
+            work.results[place] = result
+            if isinstance(result, LeftOut):
+                self._session.say(f"client {member.number} of node {member.node_name}: {result.reason}")
+            elif result.anew:
+                self._session.note(
+                    f"client {member.number} of node {member.node_name} no longer has what it kept; it starts anew"
+                )
+
+    def _fail(self, work: _Work, places: Iterable[int], why: LeftOut) -> None:
+        for place in places:
+            work.results[place] = why
+            work.open.discard(place)
+            self._session.say(f"client {work.visits[place].client}: {why.reason}")
+
+    def _places_of(self, work: _Work, node: int) -> list[int]:
+        mine = {member.number for member in self._session.members.of_node(node)}
+        return [place for place in sorted(work.open) if work.visits[place].client in mine]
+
+    def _facts(self, member: Member) -> Facts:
+        return Facts(self._epochs, member.examples, member.test)
+
+    def _outcome(self, work: _Work) -> Outcome:
+        total: Sums | None = None
+        failures, receipts = list[Failure](), dict[int, str]()
+        for place, visit in enumerate(work.visits):
+            result = work.results[place]
+            if isinstance(result, LeftOut):
+                failures.append(Failure(visit.client, self._named(visit.client, result.reason), visit.repeat))
+                continue
+            total = tensors.add(total, result.sums)
+            if result.receipt is not None:
+                receipts[visit.client] = result.receipt
+        return Outcome(total or {}, tuple(failures), receipts, self._session.take_notes())
+
+    def _named(self, client: int, reason: str) -> str:
+        member = self._session.members.by_number.get(client)
+        return reason if member is None else f"{member.name}: {reason}"
+
+
+def _plain(visit: Visit) -> Mapping[str, Any]:
+    fields = asdict(visit)
+    del fields["slot"]
+    return fields
+
+
+def _waiting(work: _Work, needed: int, seconds: float) -> str:
+    when = f"round {work.round}" if work.round else work.job.partition(" ")[0]
+    return (
+        f"{when}: {work.counted} of the {needed} replies that it needs; waiting for nodes, {seconds:,.0f} seconds at "
+        "most"
+    )

@@ -1,0 +1,89 @@
+"""The exchange on Flower's grid: our messages as the content of Flower's, replies looked for at short intervals.
+
+``send_and_receive`` would look every three seconds; pushing and pulling are Flower's public functions too. A header and
+a body are two arrays, since Flower stores what is the same once: a model goes to the SuperLink once for all nodes.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from unskew.engines.flower.exchange import Presence, Reply
+from unskew.engines.flower.messages import Envelope
+
+KIND = "query.unskew"  # what our ClientApp answers to
+RECORD = "unskew"
+ONLINE = "online"  # the status of a node whose last heartbeat is not long ago
+TTL = 6 * 3600.0  # seconds that Flower keeps a message for a node that is away; the engine's deadlines are shorter
+
+
+class GridExchange:
+    """Nodes behind Flower's SuperLink."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> Mapping[int, Presence]:
+        """The nodes that are connected now, by id."""
+        return {
+            node.node_id: Presence(node.name or None, node.last_activated_at)
+            for node in self._grid.get_nodes()
+            if node.status in ("", ONLINE)
+        }
+
+    def send(self, messages: Mapping[int, Envelope], group: str) -> dict[int, str]:
+        """Push the messages; the id of each, by node."""
+        if not messages:
+            return {}
+        pushed = [
+            Message(content=wrapped(envelope), dst_node_id=node, message_type=KIND, ttl=TTL, group_id=group)
+            for node, envelope in messages.items()
+        ]
+        ids = list(self._grid.push_messages(pushed))
+        return {node: name for node, name in zip(messages, ids, strict=False) if name}
+
+    def receive(self, ids: Iterable[str]) -> dict[str, Reply]:
+        """Pull what has come."""
+        wanted = list(ids)
+        replies: dict[str, Reply] = {}
+        for message in self._grid.pull_messages(wanted) if wanted else ():
+            replies[message.metadata.reply_to_message_id] = _reply(message)
+        return replies
+
+    def now(self) -> float:
+        """The machine's own clock."""
+        return time.monotonic()
+
+    def pause(self, seconds: float) -> None:
+        """Sleep."""
+        time.sleep(seconds)
+
+
+def wrapped(envelope: Envelope) -> RecordDict:
+    """A message as Flower's records have it."""
+    parts = {"header": envelope.header, "body": envelope.body}
+    return RecordDict({RECORD: ArrayRecord({name: _array(part) for name, part in parts.items() if part})})
+
+
+def unwrapped(content: RecordDict) -> Envelope:
+    """The message in Flower's records. Raises ValueError where there is none."""
+    record: Any = content.get(RECORD)
+    if len(content) != 1 or not isinstance(record, ArrayRecord) or not {"header"} <= set(record) <= {"header", "body"}:
+        raise ValueError("its content is not a message of ours")
+    return Envelope(*(record[name].data if name in record else b"" for name in ("header", "body")))
+
+
+def _array(content: bytes) -> Array:
+    return Array("uint8", (len(content),), "unskew", content)
+
+
+def _reply(message: Message) -> Reply:
+    if message.has_error():
+        return f"its node gives an error: {str(message.error.reason)[:500]}"
+    try:
+        return unwrapped(message.content)
+    except ValueError as error:
+        return f"its reply is refused: {error}"

@@ -1,0 +1,144 @@
+"""A node of the federation: takes one message, answers with one. It has the data, the memories and the secret.
+
+Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+from unskew.core.context import neutral
+from unskew.core.errors import UserError
+from unskew.core.files import read_content, write_whole
+from unskew.core.types import Tensors
+from unskew.engines.flower.agreement import Agreement, run_of, text
+from unskew.engines.flower.messages import MAX_BODY, BadMessage, Envelope, field, named, opened, sealed
+from unskew.engines.flower.node_data import NodeData
+from unskew.engines.flower.node_run import NodeRun
+from unskew.engines.flower.numbers import Seen
+
+AGREEMENT = "agreement.bin"
+KINDS = ("describe", "agree", "job", "refuse", "finish")
+Say = Callable[[str], None]
+
+
+class Node:
+    """One node, its runs by their names. ``say`` is told what happens, a line each."""
+
+    def __init__(
+        self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
+        say: Say = lambda line: None, most: int = MAX_BODY,
+    ) -> None:  # fmt: skip
+        self.data, self._folder, self._device, self._plugins = data, folder, device, plugins
+        self._say, self._most = say, most
+        self._secret = _secret(folder)
+        self._runs: dict[str, NodeRun] = {}
+        self._seen: dict[str, Seen] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, envelope: Envelope) -> Envelope:
+        """The reply to a message; never raises for what the message says."""
+        with self._lock, neutral():  # one thread: a second one would only wait at every small tensor
+            about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
+            try:
+                header, tensors = opened(envelope, self._most)
+                kind = field(header, "kind", str)
+                about |= {"run": run_of(header), "number": field(header, "number", int)}
+                if kind not in KINDS:
+                    raise BadMessage(f"it asks for {kind[:20]!r}; there are: {', '.join(KINDS)}")
+                self._numbers(about["run"]).take(about["number"])
+                return getattr(self, f"_{kind}")(header, named(tensors), about)  # type: ignore[no-any-return]
+            except (BadMessage, UserError) as error:
+                self._say(f"refused a message: {error}")
+                return sealed(about | {"reason": str(error)})
+
+    def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
+        return sealed(about | {"kind": "described", "description": self.data.described().to_json()})
+
+    def _agree(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
+        agreement = Agreement.from_json(header.get("agreement"))
+        if agreement.run != about["run"]:
+            raise BadMessage("its agreement is of another run")
+        self._runs[agreement.run] = self._open(agreement, tensors)
+        whole = sealed({"agreement": agreement.to_json()}, list(tensors.items()))
+        write_whole(self._place(agreement.run) / AGREEMENT, _framed(whole))
+        self._say(f"run {agreement.run[:8]}: agreed on {agreement.blueprint.method}, {agreement.blueprint.model}")
+        return sealed(about | {"kind": "agreed", "agreement": agreement.digest})
+
+    def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
+        run = self._run(about["run"])
+        if run is None or run.agreement.digest != field(header, "agreement", str):
+            return sealed(about | {"kind": "unknown", "reason": "this node does not know what was agreed on"})
+        asked = run.asked(header)
+        run.check_shared(tensors)
+        results = run.work(asked, tensors)
+        failed = [each.fields["failure"] for each in results if "failure" in each.fields]
+        self._say(
+            f"run {about['run'][:8]}, round {asked.round}: {asked.job.partition(' ')[0]} for "
+            f"{', '.join(f'client {visit.client}' for visit in asked.visits[:5])}"
+            + (f"; failed: {failed[0]}" if failed else "")
+        )
+        sent = [pair for each in results for pair in each.tensors]
+        return sealed(about | {"kind": "done", "results": [dict(each.fields) for each in results]}, sent)
+
+    def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
+        self._say(f"the server leaves this node out: {text(header, 'reason', 2000)}")
+        return sealed(about | {"kind": "heard"})
+
+    def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
+        self._runs.pop(about["run"], None)
+        with suppress(OSError):
+            rmtree(self._place(about["run"]) / "memories", ignore_errors=True)
+        self._say(f"run {about['run'][:8]} is finished; what its clients kept is deleted")
+        return sealed(about | {"kind": "heard"})
+
+    def _run(self, name: str) -> NodeRun | None:
+        """The run of that name, opened again from the node's files where this process does not have it."""
+        if name not in self._runs:
+            content = read_content(self._place(name) / AGREEMENT, self._most)
+            if content is None:
+                return None
+            header, tensors = opened(_unframed(content), self._most)
+            self._runs[name] = self._open(Agreement.from_json(header.get("agreement")), named(tensors))
+        return self._runs[name]
+
+    def _open(self, agreement: Agreement, frozen: Tensors) -> NodeRun:
+        return NodeRun(
+            agreement, self.data, frozen, self._place(agreement.run), secret=self._secret, device=self._device,
+            plugins=self._plugins,
+        )  # fmt: skip
+
+    def _numbers(self, run: str) -> Seen:
+        if run not in self._seen:
+            self._seen[run] = Seen(self._place(run) / "seen.json")
+        return self._seen[run]
+
+    def _place(self, run: str) -> Path:
+        return self._folder / "runs" / run
+
+
+def _secret(folder: Path) -> bytes:
+    """The node's secret for secure sums: made once, readable by its owner alone."""
+    file = folder / "secret"
+    content = read_content(file, 64)
+    if content is not None:
+        if len(content) != 32:
+            raise UserError(f"{file} is damaged; delete it, and the node makes another")
+        return content
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(file, os.urandom(32))
+    file.chmod(0o600)
+    return _secret(folder)
+
+
+def _framed(envelope: Envelope) -> bytes:
+    return len(envelope.header).to_bytes(8, "little") + envelope.header + envelope.body
+
+
+def _unframed(content: bytes) -> Envelope:
+    end = 8 + int.from_bytes(content[:8], "little")
+    return Envelope(content[8:end], content[end:])

@@ -1,0 +1,185 @@
+"""Calibration for a Flower app that is there already: a handler for its ClientApp, one call for its ServerApp.
+
+On the nodes, beside the app's own handlers:
+
+    unskew.flower.answer_statistics(app, encoder_and_batches, classes=10)
+
+``encoder_and_batches(message, context)`` loads the weights in ``message.content["arrays"]`` and gives the network
+without its classifier, and the node's batches of (images, labels). On the server, after the last round:
+
+    model.classifier = unskew.flower.calibrate(grid, model.classifier, result.arrays, method="ccvr")
+
+The nodes measure class statistics of their features, the server adds them up and makes the classifier anew. An image
+or a feature is never sent; what statistics tell, docs/privacy.md says. Nothing else of the app changes.
+"""
+
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from unskew.calibration import parse_calibration
+from unskew.calibration.calibrate import calibrate as calibrate_with
+from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.heads import last_linear
+from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
+from unskew.core.files import write_again
+from unskew.core.plugins import require_extra
+from unskew.core.units import counted
+from unskew.privacy.noise import min_count
+
+if TYPE_CHECKING:
+    from flwr.app import ArrayRecord, Context, Message
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
+
+    Give = Callable[[Message, Context], tuple[nn.Module, Iterable[Any]]]
+
+ACTION = "unskew_statistics"  # messages are of the type "query.unskew_statistics"
+RECORD = "unskew"
+PAUSE = 0.5  # seconds between two looks for replies
+
+
+def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: int = 1) -> None:
+    """Make a ClientApp answer when the server asks for class statistics.
+
+    ``give(message, context)`` gives the encoder, a network from images to features, and batches of (images, labels).
+    Classes with fewer than ``least`` examples are left out.
+    """
+
+    def answer(message: "Message", context: "Context") -> "Message":
+        return _reply(message, context, give, classes, least)
+
+    app.query(ACTION)(answer)
+
+
+def statistics_mod(give: "Give", *, classes: int, least: int = 1) -> Callable[..., "Message"]:
+    """The same for apps of the older kind: ``ClientApp(client_fn, mods=[statistics_mod(give, classes=10)])``."""
+
+    def mod(message: "Message", context: "Context", call_next: Callable[..., "Message"]) -> "Message":
+        if message.metadata.message_type == f"query.{ACTION}":
+            return _reply(message, context, give, classes, least)
+        return call_next(message, context)
+
+    return mod
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The sum over the nodes that answered, and why the others are not in it."""
+
+    statistics: ClassStatistics
+    nodes: tuple[int, ...]
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+def gather(
+    grid: "Grid",
+    arrays: "ArrayRecord",
+    *,
+    classes: int,
+    form: str = "full",
+    timeout: float = 600.0,
+    min_replies: int = 1,
+) -> Gathered:
+    """Ask every node for the class statistics of its features under these weights, check them and add them up."""
+    app = require_extra("flwr.app", "flower")
+    asked = app.ConfigRecord({"classes": classes, "form": form})
+    content = {"arrays": arrays, RECORD: asked}
+    messages = [
+        app.Message(app.RecordDict(content), node, f"query.{ACTION}", ttl=timeout) for node in grid.get_node_ids()
+    ]
+    parts, failures = list[tuple[int, ClassStatistics]](), dict[int, str]()
+    for reply in _replies(grid, messages, timeout, failures):
+        node = reply.metadata.src_node_id
+        try:
+            parts.append((node, _statistics(reply, classes, form)))
+        except UserError as error:
+            failures[node] = str(error)
+    if len(parts) < max(1, min_replies):
+        reasons = "; ".join(f"node {node}: {why}" for node, why in failures.items()) or "no node is connected"
+        raise UserError(
+            f"{counted(len(parts), 'node')} sent class statistics, {max(1, min_replies)} are needed: {reasons}"
+        )
+    parts.sort(key=lambda part: part[0])  # whoever answers first, the sum has the same bits
+    total = ClassStatistics.merged(part for _, part in parts)
+    return Gathered(total, tuple(node for node, _ in parts), failures)
+
+
+def calibrate(
+    grid: "Grid", classifier: nn.Module, arrays: "ArrayRecord", *, method: str | Finisher = "ccvr", seed: int = 0,
+    timeout: float = 600.0, min_replies: int = 1,
+) -> CalibratedClassifier:  # fmt: skip
+    """A module for the classifier's place, made from the class statistics of all nodes.
+
+    ``arrays`` are the trained weights, as the app sends them to its nodes; ``classifier`` is the model's last linear
+    layer. Nodes that fail or do not answer within ``timeout`` seconds are left out, with a warning that says why.
+    """
+    needs = parse_calibration(method).needs
+    if isinstance(needs, RealFeatures):
+        raise UserError(f"{method} needs the nodes' real features, which stay at home; take ccvr, uscc, lda or ridge")
+    if needs.components > 1 or needs.expand:
+        raise UserError(f"{method}: components and expand need more than one question to the nodes; leave them out")
+    classes = last_linear(classifier).out_features
+    found = gather(grid, arrays, classes=classes, form=str(needs.form), timeout=timeout, min_replies=min_replies)
+    for node, why in found.failures.items():
+        warnings.warn(f"node {node} is left out of the calibration: {why}", stacklevel=2)
+    return calibrate_with(classifier, found.statistics, method, seed)
+
+
+def _reply(message: "Message", context: "Context", give: "Give", classes: int, least: int) -> "Message":
+    app = require_extra("flwr.app", "flower")
+    asked: Any = message.content[RECORD]
+    if asked["classes"] != classes:
+        raise UserError(f"the server's classifier has {asked['classes']} classes, this node's data {classes}")
+    encoder, batches = give(message, context)
+    measured = ClassStatistics.measure(encoder, batches, classes, form=str(asked["form"]))
+    content = min_count(measured, least)[0].to_bytes()
+    array = app.Array("uint8", (len(content),), "unskew", content)
+    return app.Message(app.RecordDict({RECORD: app.ArrayRecord({"statistics": array})}), reply_to=message)  # type: ignore[no-any-return]
+
+
+def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: dict[int, str]) -> Iterable["Message"]:
+    """The answers as they come; who fails or says nothing is written down in ``failures``."""
+    nodes = dict(zip(grid.push_messages(messages), (each.metadata.dst_node_id for each in messages), strict=True))
+    end = time.monotonic() + timeout
+    while nodes:
+        for reply in grid.pull_messages(list(nodes)):
+            node = nodes.pop(reply.metadata.reply_to_message_id, None)
+            if node is None:
+                continue
+            if reply.has_error():
+                failures[node] = reply.error.reason or f"Flower's error {reply.error.code}"
+            else:
+                yield reply
+        if nodes and time.monotonic() > end:
+            failures.update(dict.fromkeys(nodes.values(), f"it did not answer within {timeout:.0f} s"))
+            return
+        if nodes:
+            time.sleep(PAUSE)
+
+
+def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
+    """A node's statistics, checked as a stranger's are."""
+    record: Any = reply.content.get(RECORD)
+    try:
+        content = record["statistics"].data
+    except (KeyError, AttributeError, TypeError):
+        raise UserError("its answer has no class statistics") from None
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "statistics.safetensors"
+        write_again(file, content)
+        try:
+            found = ClassStatistics.load(file)
+        except UserError as error:
+            raise UserError(str(error).replace(str(file), "its answer")) from error
+    if (found.classes, str(found.form)) != (classes, form):
+        raise UserError(f"it sent {found.about()}; asked was {form} over {classes} classes")
+    return found

@@ -1,0 +1,106 @@
+"""What server and node tell each other before the first round arrives as it was, or is refused."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from nodes import slice_of_digits
+from unskew.core.types import Local
+from unskew.engines.blueprint import Blueprint
+from unskew.engines.flower.agreement import Agreement, ClientFacts, Description
+from unskew.engines.flower.messages import BadMessage
+
+SAID = Description(
+    "hospital", "1.0", (ClientFacts("hospital", None, 5, 2),), ("cat", "dog"), (3, 32, 32), (0.5, 0.5, 0.5),
+    (0.2, 0.2, 0.2), True, "shift",
+)  # fmt: skip
+BLUEPRINT = Blueprint("fedavg", "tiny-cnn", (1, 8, 8), 2, Local())
+AGREED = Agreement("0" * 32, BLUEPRINT, ("cat", "dog"), (0.5,), (0.2,), {"hospital": 0})
+
+
+def sent(record):
+    return json.loads(json.dumps(record.to_json()))
+
+
+def test_a_description_and_an_agreement_arrive_as_they_were():
+    assert Description.from_json(sent(SAID)) == SAID
+    assert Agreement.from_json(sent(AGREED)) == AGREED
+    assert Agreement.from_json(sent(AGREED)).digest == AGREED.digest
+
+
+def test_a_description_has_sizes_and_names_but_no_label_count():
+    said = slice_of_digits(0).described()
+    assert set(sent(said)) == {
+        "node",
+        "version",
+        "clients",
+        "classes",
+        "shape",
+        "mean",
+        "std",
+        "augment",
+        "augmentation",
+    }
+    assert set(sent(said)["clients"][0]) == {"name", "number", "examples", "test"}
+
+
+def test_agreements_that_differ_in_anything_have_other_digests():
+    others = [
+        replace(AGREED, run="1" * 32), replace(AGREED, classes=("dog", "cat")), replace(AGREED, mean=(0.4,)),
+        replace(AGREED, numbers={"hospital": 1}), replace(AGREED, blueprint=replace(BLUEPRINT, method="fedprox(0.1)")),
+    ]  # fmt: skip
+    assert len({each.digest for each in (AGREED, *others)}) == 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"node": ""}, "'node'"),
+        ({"node": "a\x1b[31m"}, "'node'"),
+        ({"node": "x" * 201}, "'node'"),
+        ({"clients": []}, "its clients"),
+        ({"clients": [{"name": "a", "number": None, "examples": 1, "test": 0}] * 2}, "its clients"),
+        ({"clients": [{"name": "a", "number": -1, "examples": 1, "test": 0}]}, "not possible"),
+        ({"clients": [{"name": "a", "number": 0, "examples": -1, "test": 0}]}, "not possible"),
+        ({"clients": [{"name": "a", "number": 0, "examples": 2**50, "test": 0}]}, "not possible"),
+        ({"clients": [{"name": "a", "number": 0, "examples": 1.5, "test": 0}]}, "'examples'"),
+        ({"clients": ["a"]}, "not an object"),
+        ({"classes": []}, "'classes'"),
+        ({"classes": ["cat", "cat"]}, "'classes'"),
+        ({"shape": [3, 32]}, "no shape"),
+        ({"shape": [3, 0, 32]}, "no shape"),
+        ({"mean": [0.5]}, "normalisation"),
+        ({"std": [0.0, 0.1, 0.1]}, "normalisation"),
+        ({"augment": 1}, "'augment'"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(fields, wrong):
+    with pytest.raises(BadMessage, match=wrong):
+        Description.from_json({**sent(SAID), **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"run": "0" * 31}, "names no run"),
+        ({"run": "G" * 32}, "names no run"),
+        ({"run": "../" + "0" * 29}, "names no run"),
+        ({"numbers": {}}, "no numbers"),
+        ({"numbers": {"a": -1}}, "no numbers"),
+        ({"numbers": {"a": True}}, "no numbers"),
+        ({"classes": ["cat"]}, "1 classes for a network of 2"),
+        ({"std": [0]}, "normalisation"),
+        ({"blueprint": {}}, "cannot be read"),
+        ({"blueprint": []}, "'blueprint'"),
+        ({"blueprint": {**sent(AGREED)["blueprint"], "more": 1}}, "cannot be read"),
+    ],
+)
+def test_an_agreement_that_cannot_be_is_refused(fields, wrong):
+    with pytest.raises(BadMessage, match=wrong):
+        Agreement.from_json({**sent(AGREED), **fields})
+    for other in (None, [], "x"):
+        with pytest.raises(BadMessage):
+            Agreement.from_json(other)
+        with pytest.raises(BadMessage):
+            Description.from_json(other)

@@ -1,0 +1,180 @@
+"""A reply that is not what it should be does not count; the others do, and the reason is told by name."""
+
+import json
+
+import pytest
+import torch
+
+from nodes import engine_over, exchange_of, first_state, loop_over, make_nodes, reply_with
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.types import Visit
+from unskew.engines.flower.messages import Envelope, read_header
+from unskew.engines.flower.session import Rules
+from unskew.round import statistics
+
+VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
+KEY = Key(0).fold("round", 1)
+BAD = 101  # the node of client 1
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory):
+    return make_nodes(tmp_path_factory.mktemp("nodes"))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    return statistics.shared(first_state())
+
+
+@pytest.fixture(scope="module")
+def without_client_1(shared):
+    outcome = loop_over().map_sum("train", shared, [VISITS[0], VISITS[2]], KEY, round=1)
+    return tensors.sha256(outcome.sums)
+
+
+def set_tensor(name, value):
+    def change(fields, came):
+        place = next(place for place, (each, _) in enumerate(came) if each == name)
+        came[place] = (name, value(came[place][1]))
+
+    return change
+
+
+def set_result(**values):
+    return lambda fields, came: fields["results"][0].update(values)
+
+
+def renamed(fields, came):
+    came[0] = ("wait", came[0][1])
+
+
+def one_more(fields, came):
+    came.append(("more", torch.zeros(1)))
+
+
+def one_less(fields, came):
+    del came[-1]
+
+
+def swapped(fields, came):
+    came[0], came[1] = came[1], came[0]
+
+
+def with_nan(value):
+    value = value.clone()
+    value.view(-1)[0] = float("nan")
+    return value
+
+
+def failed(fields, came):
+    fields["results"] = [{"client": 1, "repeat": 0, "failure": "out of memory"}]
+    came.clear()
+
+
+BIAS = "delta/params/classifier.bias"
+FAULTS = {
+    "NaN": (set_tensor(BIAS, with_nan), "NaN or infinity"),
+    "infinity": (set_tensor("metric/loss", lambda value: value + float("inf")), "NaN or infinity"),
+    "another shape": (set_tensor(BIAS, lambda value: value[:5]), "not like the tensor that was sent"),
+    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "has the shape"),
+    "another type": (set_tensor(BIAS, lambda value: value.double()), "not like the tensor that was sent"),
+    "another name": (renamed, "not those of the job"),
+    "another order": (swapped, "their order differs"),
+    "a tensor more": (one_more, "more tensors than results"),
+    "a tensor less": (one_less, "do not fit what it says"),
+    "another weight": (set_tensor("weight", lambda value: value * 1000), "it weighs 435000, 435 was asked for"),
+    "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "more than one visit"),
+    "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it saw 870 examples, 435"),
+    "another client": (set_result(client=2), "answers for client 2, where client 1"),
+    "another repeat": (set_result(repeat=1), "answers for client 1"),
+    "a client that is no number": (set_result(client="1"), "'client' should be int"),
+    "an unknown form": (set_result(forms=["x"] * 13), "do not fit what it says"),
+    "a factor below zero": (set_result(factor=-1.0), "factor"),
+    "a ticket that nobody asked for": (set_result(receipt="1.0-00000000"), "its ticket is not one"),
+    "its own failure": (failed, "out of memory"),
+    "no results": (lambda fields, came: fields.update(results=[]), "0 results for 1 visits"),
+    "results that are none": (lambda fields, came: fields.update(results=[3]), "not an object"),
+    "another run": (lambda fields, came: fields.update(run="0" * 32), "answers another message"),
+    "another message": (lambda fields, came: fields.update(number=1), "answers another message"),
+}
+
+
+def ask(nodes, shared, between, **rules):
+    said = []
+    engine = engine_over(exchange_of(nodes, between=between), rules=Rules(**rules), said=said.append)
+    return engine.map_sum("train", shared, VISITS, KEY, round=1), said
+
+
+def is_job(question):
+    return read_header(question)["kind"] == "job"
+
+
+def test_without_a_fault_the_sums_are_those_of_one_process(nodes, shared):
+    outcome, _ = ask(nodes, shared, lambda node, question, reply: reply)
+    expected = loop_over().map_sum("train", shared, VISITS, KEY, round=1)
+    assert outcome.failures == ()
+    assert list(outcome.sums) == list(expected.sums)
+    assert tensors.sha256(outcome.sums) == tensors.sha256(expected.sums)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_reply_is_left_out_by_name_with_its_reason(nodes, shared, without_client_1, fault):
+    change, wrong = FAULTS[fault]
+
+    def between(node, question, reply):
+        return reply_with(reply, change) if node == BAD and is_job(question) else reply
+
+    outcome, said = ask(nodes, shared, between)
+    (failure,) = outcome.failures
+    assert (failure.client, failure.repeat) == (1, 0)
+    assert failure.reason.startswith("node-1: ")
+    assert wrong in failure.reason
+    assert tensors.sha256(outcome.sums) == without_client_1
+    assert any(wrong in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("reply", "wrong"),
+    [
+        (Envelope(b"not JSON"), "not JSON"),
+        (Envelope(b""), "not JSON"),
+        (Envelope(json.dumps({"protocol": 1, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
+        ("ClientApp stopped responding.", "ClientApp stopped responding."),
+    ],
+)
+def test_what_is_no_reply_at_all_is_left_out(nodes, shared, without_client_1, reply, wrong):
+    outcome, _ = ask(nodes, shared, lambda node, asked, came: reply if node == BAD and is_job(asked) else came)
+    assert [failure.client for failure in outcome.failures] == [1]
+    assert wrong in outcome.failures[0].reason
+    assert tensors.sha256(outcome.sums) == without_client_1
+
+
+def test_a_reply_that_was_recorded_earlier_is_refused(nodes, shared, without_client_1):
+    recorded = []
+
+    def between(node, question, reply):
+        if node != BAD or not is_job(question):
+            return reply
+        recorded.append(reply)
+        return recorded[0]
+
+    said = []
+    engine = engine_over(exchange_of(nodes, between=between), said=said.append)
+    assert engine.map_sum("train", shared, VISITS, KEY, round=1).failures == ()
+    outcome = engine.map_sum("train", shared, VISITS, KEY, round=1)
+    assert "it answers another message" in outcome.failures[0].reason
+    assert tensors.sha256(outcome.sums) == without_client_1
+
+
+def test_test_images_are_counted_as_the_node_said(nodes, shared):
+    change = set_tensor("metric/total", lambda value: value * 3)
+    engine = engine_over(
+        exchange_of(
+            nodes, between=lambda node, asked, came: reply_with(came, change) if node == BAD and is_job(asked) else came
+        )
+    )
+    outcome = engine.map_sum("evaluate", first_state().tensors, VISITS, KEY)
+    assert "other numbers of test images than its 120" in outcome.failures[0].reason
+    assert float(outcome.sums["metric/total"].sum()) == 120 + 119

@@ -1,0 +1,124 @@
+"""Our messages inside Flower's: through its own serialisation and back; a grid that only has what Flower promises."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+flwr = pytest.importorskip("flwr")
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
+
+from nodes import make_node  # noqa: E402
+from unskew.engines.flower.exchange import Presence  # noqa: E402
+from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrapped, wrapped  # noqa: E402
+from unskew.engines.flower.messages import Envelope, opened, sealed  # noqa: E402
+
+MESSAGE = sealed({"kind": "job"}, [("weight", torch.arange(5.0))])
+
+
+class FakeGrid:
+    """What we use of a grid, answered by a node in this process."""
+
+    def __init__(self, node):
+        self.node, self.pushed = node, []
+
+    def get_nodes(self):
+        rows = [(7, "online", "hospital", "then"), (8, "offline", "gone", ""), (9, "online", "", "")]
+        return [
+            SimpleNamespace(node_id=number, status=status, name=name, last_activated_at=since)
+            for number, status, name, since in rows
+        ]
+
+    def push_messages(self, messages):
+        self.pushed += messages
+        return [f"id-{place}" if place else None for place, _ in enumerate(messages)]
+
+    def pull_messages(self, ids):
+        return [
+            SimpleNamespace(
+                metadata=SimpleNamespace(reply_to_message_id=name),
+                has_error=lambda name=name: name == "id-2",
+                error=SimpleNamespace(reason="ClientApp stopped responding."),
+                content=wrapped(MESSAGE) if name != "id-3" else RecordDict({"other": ConfigRecord({})}),
+            )
+            for name in ids
+        ]
+
+
+@pytest.fixture
+def identity(monkeypatch):
+    """A process that Flower has not started has no run: its messages need one."""
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name, value in {"_run_id": 1, "_task_id": 1, "_node_id": 1}.items():
+        monkeypatch.setattr(TaskIdentity, name, value, raising=False)
+
+
+@pytest.mark.parametrize("envelope", [MESSAGE, Envelope(b"{}"), Envelope(b"x" * 10, b"y" * 6_000_000)])
+def test_a_message_survives_flowers_own_serialisation(envelope):
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+    content = wrapped(envelope)
+    sent = {name: each.deflate() for name, each in get_all_nested_objects(content).items()}
+    assert unwrapped(inflate_object_from_contents(content.object_id, sent)) == envelope
+    assert sum(map(len, sent.values())) < 1.02 * len(envelope) + 2000
+
+
+def test_a_model_for_many_nodes_is_stored_once():
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+
+    objects = {}
+    for number in range(10):
+        objects |= get_all_nested_objects(wrapped(Envelope(f"{number}".encode(), b"m" * 10**6)))
+    assert sum(len(each.deflate()) for each in objects.values()) < 1.1e6
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        RecordDict({}),
+        RecordDict({"other": ArrayRecord({})}),
+        RecordDict({RECORD: ConfigRecord({"header": b"x"})}),
+        RecordDict({RECORD: ArrayRecord({})}),
+    ],
+)
+def test_another_content_is_refused(content):
+    with pytest.raises(ValueError, match="not a message of ours"):
+        unwrapped(content)
+
+
+def test_nodes_that_are_online_are_there_with_the_names_of_their_keys():
+    assert GridExchange(FakeGrid(None)).nodes() == {7: Presence("hospital", "then"), 9: Presence(None, "")}
+
+
+def test_what_could_not_be_pushed_has_no_id_and_what_comes_back_is_a_message_or_a_reason(identity):
+    grid = FakeGrid(None)
+    exchange = GridExchange(grid)
+    assert exchange.send({}, "") == {}
+    assert exchange.send({7: MESSAGE, 8: MESSAGE, 9: MESSAGE, 10: MESSAGE}, "3") == {8: "id-1", 9: "id-2", 10: "id-3"}
+    assert [message.metadata.message_type for message in grid.pushed] == [KIND] * 4
+    assert exchange.receive([]) == {}
+    assert exchange.receive(["id-1", "id-2", "id-3"]) == {
+        "id-1": MESSAGE,
+        "id-2": "its node gives an error: ClientApp stopped responding.",
+        "id-3": "its reply is refused: its content is not a message of ours",
+    }
+
+
+def test_the_client_app_answers_what_the_grid_sends(identity, tmp_path, monkeypatch):
+    from unskew.engines.flower import client_app
+
+    node = make_node(tmp_path, 0)
+    monkeypatch.setattr(
+        client_app, "_asked", lambda place, parts: [*(lambda a: (a.header, a.body))(node.answer(Envelope(*parts)))]
+    )
+    question = sealed({"kind": "describe", "run": "0" * 32, "number": 1})
+    message = Message(wrapped(question), dst_node_id=3, message_type=KIND, ttl=60.0)
+    context = SimpleNamespace(node_config={"socket": "here"})
+    assert opened(unwrapped(client_app.app(message, context).content))[0]["kind"] == "described"
+    with pytest.raises(RuntimeError, match="does not say where its node service is"):
+        client_app.app(message, SimpleNamespace(node_config={}))
+    other = Message(RecordDict({}), dst_node_id=3, message_type=KIND, ttl=60.0)
+    with pytest.raises(ValueError, match="not one of unskew's"):
+        client_app.app(other, context)

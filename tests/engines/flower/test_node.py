@@ -1,0 +1,365 @@
+"""A node checks whatever it is asked before it does anything, keeps what its clients need, and goes on."""
+
+import json
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+from nodes import blueprint_of, first_state, loop_over, make_node, slice_of_digits
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Visit
+from unskew.data.sources import load
+from unskew.engines.flower.agreement import Agreement
+from unskew.engines.flower.compact import Known, restored
+from unskew.engines.flower.messages import Envelope, opened, sealed
+from unskew.engines.flower.node import Node
+from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.engines.flower.node_memory import NodeMemory
+from unskew.round import statistics
+from unskew.round.client_memory import MemoryFormat, whole_model
+
+RUN = "ab" * 16
+VISIT = Visit(1, 435.0)
+
+
+class Asking:
+    """A server's side for one node: numbers its messages."""
+
+    def __init__(self, node, method="fedavg"):
+        self.node, self.method, self.number = node, method, 0
+        images = load("digits", None)
+        self.agreement = Agreement(RUN, blueprint_of(method), images.classes, images.mean, images.std, {"node-1": 1})
+
+    def ask(self, kind, sent=(), **fields):
+        self.number += 1
+        header = {"kind": kind, "run": RUN, "number": self.number, **fields}
+        return opened(self.node.answer(sealed(header, list(sent))))
+
+    def agree(self):
+        header, _ = self.ask("agree", agreement=self.agreement.to_json())
+        assert header["kind"] == "agreed", header
+        return self
+
+    def job(self, job="train", visits=(VISIT,), shared=None, **fields):
+        shared = statistics.shared(first_state(self.method)) if shared is None else shared
+        plain = [{key: value for key, value in asdict(each).items() if key != "slot"} for each in visits]
+        asked = {
+            "agreement": self.agreement.digest, "job": job, "round": 1, "seed": 0, "key": ["round", 1],
+            "visits": plain, "keep": [], **fields,
+        }  # fmt: skip
+        return self.ask("job", shared.items(), **asked)
+
+
+@pytest.fixture
+def asking(tmp_path):
+    return Asking(make_node(tmp_path, 1)).agree()
+
+
+def refused(header):
+    assert header["kind"] == "refused"
+    return header["reason"]
+
+
+def test_a_job_gives_what_one_process_gives(asking):
+    header, came = asking.job()
+    (result,) = header["results"]
+    shared = statistics.shared(first_state())
+    known = Known(shared, 435.0, result["factor"])
+    sums = {name: restored(name, form, value, known) for (name, value), form in zip(came, result["forms"], strict=True)}
+    expected = loop_over().map_sum("train", shared, [VISIT], Key(0).fold("round", 1), round=1)
+    assert tensors.sha256(sums) == tensors.sha256(expected.sums)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"kind": "erase"}, "it asks for 'erase'"),
+        ({"kind": "_open"}, "it asks for '_open'"),
+        ({"kind": None}, "'kind' should be str"),
+        ({"run": "x"}, "names no run"),
+        ({"run": "../../etc/passwd"}, "names no run"),
+        ({"number": 1.5}, "'number' should be int"),
+    ],
+)
+def test_a_message_that_is_none_is_refused(asking, fields, wrong):
+    header, _ = opened(asking.node.answer(sealed({"kind": "describe", "run": RUN, "number": 77, **fields})))
+    assert wrong in refused(header)
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"visits": [Visit(0, 1.0)]}, "client 0 is not one of this node's"),
+        ({"visits": [Visit(1, 436.0)]}, "client 1 cannot weigh 436: it has 435 examples"),
+        ({"visits": [Visit(1, 0.0)]}, "cannot weigh 0"),
+        ({"visits": [Visit(1, -1.0)]}, "cannot weigh -1"),
+        ({"visits": [VISIT, VISIT]}, "one visit twice"),
+        ({"visits": []}, "asks for 0 visits"),
+        ({"visits": [replace(VISIT, take=0)]}, "not possible"),
+        ({"visits": [replace(VISIT, repeat=-1)]}, "not possible"),
+        ({"visits": [replace(VISIT, ticket="x" * 65)]}, "ticket"),
+        ({"key": [1.5]}, "its key"),
+        ({"keep": [3]}, "tickets"),
+        ({"job": "erase"}, "no job is called 'erase'"),
+        ({"job": "os:system"}, "os:system is code that this node has not allowed"),
+        ({"seed": "0"}, "'seed' should be int"),
+    ],
+)
+def test_a_job_that_is_not_for_this_node_is_refused_and_the_next_one_done(asking, fields, wrong):
+    header, _ = asking.job(**fields)
+    assert wrong in refused(header)
+    assert asking.job()[0]["kind"] == "done"
+
+
+def with_changed(change):
+    shared = tensors.copy(statistics.shared(first_state()))
+    change(shared)
+    return shared
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda shared: shared.pop("params/classifier.bias"), "not the network that was agreed on"),
+        (lambda shared: shared.update({"params/more": torch.zeros(1)}), "not the network that was agreed on"),
+        (lambda shared: shared.update({"params/classifier.bias": torch.zeros(9)}), "another params/classifier.bias"),
+        (lambda shared: shared["params/classifier.bias"].fill_(float("nan")), "NaN or infinity"),
+    ],
+)
+def test_a_model_that_is_not_the_one_agreed_on_is_refused(asking, change, wrong):
+    header, _ = asking.job(shared=with_changed(change))
+    assert wrong in refused(header)
+
+
+def test_a_message_that_is_sent_again_is_refused_also_after_a_restart(tmp_path):
+    asking = Asking(make_node(tmp_path, 1)).agree()
+    envelope = sealed({"kind": "describe", "run": RUN, "number": 50})
+    assert opened(asking.node.answer(envelope))[0]["kind"] == "described"
+    for node in (asking.node, make_node(tmp_path, 1)):
+        assert "replayed: message 50" in refused(opened(node.answer(envelope))[0])
+
+
+def test_an_oversized_message_is_refused(tmp_path):
+    node = make_node(tmp_path, 1, most=100)
+    header, _ = opened(node.answer(sealed({"kind": "describe", "run": RUN, "number": 1}, [("x", torch.zeros(26))])))
+    assert "oversized" in refused(header)
+
+
+def test_bytes_that_are_no_message_are_refused(asking):
+    for envelope in (Envelope(b""), Envelope(b"\x00" * 100), Envelope(b"{}", b"x")):
+        assert opened(asking.node.answer(envelope))[0]["kind"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
+        ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
+        ({"method": "no-such-method"}, "no-such-method"),
+        ({"model": "no-such-net"}, "no-such-net"),
+    ],
+)
+def test_code_that_the_node_has_not_allowed_is_refused(tmp_path, changes, wrong):
+    asking = Asking(make_node(tmp_path, 1))
+    agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, **changes))
+    header, _ = asking.ask("agree", agreement=agreement.to_json())
+    assert wrong in refused(header)
+
+
+def test_code_that_the_node_has_allowed_is_used(tmp_path):
+    name = "outside_methods:raises"
+    asking = Asking(make_node(tmp_path, 1, plugins=(name,)))
+    agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, method=f"{name}(9)"))
+    header, _ = asking.ask("agree", agreement=agreement.to_json())
+    assert header["kind"] == "agreed", header
+
+
+def test_a_node_with_a_class_that_was_not_agreed_on_refuses(tmp_path):
+    asking = Asking(make_node(tmp_path, 1))
+    classes = tuple(f"class {number}" for number in range(10))
+    header, _ = asking.ask("agree", agreement=replace(asking.agreement, classes=classes).to_json())
+    assert "has images of" in refused(header)
+    header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"other": 1}).to_json())
+    assert "numbers other clients" in refused(header)
+    header, _ = asking.ask("agree", agreement=replace(asking.agreement, numbers={"node-1": 2}).to_json())
+    assert "is number 1" in refused(header)
+
+
+def test_labels_follow_the_classes_agreed_on():
+    images = load("digits", None)
+    data = slice_of_digits(1)
+    turned = replace(Asking(None).agreement, classes=images.classes[::-1])
+    held = data.fitted(turned)
+    assert held.images.train.labels.tolist() == (9 - images.train.labels).tolist()
+
+
+def test_a_job_before_an_agreement_is_answered_with_unknown(tmp_path):
+    assert Asking(make_node(tmp_path, 1)).job()[0]["kind"] == "unknown"
+
+
+def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
+    make_node(tmp_path, 1)
+    file = tmp_path / "node-1" / "secret"
+    first = file.read_bytes()
+    assert len(first) == 32
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    make_node(tmp_path, 1)
+    assert file.read_bytes() == first
+    file.write_bytes(b"short")
+    with pytest.raises(UserError, match="is damaged; delete it"):
+        make_node(tmp_path, 1)
+
+
+# Memories
+
+
+def memories(tmp_path):
+    return sorted(file.name for file in (tmp_path / "node-1" / "runs" / RUN / "memories").iterdir())
+
+
+def test_memories_stay_while_the_server_refers_to_them(tmp_path):
+    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+
+    def visited(ticket, keep=()):
+        header, _ = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)], keep=list(keep))
+        return header["results"][0]["receipt"]
+
+    first = visited(None)
+    second = visited(first)
+    third = visited(second, keep=[first])  # a checkpoint refers to the first
+    assert memories(tmp_path) == ["1.0.state", "1.1.state", "1.2.state"]
+    visited(third, keep=[first])
+    assert memories(tmp_path) == ["1.0.state", "1.2.state", "1.3.state"]
+    asking.job("evaluate")  # keeps nothing, removes nothing
+    assert len(memories(tmp_path)) == 3
+    asking.ask("finish")
+    assert not (tmp_path / "node-1" / "runs" / RUN / "memories").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_memory_that_is_missing_or_damaged_is_begun_anew_and_that_is_said(tmp_path, damage):
+    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+    ticket = header["results"][0]["receipt"]
+    file = tmp_path / "node-1" / "runs" / RUN / "memories" / "1.0.state"
+    content = bytearray(file.read_bytes())
+    if damage == "missing":
+        file.unlink()
+    elif damage == "cut":
+        file.write_bytes(content[:-1])
+    else:
+        content[100] ^= 1
+        file.write_bytes(content)
+    header, came = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)])
+    assert header["results"][0]["anew"] is True
+    assert header["results"][0]["receipt"] == f"1.1-{header['results'][0]['receipt'][-8:]}"
+    first, first_came = asking.job(visits=[replace(VISIT, keep=True)])
+    assert "anew" not in first["results"][0]
+    assert all(torch.equal(left, right) for (_, left), (_, right) in zip(came, first_came, strict=True))
+
+
+def test_a_full_disk_fails_the_visit_and_not_the_node(tmp_path, monkeypatch):
+    asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
+
+    def full(path, content):
+        raise UserError(f"{path} cannot be written: No space left on device")
+
+    monkeypatch.setattr("unskew.engines.flower.node_memory.write_whole", full)
+    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+    assert "No space left on device" in header["results"][0]["failure"]
+    monkeypatch.undo()
+    header, _ = asking.job(visits=[replace(VISIT, keep=True)])
+    assert header["results"][0]["receipt"].startswith("1.1-")
+
+
+@pytest.mark.heavy
+def test_a_kill_while_a_memory_is_written_leaves_the_one_before(tmp_path):
+    """A process writes the same memory again and again until it is killed with kill -9."""
+    program = f"""
+import sys, torch
+from pathlib import Path
+from unskew.core.types import Visit
+from unskew.engines.flower.node_memory import NodeMemory
+from unskew.round.client_memory import MemoryFormat, whole_model
+model = {{"params/w": torch.zeros(100_000)}}
+memory = NodeMemory(Path({str(tmp_path)!r}), MemoryFormat([whole_model("own")], model))
+number, ticket = 0, None
+while True:
+    visit = memory.assign(Visit(0, 1.0, ticket=ticket, keep=True))
+    memory.clear([visit], [])
+    ticket = memory.write(visit.slot, {{"own/params/w": torch.full((100_000,), float(number))}})
+    print(number, ticket, flush=True)
+    number += 1
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        lines = [process.stdout.readline() for _ in range(5)]
+        time.sleep(0.01)
+        process.kill()
+        lines += process.stdout.readlines()
+    number, ticket = [line for line in lines if line.endswith("\n")][-1].split()
+    memory = NodeMemory(tmp_path, MemoryFormat([whole_model("own")], {"params/w": torch.zeros(100_000)}))
+    kept = memory.recall(Visit(0, 1.0, ticket=ticket))
+    assert memory.lost == []
+    assert set(kept["own/params/w"].tolist()) == {float(number)}
+    assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
+
+
+# What a node brings
+
+
+def test_a_nodes_own_data_are_one_client_named_as_the_node(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {
+        "x_train": rng.integers(0, 255, (12, 8, 8), np.uint8), "y_train": np.arange(12) % 3,
+        "x_test": rng.integers(0, 255, (6, 8, 8), np.uint8), "y_test": np.arange(6) % 3,
+    }  # fmt: skip
+    np.savez(tmp_path / "own.npz", **arrays)
+    data = read_node_data("hospital", Source(f"arrays:{tmp_path / 'own.npz'}"))
+    facts = data.described().clients
+    assert json.loads(json.dumps([asdict(each) for each in facts])) == [
+        {"name": "hospital", "number": None, "examples": 12, "test": 6}
+    ]
+
+
+def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_images():
+    slices = [slice_of_digits(number).clients[0] for number in range(3)]
+    assert sorted(np.concatenate([each.train for each in slices]).tolist()) == list(range(1438))
+    assert sorted(np.concatenate([each.test for each in slices]).tolist()) == list(range(359))
+
+
+@pytest.mark.parametrize(
+    ("source", "wrong"),
+    [
+        (Source("digits", clients=(0,)), "client 0 is one of a partition; give partition too"),
+        (Source("digits", partition="iid", of=3), "say which clients"),
+        (Source("digits", partition="iid", of=3, clients=(3,)), "counted from 0"),
+        (Source("digits", partition="iid", of=3, clients=(1, 1)), "each is named once"),
+        (Source("nothing"), "there is no data set"),
+    ],
+)
+def test_a_source_that_cannot_be_is_refused(source, wrong):
+    with pytest.raises(UserError, match=wrong):
+        read_node_data("hospital", source)
+
+
+def test_a_node_may_bring_several_clients(tmp_path):
+    data = read_node_data("many", Source("digits", partition="iid", of=4, clients=(3, 1)))
+    assert [(each.name, each.number) for each in data.described().clients] == [("many-3", 3), ("many-1", 1)]
+    agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
+    held = data.fitted(agreement)
+    assert held.population.offsets.tolist() == [0, 0, 360, 360, 719]
+    assert sorted(held.tests) == [1, 3]
+    node = Node(data, tmp_path / "many")
+    asking = Asking(node)
+    asking.agreement = agreement
+    asking.agree()
+    header, _ = asking.job("evaluate", visits=[Visit(1, 1.0), Visit(3, 1.0)])
+    assert [each["client"] for each in header["results"]] == [1, 3]

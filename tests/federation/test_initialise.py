@@ -1,0 +1,130 @@
+"""``unskew federation init`` and the folders that it makes."""
+
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from unskew.core.errors import UserError
+from unskew.federation.app import RUN_CONFIG
+from unskew.federation.certificates import node_key, public_pem
+from unskew.federation.folder import read_federation, read_node
+from unskew.federation.initialise import initialise
+
+FLWR = Path(sys.executable).parent / "flwr"
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_new_folder_has_all_that_server_and_nodes_need_and_its_secrets_are_private(tmp_path):
+    made = initialise(tmp_path / "fed", nodes=["a", "b"], host="fed.example.org", port=9000)
+    assert (made.new, made.nodes) == (True, ("a", "b"))
+    federation = read_federation(tmp_path / "fed")
+    assert federation == made.federation
+    assert (federation.settings.listen, federation.settings.control_port) == ("0.0.0.0", 9001)
+    node = read_node(federation.node("a"))
+    assert (node.settings.name, node.settings.server) == ("a", "fed.example.org:9000")
+    assert node.authority.read_bytes() == federation.authority.read_bytes()
+    assert [mode(path) for path in (node.key, federation.key, federation.authority_key)] == [0o600] * 3
+    assert sorted(federation.public_keys()) == ["a", "b"]
+    assert b"PRIVATE" not in b"".join(path.read_bytes() for path in federation.public_keys().values())
+
+
+def test_a_server_on_loopback_listens_there_alone(tmp_path):
+    assert initialise(tmp_path, nodes=["a"]).federation.settings.listen == "127.0.0.1"
+
+
+def test_nodes_are_added_later_and_nothing_that_was_there_changes(tmp_path):
+    initialise(tmp_path, nodes=["a"])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    made = initialise(tmp_path, nodes=["b"])
+    assert (made.new, made.nodes, made.renewed) == (False, ("b",), False)
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted(read_federation(tmp_path).public_keys()) == ["a", "b"]
+
+
+def test_a_node_may_keep_its_private_key_and_hand_in_the_public_one(tmp_path):
+    (tmp_path / "hers.pub").write_bytes(node_key().public)
+    made = initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
+    assert made.keys == ("c",)
+    assert public_pem(made.federation.public_keys()["c"]) == public_pem(tmp_path / "hers.pub")
+    assert not read_node(made.federation.node("c")).key.exists()
+
+
+def test_a_renewed_certificate_is_new_and_signed_by_the_same_authority(tmp_path):
+    federation = initialise(tmp_path, nodes=["a"]).federation
+    before, authority = federation.certificate.read_bytes(), federation.authority.read_bytes()
+    assert initialise(tmp_path, renew=True).renewed
+    assert federation.certificate.read_bytes() != before
+    assert federation.authority.read_bytes() == authority
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"nodes": ["../a"]}, r"node name '\.\./a': give at most 32 letters"),
+        ({"nodes": ["a", "a"]}, "node a is named twice"),
+        ({"port": 0, "host": "x"}, "--port 0"),
+        ({"port": 70000}, "--port 70000"),
+        ({"host": "http://x"}, "--host 'http://x': give the name or address"),
+        ({"keys": {"c": Path("nowhere.pub")}}, "nowhere.pub cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(tmp_path, given, message):
+    with pytest.raises(UserError, match=message):
+        initialise(tmp_path / "fed", **given)
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_folder_that_is_something_else_is_left_alone(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"has files and no federation\.toml"):
+        initialise(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_another_address_or_a_known_node_is_refused_for_a_federation_that_is_there(tmp_path):
+    initialise(tmp_path, nodes=["a"])
+    with pytest.raises(UserError, match=r"--port 9: this federation has 8000, and its nodes know it"):
+        initialise(tmp_path, port=9)
+    with pytest.raises(UserError, match="node a is there already"):
+        initialise(tmp_path, nodes=["a"])
+
+
+def test_a_damaged_or_mistaken_folder_is_named(tmp_path):
+    federation = initialise(tmp_path / "fed", nodes=["a"]).federation
+    with pytest.raises(UserError, match="is a node's folder; give the folder of the server's machine"):
+        read_federation(federation.node("a"))
+    with pytest.raises(UserError, match=r"is the server's folder; give a node's folder, such as .*nodes/NAME \(a\)"):
+        read_node(federation.path)
+    with pytest.raises(UserError, match="is not a federation's folder; unskew federation init DIR makes one"):
+        read_federation(tmp_path)
+    with pytest.raises(UserError, match="is not a node's folder"):
+        read_node(tmp_path)
+    for content, message in [
+        ("port = [", "it is not TOML"),
+        ('port = "x"', "port = 'x' is not a whole number"),
+        ("prot = 1", "'prot' is not known; did you mean 'port'"),
+        ("port = 1", "host, listen, control_port, max_message is missing"),
+    ]:
+        (federation.path / "federation.toml").write_text(content)
+        with pytest.raises(UserError, match=message):
+            read_federation(federation.path)
+
+
+def test_flower_takes_the_app_folder_as_it_is(tmp_path):
+    federation = initialise(tmp_path, nodes=["a"]).federation
+    project = tomllib.loads((federation.app / "pyproject.toml").read_text())
+    config = project["tool"]["flwr"]["app"]["config"]
+    assert set(config) == set(RUN_CONFIG)
+    assert config["recipe"] == str(tmp_path / "recipe.toml")
+    built = subprocess.run(
+        [FLWR, "build", "--app", federation.app], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert list(tmp_path.glob("*.fab"))

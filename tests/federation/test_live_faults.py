@@ -1,0 +1,182 @@
+"""Nodes and server that are killed, and a network that is cut, while a run is on: between real processes."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from live import Command, Live, until
+
+import unskew
+from unskew.core.errors import UserError
+from unskew.federation.folder import read_node, toml
+
+pytestmark = pytest.mark.heavy
+
+RECIPE = """
+data = "nodes"
+clients = {clients}
+method = "{method}"
+rounds = {rounds}
+evaluate_every = {rounds}
+epochs = 1
+batch = 32
+lr = 0.02
+"""
+
+
+def recipe(clients, rounds, method="fedavgm(0.9)"):
+    return RECIPE.format(clients=clients, rounds=rounds, method=method)
+
+
+def rounds_done(out: Path) -> list[dict]:
+    with suppress(FileNotFoundError):
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return []
+
+
+class Run(threading.Thread):
+    """A run in the background: how it ended is in ``trouble``, what it printed in ``said``."""
+
+    def __init__(self, live, out, text, **more):
+        super().__init__(daemon=True)
+        self.said, self.trouble = [], None
+        self._work = lambda: live.run(out, text, self.said.append, **more)
+        self.start()
+
+    def run(self):
+        try:
+            self._work()
+        except UserError as error:
+            self.trouble = error
+
+    def wait(self, seconds=600):
+        self.join(seconds)
+        assert not self.is_alive(), self.said
+        return self
+
+
+@pytest.fixture
+def live(tmp_path):
+    made = Live(tmp_path / "f", ["a", "b", "c"])
+    try:
+        made.start("server", "a", "b", "c")
+        yield made
+    finally:
+        made.close()
+
+
+def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live, tmp_path):
+    out = tmp_path / "run"
+    run = Run(live, out, recipe(3, 6, "scaffold"), deadline=40.0, min_replies=2)
+    until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
+    live.kill("c")
+    live.start("c")
+    run.wait()
+    assert run.trouble is None, run.said
+    rounds = rounds_done(out)
+    assert [row["round"] for row in rounds] == [1, 2, 3, 4, 5, 6]
+    answered = [row["clients"] for row in rounds]
+    assert answered[:2] == [3, 3]
+    assert 2 in answered[2:]
+    assert answered[-1] == 3, (answered, run.said)
+    missed = [row for row in rounds if row["clients"] == 2]
+    assert all("c: " in json.dumps(row) for row in missed), missed  # by name, with the reason
+
+
+def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live, tmp_path):
+    out = tmp_path / "run"
+    run = Run(live, out, recipe(3, 5, "scaffold"), min_replies=3)
+    until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
+    live.kill("server")
+    run.wait()
+    assert run.trouble is not None
+    assert not (out / "result.json").exists()
+    live.start("server")
+    live.run(out, recipe(3, 5, "scaffold"), resume=True, min_replies=3)
+    result = json.loads((out / "result.json").read_text())
+    alone = unskew.run(
+        data="digits", partition=f"file:{live.partition}", clients=3, method="scaffold", rounds=5, evaluate_every=5,
+        epochs=1, batch=32, lr=0.02, engine="loop", out=tmp_path / "alone",
+    )  # fmt: skip
+    assert result["weights_sha256"] == alone.weights_sha256
+
+
+class Relay:
+    """A wire between a node and the server that can be cut: nothing passes, and nothing is said."""
+
+    def __init__(self, target: int) -> None:
+        self.whole, self._target = threading.Event(), target
+        self.whole.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far:
+            back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+            back.start()
+            self._carry(near, far)
+            back.join()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while part := one.recv(65536):
+                self.whole.wait()
+                other.sendall(part)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.whole.set()
+        self._listener.close()
+
+
+def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path):
+    live = Live(tmp_path / "f", ["a", "b"])
+    relay = Relay(live.federation.settings.port)
+    node = read_node(live.federation.node("b"))
+    (node.path / "node.toml").write_text(toml({"name": "b", "server": f"127.0.0.1:{relay.port}"}, "for a test"))
+    out = tmp_path / "run"
+    try:
+        live.start("server", "a", "b")
+        run = Run(live, out, recipe(2, 4), deadline=120.0)
+        until(lambda: len(rounds_done(out)) >= 1 or not run.is_alive(), 400)
+        relay.whole.clear()
+        time.sleep(10)
+        relay.whole.set()
+        run.wait()
+        assert run.trouble is None, run.said
+        assert [row["clients"] for row in rounds_done(out)] == [2, 2, 2, 2]
+    finally:
+        relay.close()
+        live.close()
+
+
+def test_a_program_of_the_server_that_dies_is_started_again(tmp_path):
+    live = Live(tmp_path / "f", ["a"])
+    try:
+        live.start("server")
+        server = live.commands["server"]
+        live.kill_program("server", "unskew.federation.gateway")
+        server.wait_for("gateway ended with code -9 and is started again")
+        live.start("a")
+        second = Command("node", str(live.federation.node("a")))
+        assert second.ends() == 2
+        assert second.says("node a of")
+        assert second.says("is running already")
+        live.kill_program("a", "node_service")
+        live.commands["a"].wait_for("service ended with code -9 and is started again")
+        until(lambda: sum("ready: node a" in line for line in live.commands["a"].lines) == 2)
+    finally:
+        live.close()

@@ -1,0 +1,94 @@
+"""A federation in one process through real messages: nodes with slices of digits, and a server over them."""
+
+import json
+import os
+from pathlib import Path
+
+from unskew import engines, models
+from unskew.core import tensors
+from unskew.core.key import Key
+from unskew.core.types import Local
+from unskew.data.partition import partition
+from unskew.data.population import Population
+from unskew.data.sources import load
+from unskew.engines.blueprint import Blueprint, dataset
+from unskew.engines.flower.agreement import Agreement
+from unskew.engines.flower.engine import FederatedEngine
+from unskew.engines.flower.exchange import InProcess
+from unskew.engines.flower.members import Members
+from unskew.engines.flower.messages import opened, sealed
+from unskew.engines.flower.node import Node
+from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.engines.flower.post import Post
+from unskew.engines.flower.session import Rules, Session
+from unskew.engines.flower.template import Template
+from unskew.methods import parse_method
+from unskew.round import driver
+from unskew.runs.federated import Request, run_federated
+
+PARTITION, SEED = "dirichlet(alpha=0.3)", 3
+OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epochs": 1, "seed": SEED, "lr": 0.05}
+
+
+def slice_of_digits(number, clients=3, name=None):
+    """Client ``number``'s part of the digits, as a node brings it."""
+    source = Source("digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
+    return read_node_data(name or f"node-{number}", source)
+
+
+def make_node(folder, number, clients=3, **settings):
+    return Node(slice_of_digits(number, clients), Path(folder) / f"node-{number}", **settings)
+
+
+def make_nodes(folder, clients=3):
+    """By id, so many nodes with a client each."""
+    return {100 + number: make_node(folder, number, clients) for number in range(clients)}
+
+
+def exchange_of(nodes, **settings):
+    return InProcess({number: node.answer for number, node in nodes.items()}, **settings)
+
+
+def federated(folder, exchange, *, resume=False, rules=None, classes=(), said=None, observe=None, out="run", **options):
+    """A run over the nodes of the exchange."""
+    recipe = Path(folder) / "recipe.toml"
+    chosen = {**OPTIONS, **options}
+    recipe.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in chosen.items() if value is not None))
+    asked = Request(recipe, Path(folder) / out, resume, rules or Rules(), classes)
+    return run_federated(exchange, asked, observe or (lambda event: None), (said if said is not None else []).append)
+
+
+def blueprint_of(method="fedavg", model="tiny-cnn"):
+    return Blueprint(method, model, (1, 8, 8), 10, Local(epochs=1, batch=64, lr=0.05))
+
+
+def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
+    """The federated engine over all nodes of the exchange, which have described themselves."""
+    session = Session(Post(exchange, os.urandom(16).hex(), 0), members or Members(), rules or Rules(), said or print)
+    for _ in range(2):
+        list(session.answers())
+    images, blueprint = load("digits", None), blueprint_of(method)
+    session.agree_on(Agreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.take_notes()
+    return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), epochs=1)
+
+
+def loop_over(clients=3, method="fedavg"):
+    """All clients in this process: what the federation must equal."""
+    images = load("digits", None)
+    parts = partition(PARTITION, images.train.labels, clients=clients, key=Key(SEED), classes=10)
+    data = dataset(images, Population.from_partition(parts))
+    return engines.open_engine("loop", engines.EngineSetup(blueprint_of(method), data))
+
+
+def first_state(method="fedavg"):
+    network = blueprint_of(method).network()
+    models.initialise(network, Key(0))
+    return driver.start(parse_method(method, blueprint_of().local), tensors.of_module(network))
+
+
+def reply_with(reply, change):
+    """A reply whose fields and tensors ``change(fields, tensors)`` has changed in place."""
+    fields, came = opened(reply)
+    change(fields, came)
+    return sealed(fields, came)

@@ -1,0 +1,350 @@
+"""A run over nodes: the same weights as one process, an ordinary run folder, and going on after a kill."""
+
+import json
+
+import numpy as np
+import pytest
+
+import unskew
+from nodes import OPTIONS, PARTITION, exchange_of, federated, make_node, make_nodes
+from unskew.analysis import analyse
+from unskew.core.errors import Missing, UserError
+from unskew.engines.flower.messages import read_header
+from unskew.engines.flower.node import Node
+from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.engines.flower.session import Rules
+from unskew.runs import execute
+from unskew.runs.check import WHOLE, examine
+from unskew.runs.federated import settings_of
+from unskew.runs.finished import calibrate_run, load
+from unskew.runs.metrics import read_metrics
+from unskew.runs.result import read_result
+
+
+def loop(tmp_path, **options):
+    chosen = {**OPTIONS, "partition": PARTITION, "engine": "loop", **options}
+    return unskew.run(out=tmp_path / "loop", **chosen)
+
+
+def accuracies(result):
+    return {name: each.accuracy for name, each in result.calibrations.items()}
+
+
+@pytest.mark.parametrize("method", ["fedavgm(0.9) + fedvc(64) + fedir + ccvr", "moon", "scaffold", "fedeccr"])
+def test_three_nodes_give_the_weights_of_one_process(tmp_path, method):
+    ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), method=method)
+    theirs = loop(tmp_path, method=method)
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert (ours.accuracy, ours.loss) == (theirs.accuracy, theirs.loss)
+    assert accuracies(ours) == accuracies(theirs)
+    assert [row["train_loss"] for row in ours.history] == [row["train_loss"] for row in theirs.history]
+
+
+def test_the_bytes_on_the_wire_are_those_that_the_metrics_tell(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path))
+    sizes = {}
+
+    def between(node, question, reply):
+        if read_header(question)["kind"] == "job":
+            for name, envelope in (("down", question), ("up", reply)):
+                sizes[name] = sizes.get(name, 0) + len(envelope)
+        return reply
+
+    exchange.between = between
+    result = federated(tmp_path, exchange, model="simple-cnn", resize=16, rounds=1)
+    assert result.bytes_down <= sizes["down"] <= 1.02 * result.bytes_down
+    assert result.bytes_up <= sizes["up"] <= 1.02 * result.bytes_up
+
+
+def test_secure_statistics_come_out_as_in_one_process(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path, 4))
+    ours = federated(tmp_path, exchange, clients=4, method="fedavg + lda + secure", rounds=1)
+    theirs = loop(tmp_path, clients=4, method="fedavg + lda + secure", rounds=1)
+    assert accuracies(ours) == accuracies(theirs)
+    assert ours.weights_sha256 == theirs.weights_sha256
+
+
+def test_without_test_images_on_the_server_the_nodes_own_are_asked(tmp_path):
+    ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), data="nodes", method="fedavg + lda")
+    theirs = loop(tmp_path, method="fedavg + lda")
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert ours.accuracy == theirs.accuracy  # the test images are dealt out to the nodes: together they are all
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-12)
+    assert accuracies(ours) == accuracies(theirs)
+    assert ours.measured_on == "the nodes' own test images"
+
+
+def test_recordings_and_a_start_work_as_in_one_process(tmp_path):
+    options = {"during": "norms + drift", "start": "lda", "lr": 0.01}
+    ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), **options)
+    theirs = loop(tmp_path, **options)
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert (tmp_path / "run" / "during.jsonl").read_bytes() == (tmp_path / "loop" / "during.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("options", [{"train": "classifier"}, {"train": "last(2)", "views": 2}])
+def test_a_frozen_part_is_frozen_at_the_nodes_too(tmp_path, options):
+    ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="fedavg + lda", **options)
+    theirs = loop(tmp_path, method="fedavg + lda", **options)
+    assert ours.weights_sha256 == theirs.weights_sha256
+    assert accuracies(ours) == accuracies(theirs)
+
+
+def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
+    result = federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="fedavg + lda")
+    path = tmp_path / "run"
+    assert {each.name: each.state for each in examine(path)}["federation.json"] == WHOLE
+    assert read_result(path) == result
+    assert result.emd is None
+    assert "EMD not known" in str(result)
+    load(path, "lda")
+    assert analyse(path, "confusion")
+    with pytest.raises(Missing, match="known to the nodes"):
+        analyse(path, "skew")
+    with pytest.raises(UserError, match="name the calibration in the recipe's method"):
+        calibrate_run(path, "ccvr")
+    with pytest.raises(UserError):
+        unskew.resume(path)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_after(number):
+    def observe(event):
+        if getattr(event, "round", None) == number:
+            raise Stop
+
+    return observe
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedavgm(0.9)"])
+def test_a_server_that_was_stopped_goes_on_to_the_same_bits(tmp_path, method):
+    nodes = make_nodes(tmp_path)
+    options = {"method": method, "rounds": 4, "checkpoint_seconds": 0}
+    with pytest.raises(Stop):
+        federated(tmp_path, exchange_of(nodes), observe=stop_after(2), **options)
+    again = {100 + number: make_node(tmp_path, number) for number in range(3)}
+    result = federated(tmp_path, exchange_of(again), resume=True, **options)
+    assert result.weights_sha256 == loop(tmp_path, **options).weights_sha256
+    assert json.loads((tmp_path / "run" / "federation.json").read_text())["starts"] == 2
+    with pytest.raises(UserError, match="is finished"):
+        federated(tmp_path, exchange_of(again), resume=True, **options)
+
+
+def test_a_server_that_was_killed_before_its_checkpoint_finds_the_memories_that_the_last_one_refers_to(
+    tmp_path, monkeypatch
+):
+    nodes, options = make_nodes(tmp_path), {"method": "scaffold", "rounds": 4, "checkpoint_seconds": 0}
+    real, saved = execute.save_checkpoint, []
+
+    def killed(*given):
+        if len(saved) == 2:
+            raise Stop
+        saved.append(real(*given))
+
+    monkeypatch.setattr(execute, "save_checkpoint", killed)
+    with pytest.raises(Stop):
+        federated(tmp_path, exchange_of(nodes), **options)
+    monkeypatch.undo()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()) == 3
+    result = federated(tmp_path, exchange_of(nodes), resume=True, **options)
+    assert result.weights_sha256 == loop(tmp_path, **options).weights_sha256
+    assert not any("notes" in row and "anew" in str(row["notes"]) for row in result.history)
+
+
+def test_failures_and_notes_are_in_the_metrics_and_the_report(tmp_path):
+    nodes = make_nodes(tmp_path)
+    exchange = exchange_of(nodes)
+    away = {}
+
+    def observe(event):
+        if getattr(event, "round", None) == 1:
+            away[101] = exchange.answers.pop(101)
+        if getattr(event, "round", None) == 2:
+            exchange.answers.update(away)
+        exchange.pause(5)
+
+    result = federated(tmp_path, exchange, observe=observe, rounds=4)
+    rows = read_metrics(tmp_path / "run")
+    assert [[each["client"] for each in row.get("failures", ())] for row in rows] == [[], [1], [1], []]
+    assert rows[1]["failures"][0]["reason"] == "node-1: node node-1 is not connected"
+    assert "node node-1 is back: client 1 (435 examples)" in rows[2]["notes"]
+    assert result.failures == 2
+    page = unskew.write_report(tmp_path / "run", out=tmp_path / "report.html", only=["curves"])
+    section = next(each for each in page.sections if each.name == "happened")
+    assert [2, "client 1", "node-1: node node-1 is not connected"] in section.elements[0].rows
+
+
+def test_a_run_folder_that_has_a_run_is_refused(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path))
+    federated(tmp_path, exchange, rounds=1)
+    with pytest.raises(UserError, match="has a run already"):
+        federated(tmp_path, exchange, rounds=1)
+
+
+def test_a_folder_that_is_no_federated_run_cannot_be_gone_on_with(tmp_path):
+    loop(tmp_path, rounds=1)
+    (tmp_path / "loop" / "result.json").unlink()
+    with pytest.raises(UserError, match=r"result.json|federation.json"):
+        federated(tmp_path, exchange_of({}), resume=True, out="loop")
+
+
+# Who takes part, and on what they agree
+
+
+def node_with(tmp_path, name, classes, images=20, shape=(8, 8)):
+    """A node with arrays of its own: so many images, their classes named."""
+    rng, number = np.random.default_rng(len(classes)), len(classes)
+    arrays = {
+        "x_train": rng.integers(0, 255, (images, *shape), np.uint8), "y_train": np.arange(images) % number,
+        "x_test": rng.integers(0, 255, (number, *shape), np.uint8), "y_test": np.arange(number),
+        "classes": np.array(classes),
+    }  # fmt: skip
+    np.savez(tmp_path / f"{name}.npz", **arrays)
+    return Node(read_node_data(name, Source(f"arrays:{tmp_path / name}.npz")), tmp_path / name)
+
+
+def test_nodes_with_other_classes_train_together_on_all_of_them(tmp_path):
+    nodes = {1: node_with(tmp_path, "north", ["cat", "dog"]), 2: node_with(tmp_path, "south", ["dog", "owl", "ant"])}
+    result = federated(tmp_path, exchange_of(nodes), data="nodes", clients=2, rounds=1)
+    terms = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert terms["classes"] == ["ant", "cat", "dog", "owl"]
+    assert [(each["name"], each["number"]) for each in terms["clients"]] == [("north", 0), ("south", 1)]
+    assert result.clients == 2
+    means = [node.data.images.mean[0] for node in nodes.values()]
+    assert min(means) < terms["mean"][0] < max(means)
+
+
+def test_a_node_whose_data_do_not_fit_is_told_so_and_left_out(tmp_path):
+    heard, said = [], []
+    nodes = {
+        1: node_with(tmp_path, "north", ["cat", "dog"]),
+        2: node_with(tmp_path, "south", ["cat", "dgo"]),
+        3: node_with(tmp_path, "west", ["cat", "dog"], shape=(9, 9)),
+        4: node_with(tmp_path, "east", ["cat"]),
+    }
+    for node in nodes.values():
+        node._say = heard.append
+    result = federated(
+        tmp_path, exchange_of(nodes), data="nodes", clients=4, rounds=1, classes=("cat", "dog"), said=said
+    )
+    assert result.clients == 2
+    assert any("node south is left out: it has the class 'dgo'" in line for line in said)
+    assert any("node west is left out: its images are 9x9" in line for line in said)
+    assert sum("the server leaves this node out" in line for line in heard) == 2
+
+
+def test_the_servers_own_test_images_must_fit(tmp_path):
+    nodes = {1: node_with(tmp_path, "north", [str(number) for number in range(10)], shape=(9, 9))}
+    with pytest.raises(UserError, match=r'the server\'s test images, digits, are 8x8.*give data = "nodes"'):
+        federated(tmp_path, exchange_of(nodes), clients=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
+    nodes = {1: make_node(tmp_path, 0)}
+    with pytest.raises(UserError, match="only 1 clients came within 30 seconds, 2 are needed"):
+        federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=2, wait=30))
+    assert not (tmp_path / "run").exists()
+
+
+def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_later(tmp_path):
+    nodes, said = make_nodes(tmp_path), []
+    late = nodes.pop(102)
+    exchange = exchange_of(nodes)
+
+    def observe(event):
+        if getattr(event, "round", None) == 1:
+            exchange.answers[102] = late.answer
+        exchange.pause(5)
+
+    result = federated(tmp_path, exchange, rules=Rules(min_replies=2, wait=30), rounds=4, said=said, observe=observe)
+    assert "2 of 3 clients came within 30 seconds; the others may join later" in said
+    assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
+    terms = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert {each["name"]: each["late"] for each in terms["clients"]} == {
+        "node-0": False, "node-1": False, "node-2": True,
+    }  # fmt: skip
+
+
+def test_a_run_that_someone_joined_late_can_be_gone_on_with(tmp_path):
+    nodes = make_nodes(tmp_path)
+    late = nodes.pop(102)
+    exchange = exchange_of(nodes)
+
+    def observe(event):
+        if getattr(event, "round", None) == 1:
+            exchange.answers[102] = late.answer
+        if getattr(event, "round", None) == 3:
+            raise Stop
+        exchange.pause(5)
+
+    options = {"rounds": 4, "checkpoint_seconds": 0, "rules": Rules(min_replies=2, wait=30)}
+    with pytest.raises(Stop):
+        federated(tmp_path, exchange, observe=observe, **options)
+    result = federated(tmp_path, exchange, resume=True, **options)
+    assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        ({"validation": 0.1}, "--validation holds out training images"),
+        ({"method": "fedavg + oracle"}, "which no federation can do"),
+        ({"method": "no-such"}, "no-such"),
+    ],
+)
+def test_what_a_federation_cannot_do_is_refused_before_a_folder_is_made(tmp_path, options, wrong):
+    with pytest.raises(UserError, match=wrong):
+        federated(tmp_path, exchange_of(make_nodes(tmp_path)), **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_centralised_training_is_refused(tmp_path):
+    with pytest.raises(UserError, match="in a federation there is no such place"):
+        federated(tmp_path, exchange_of(make_nodes(tmp_path)), method="centralised")
+
+
+# What Flower's run configuration says
+
+
+def test_the_run_configuration_goes_over_the_recipes_table(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('rounds = 1\n[federation]\ndeadline = 5\nmin-replies = 2\nclasses = ["a", "b"]\n')
+    given = {"recipe": str(recipe), "out": str(tmp_path / "run"), "resume": False, "deadline": 0.0, "wait": 7.0,
+             "min-replies": -1}  # fmt: skip
+    asked = settings_of(given)
+    assert asked.rules == Rules(deadline=5.0, min_replies=2, wait=7.0)
+    assert asked.classes == ("a", "b")
+    assert not asked.resume
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[federation]\ndeadline = -1", "deadline"),
+        ("[federation]\nmin-replies = 0.5", "min-replies"),
+        ('[federation]\nclasses = "cat"', "classes"),
+        ("[federation]\nclases = []", "did you mean 'classes'"),
+        ("federation = 3", "must be a table"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(tmp_path, text, wrong):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(text)
+    with pytest.raises(UserError, match=wrong):
+        settings_of({"recipe": str(recipe), "out": str(tmp_path / "run")})
+
+
+def test_a_run_configuration_without_a_recipe_is_refused(tmp_path):
+    for given in ({}, {"recipe": "r.toml"}, {"out": "run"}):
+        with pytest.raises(UserError, match="needs recipe and out"):
+            settings_of(given)
+
+
+def test_a_recipe_with_a_table_for_a_federation_runs_in_one_process_too(tmp_path):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('clients = 3\nrounds = 1\nepochs = 1\n[federation]\nclasses = ["a"]\n')
+    assert unskew.run(recipe, out=tmp_path / "run").rounds == 1
