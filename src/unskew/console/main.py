@@ -39,7 +39,8 @@ from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.metrics import read_metrics
 from unskew.runs.options import OPTIONS
-from unskew.runs.prepare import read_examples, split
+from unskew.runs.prepare import split
+from unskew.runs.read_data import read_examples
 from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
