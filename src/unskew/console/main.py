@@ -83,10 +83,7 @@ def run(
 
 
 @app.command()
-@with_options(
-    ["on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline"],
-    default="the run's",
-)
+@with_options(train.WORK, default="the run's")
 def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
