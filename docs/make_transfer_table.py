@@ -39,6 +39,7 @@ from unskew.runs.result import Calibration, Result, read_result
 
 PAGE = Path(__file__).parent / "transfer.md"
 MODES = {"classifier": 60, "last(2)": 20}  # what is trained -> rounds
+CENTRALISED = 10  # its rounds: each is an epoch of all images
 SEEDS = (0, 1, 2)
 RATES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 FIRST = (3, 5)  # the rates tried first, by their places; then on from the best one while it is at the edge of the tried
@@ -64,7 +65,8 @@ def base(method: str) -> str:
 def settings(data_dir: Path, train: str, method: str, rate: float, seed: int) -> dict[str, object]:
     """The options of one run."""
     split = data_dir / "hsu-splits" / "cifar100_alpha_0.50.csv"
-    chosen = {"train": train, "method": method, "lr": rate, "seed": seed, "rounds": MODES[train]}
+    rounds = CENTRALISED if method == "centralised" else MODES[train]
+    chosen = {"train": train, "method": method, "lr": rate, "seed": seed, "rounds": rounds}
     return {**OPTIONS, "data_dir": str(data_dir), "partition": f"file:{split}", **chosen}
 
 

@@ -11,10 +11,12 @@ from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import landmarks, sources
-from unskew.data.builders import build_rows, reading_knobs
+from unskew.data.builders import absolute, build_rows, reading_knobs
 from unskew.data.check import check
 from unskew.data.landmarks import core
 from unskew.data.partition import partition
+from unskew.runs import config as configs
+from unskew.runs.config import Config
 
 # iNaturalist: 4 classes with 7, 5, 4 and 2 training examples, and 2 test examples each
 
@@ -167,7 +169,7 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
         ("inaturalist?balance", "'balance' is not a knob; give knob=value"),
         ("inaturalist?balance=4&balance=5", "'balance=5' is not a knob"),
         ("inaturalist?balance=few", "whole number"),
-        ("inaturalist?split=absent.csv", "absent.csv cannot be read: No such file"),
+        ("inaturalist?split=absent.csv", "the split absent.csv is not there, nor is it in"),
     ],
 )
 def test_wrong_knobs_are_refused(inat, name, says):
@@ -215,6 +217,26 @@ def test_a_published_split_decides_examples_classes_and_users(inat, tmp_path):
     assert rows.users.tolist() == ["80a", "80a", "7c", "", ""]
     assert rows.test.tolist() == [False] * 3 + [True] * 2
     assert rows.places[0].tolist() == [11.1, -11.1]
+
+
+def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, monkeypatch):
+    folder = inat()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_csv(tmp_path / "here" / "a.csv", ("user_id", "image_id", "class"), ("u", 111, 0), ("u", 100, 1))
+    write_csv(tmp_path / "here" / "test.csv", ("image_id", "class"), (500, 1))
+    config = configs.checked(Config(data="inaturalist?split=a.csv&size=32", data_dir=str(folder)))
+    assert config.data == f"inaturalist?split={tmp_path / 'here' / 'a.csv'}&size=32"
+    monkeypatch.chdir(tmp_path)
+    assert len(build_rows(config.data, folder)) == 3
+    for name in ("a.csv", "test.csv"):
+        (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
+    assert len(build_rows(config.data, folder)) == 3
+    (folder / "inaturalist" / "a.csv").unlink()
+    with pytest.raises(UserError, match=r"a.csv is not there, nor is it in .*inaturalist; give the published CSV"):
+        build_rows(config.data, folder)
+    assert absolute("cinic10") == "cinic10"
+    assert absolute("table:a.csv?split=1") == "table:a.csv?split=1"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +330,8 @@ def test_the_rules_of_landmarks_and_a_test_set_of_other_authors(tmp_path):
         assert path == f"0/0/0/{number:016x}.jpg"
     assert rows.notes[0] == "300 training images of 10 users follow the rules of Landmarks-User-160k"
     assert np.bincount(build_rows("landmarks?test=3", tmp_path).labels).tolist() == [63] * 5
+    with pytest.raises(UserError, match="test counts the test images of a landmark, give at least 1, not 0"):
+        build_rows("landmarks?test=0", tmp_path)
 
 
 def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path):

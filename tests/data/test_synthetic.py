@@ -10,6 +10,7 @@ from PIL import Image
 from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.data import synthetic_files
 from unskew.data.geo import divide, leaf_cells
 from unskew.data.partition import partition
 from unskew.data.population import Population, emd
@@ -106,6 +107,23 @@ def test_a_parquet_file_has_the_pictures_inside(tmp_path):
     assert table.column_names == ["image", "label", "user", "latitude", "longitude", "split"]
     assert table["image"].to_pylist() == list(pictures(rows, size=8))
     assert [p.name for p in tmp_path.iterdir()] == ["small.parquet"]
+
+
+def test_a_parquet_file_is_written_group_by_group_or_not_at_all(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setattr(synthetic_files, "GROUP", 100)
+    write_population(tmp_path / "small.parquet", SMALL, size=8)
+    about = parquet.ParquetFile(tmp_path / "small.parquet").metadata
+    assert [about.row_group(n).num_rows for n in range(about.num_row_groups)] == [100, 100, 100, 30]
+    before = (tmp_path / "small.parquet").read_bytes()
+
+    def full(done, total):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(UserError, match=r"small.parquet cannot be written: No space left on device"):
+        write_population(tmp_path / "small.parquet", SMALL, size=8, seed=1, report=full)
+    assert [p.name for p in tmp_path.iterdir()] == ["small.parquet"]
+    assert (tmp_path / "small.parquet").read_bytes() == before
 
 
 def test_without_pictures_there_is_the_table_alone(tmp_path):

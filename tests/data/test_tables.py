@@ -126,6 +126,26 @@ def test_everything_after_a_run_works_on_a_table(tmp_path):
     unskew.calibrate_run(tmp_path / "run", "lda", data_dir=moved)  # the same pixels, wherever they are
 
 
+def test_a_run_is_resumed_with_a_table_that_has_moved(tmp_path):
+    table = f"table:{write_table(tmp_path)}?size=16"
+    options = {"data": table, "partition": "users", "rounds": 2, "epochs": 1, "model": "tiny-cnn", "engine": "loop"}
+    whole = unskew.run(out=tmp_path / "whole", **options)
+    with pytest.raises(unskew.StopRun):
+        unskew.run(
+            out=tmp_path / "run", observe=lambda e: unskew.STOP if getattr(e, "round", 0) == 1 else None, **options
+        )
+    (tmp_path / "there").mkdir()
+    for entry in ("photos.csv", "pictures"):
+        (tmp_path / entry).rename(tmp_path / "there" / entry)
+    with pytest.raises(UserError, match=r"photos.csv is not there; if it has moved, give the folder .* as --data-dir"):
+        unskew.resume(tmp_path / "run")
+    said = []
+    result = unskew.resume(tmp_path / "run", data_dir=tmp_path / "there", observe=said.append)
+    assert result.weights_sha256 == whole.weights_sha256
+    (overview,) = (event for event in said if hasattr(event, "images"))
+    assert any("is not there any more, and is read from" in note for note in overview.images.notes)
+
+
 def test_another_photograph_is_other_data(tmp_path):
     table = f"table:{write_table(tmp_path)}?size=16"
     unskew.run(data=table, rounds=1, epochs=1, model="tiny-cnn", clients=2, partition="iid", out=tmp_path / "run")

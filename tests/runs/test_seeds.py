@@ -6,7 +6,8 @@ import unskew
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
-from unskew.runs.seeds import BEGUN, FINISHED, NEW, parse_seeds, plan_seeds, run_seeds
+from unskew.runs.config import Config
+from unskew.runs.seeds import BEGUN, FINISHED, NEW, Plan, Step, parse_seeds, plan_seeds, run_seeds
 from unskew.runs.several import finished_runs
 from unskew.runs.spread import spread
 from unskew.runs.train import run
@@ -103,6 +104,16 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
     assert [step.state for step in plan_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL).steps] == [BEGUN, NEW]
     whole = run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
     assert [each.weights_sha256 for each in whole.results] == [each.weights_sha256 for each in three.results[:2]]
+
+
+def test_a_run_that_goes_on_gets_the_work_options_of_now(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
+    plan = Plan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
+    plan.complete(Step(0, tmp_path, BEGUN))
+    assert {name: value for name, value in seen.items() if value is not None} == {
+        "cache_dir": "elsewhere", "baseline": "a",
+    }  # fmt: skip
 
 
 def test_without_a_folder_other_settings_get_another_one_and_the_same_ones_the_same(tmp_path, monkeypatch):

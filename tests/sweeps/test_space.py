@@ -47,6 +47,7 @@ def test_values_have_the_type_of_their_option_and_commas_in_brackets_are_theirs(
         (["seed=0,1"], "seed cannot be varied; give --seeds"),
         (["validation=0.1,0.2"], "validation cannot be varied; give --validation"),
         (["workers=1,2"], "workers cannot be varied; it does not change the result"),
+        (["velocity=1"], "no option is called 'velocity'; there are: data, partition, clients"),
         (["lr=0.3..0.1"], "the range is empty"),
         (["momentum=0..0.9 log"], "a logarithmic range begins above 0"),
         (["momentum=0..1"], "--momentum 1.0: give 0 or more and less than 1"),

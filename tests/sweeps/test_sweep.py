@@ -3,6 +3,7 @@
 import csv
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from unskew.runs.config import Config
 from unskew.sweeps import trials
 from unskew.sweeps.outcomes import effective_rate, server_step
 from unskew.sweeps.sweep import sweep
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import Failure, Task, do
 
 SMALL = {"rounds": 1, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop", "jobs": 1}
 WORDS = ["--rounds", "1", "--epochs", "1", "--clients", "3", "--partition", "iid", "--engine", "loop", "--jobs", "1"]
@@ -149,7 +150,15 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
         ({"over": ["per_round=1,9"]}, "with per round 9: --per-round 9: there are only 3 clients"),
         ({"lr": 0.1}, "lr is given and varied"),
         ({"validation": 0.0}, "a sweep never looks at the test images"),
-        ({"by": "ccvr"}, r"--by ccvr: the method makes no calibration"),
+        ({"by": "ccvr"}, r"--by ccvr: the method fedavg makes no calibration; add ccvr to it"),
+        ({"by": "ccvr", "method": "fedavg + lda"}, r"--by ccvr: the method fedavg \+ lda makes lda; add ccvr"),
+        ({"by": "lda", "method": "fedavg + lda + secure"}, r"makes lda \+ secure"),
+        (
+            {"over": ["method=fedavg,scaffold", "optimizer=sgd,adam"]},
+            "with method scaffold, optimizer adam: scaffold with",
+        ),
+        ({"over": ["rounds=2,9", "schedule=constant,constant(warmup=5)"]}, "with rounds 2, schedule .*warm-up of 5"),
+        ({"over": ["momentum=0,0.9"], "optimizer": "adam"}, "--optimizer adam has none"),
         ({"by": "speed"}, "no method is called 'speed'"),
         ({"jobs": 0}, "jobs"),
         ({"trials": 0}, "--trials 0"),
@@ -157,8 +166,10 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
     ],
 )
 def test_what_cannot_run_is_refused_before_anything_runs(tmp_path, changes, message):
+    varied = " ".join(changes.get("over", ()))
+    rest = {name: value for name, value in SMALL.items() if f"{name}=" not in varied}
     with pytest.raises(UserError, match=message):
-        sweep(**{"over": OVER, "out": tmp_path / "new", **SMALL, **changes})
+        sweep(**{"over": OVER, "out": tmp_path / "new", **rest, **changes})
     assert not (tmp_path / "new").exists()
 
 
@@ -171,6 +182,8 @@ def test_seeds_are_averaged_and_one_failure_fails_the_setting(tmp_path, monkeypa
     assert "seeds = [0, 1]" in (found.path / "best.toml").read_text()
     half = type(only)(only.name, only.values, only.config, (only.runs[0], Failure("out of memory")), "loss")
     assert (half.score, half.failure) == (None, "out of memory")
+    lost = replace(only, runs=(only.runs[0], replace(only.runs[1], loss=float("inf"))))
+    assert (lost.score, lost.failure) == (None, "no finite loss")
 
 
 def test_a_search_is_the_same_for_the_same_seed_and_goes_on(tmp_path):
@@ -238,4 +251,21 @@ def test_the_effective_rate_is_the_rate_over_one_minus_each_momentum():
     assert effective_rate(Config(lr=0.1, momentum=0.5, method="fedavgm(0.9, lr=2)")) == pytest.approx(
         0.1 * 2 / 0.5 / 0.1
     )
+    assert effective_rate(Config(lr=0.1, momentum=0.5, optimizer="adam")) == 0.1  # Adam has no such momentum
     assert effective_rate(Config(method="fedyogi")) is None
+
+
+def test_a_run_goes_on_with_the_work_options_of_now_and_a_full_disk_is_a_failure(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
+    (tmp_path / "config.toml").touch()
+    assert do(Task(Config(cache_dir="elsewhere", device="cpu"), tmp_path)) is None
+    assert (seen["cache_dir"], seen["device"], seen["cache_memory"]) == ("elsewhere", "cpu", "1GB")
+
+    def full(path, **_):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("unskew.runs.train.resume", full)
+    failed = do(Task(Config(), tmp_path))
+    assert "No space left" in failed.reason
+    assert not failed.diverged

@@ -41,7 +41,8 @@ from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.metrics import read_metrics
 from unskew.runs.options import OPTIONS
-from unskew.runs.prepare import read_examples, split
+from unskew.runs.prepare import split
+from unskew.runs.read_data import read_examples
 from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -86,10 +87,7 @@ def run(
 
 
 @app.command()
-@with_options(
-    ["on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline"],
-    default="the run's",
-)
+@with_options(train.WORK, default="the run's")
 def resume(
     options: dict[str, Any],
     path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],

@@ -10,6 +10,7 @@ from unskew.console import comparison as comparing
 from unskew.console.columns import flat
 from unskew.console.over_seeds import seed_sheet
 from unskew.console.plain import PlainConsole
+from unskew.console.stage_progress import StageProgress
 from unskew.console.watch import watched
 from unskew.core.units import emd_words
 from unskew.report.write import write_report
@@ -31,7 +32,8 @@ def run_seeds(
     options: dict[str, Any],
 ) -> None:  # fmt: skip
     """Train one setting with each seed, then show mean and deviation."""
-    plan = plan_seeds(recipe, seeds=seeds, out=folder, **options)
+    with StageProgress(out) as say:
+        plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
     out.print(f"{plan.path}: {words_of(plan.steps)}", soft_wrap=True)
     results: list[Result] = []
     for step in plan.steps:

@@ -72,7 +72,8 @@ def sweep(
         try:
             made = do_sweep(
                 recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
-                finished=finished, progress=rounds if out.is_terminal else None, begun=place.append, **options,
+                finished=finished, progress=rounds if out.is_terminal else None, begun=place.append, say=progress,
+                **options,
             )  # fmt: skip
         except KeyboardInterrupt:
             where = f", with --out {shlex.quote(str(place[0]))}" if place else ""
@@ -100,7 +101,8 @@ def _show(made: Sweep) -> None:
     if len(rows) > MOST_ROWS:
         out.print(f"and {len(rows) - MOST_ROWS} more, in table.csv")
     if made.best is None:
-        out.print("every setting failed; a smaller learning rate may help")
+        diverged = all(each.failure == "diverged" for each in made.outcomes)
+        out.print("every setting failed" + ("; give smaller learning rates" if diverged else ""))
         return
     over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
     out.print(f"best: {_told(made.best)} on the validation images{over}", soft_wrap=True)

@@ -4,7 +4,8 @@ import json
 import math
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +38,21 @@ def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def in_pieces(path: Path) -> Iterator[Path]:
+    """Where to write a large file piece by piece; at the end it takes the path's place, after an error it is gone."""
+    beside = part_beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield beside
+        os.replace(beside, path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def write_again(path: Path, content: bytes) -> None:

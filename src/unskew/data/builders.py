@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from unskew.core.errors import UserError, brief
-from unskew.core.limits import is_folder
+from unskew.core.limits import is_folder, user_path
 from unskew.core.text import Call, Value, apply, cut
 from unskew.data import inaturalist, landmarks, layouts
 from unskew.data.rows import Rows
@@ -105,6 +105,22 @@ def reading_knobs(name: str) -> tuple[int | None, str]:
     if broken not in ("stop", "skip"):
         raise UserError(f"{cut(name)}: broken={cut(broken)}: give stop or skip")
     return size, broken
+
+
+def absolute(name: str) -> str:
+    """The name with the path of a published split made absolute: a run can be resumed from any folder."""
+    base, asked, query = name.partition("?")
+    if base not in BUILDERS:
+        return name
+    knobs = (knob.partition("=") for knob in query.split("&"))
+    return (
+        base
+        + asked
+        + "&".join(
+            f"{knob}={user_path(value).absolute()}" if knob == "split" and value else f"{knob}{given}{value}"
+            for knob, given, value in knobs
+        )
+    )
 
 
 def locate(base: str, data_dir: Path | None) -> Path:

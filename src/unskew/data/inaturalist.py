@@ -41,7 +41,7 @@ def inaturalist_rows(folder: Path, *, balance: int = 100, seed: int = 0, split: 
     test = np.arange(len(images)) >= len(parts[0][0])
     names = {**parts[1][3], **parts[0][3]}
     if split is not None:
-        given = read_split(split)
+        given = read_split(split, folder)
         place = {str(image): row for row, image in enumerate(images)}
         kept = _found(given.images, place, split)
         labels, test, users = given.labels, given.test, np.array(given.users, np.str_)

@@ -29,6 +29,8 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     Train: the largest set of images in which every landmark has 30 images and 10 users, and every user 30 images of 5
     landmarks. Test: images of these landmarks whose authors have no training image, at most ``test`` of each, drawn.
     """
+    if test < 1:
+        raise ValueError(f"landmarks: test counts the test images of a landmark, give at least 1, not {test}")
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         return _published(folder, split, below)
@@ -61,7 +63,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
 
 def _published(folder: Path, split: str, below: str) -> Rows:
     """The rows of a published split, whose classes are numbers."""
-    given = read_split(split)
+    given = read_split(split, folder)
     check_ids(given.images, split)
     numbers = np.unique(given.labels)
     if numbers[-1] != len(numbers) - 1:

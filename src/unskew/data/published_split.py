@@ -5,6 +5,7 @@ of the original data set, a user id any text: a number, an author, a cell of the
 """
 
 import csv
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,13 @@ class PublishedSplit:
     test: npt.NDArray[np.bool_]
 
 
-def read_split(text: str) -> PublishedSplit:
-    """The split in a CSV and in the test.csv beside it."""
+def read_split(text: str, folder: Path) -> PublishedSplit:
+    """The split in a CSV and in the test.csv beside it; where it is not there, it is looked for in the set's folder."""
     path = user_path(text)
+    if not os.path.lexists(path):
+        given, path = path, folder / path.name
+        if not os.path.lexists(path):
+            raise UserError(f"the split {given} is not there, nor is it in {folder}; give the published CSV")
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]

@@ -3,6 +3,7 @@
 A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,6 +109,17 @@ def _rows(name: str, data_dir: Path | None, say: Say) -> Rows:
     base = name.partition("?")[0]
     say(f"reading the files of {base} in {locate_annotations(base, data_dir)}", 0, 0)
     return build_rows(name, data_dir)
+
+
+def moved(name: str, data_dir: Path | None) -> str:
+    """The name of a user's own data; where it is not at its place any more, that of the same in ``data_dir``."""
+    kind, colon, place = name.partition(":")
+    path, asked, query = place.partition("?")
+    if f"{kind}{colon}" not in OWN or not path or os.path.lexists(path):
+        return name
+    if data_dir is not None and os.path.lexists(there := data_dir / Path(path).name):
+        return f"{kind}:{there}{asked}{query}"
+    raise UserError(f"{path} is not there; if it has moved, give the folder that has it now as --data-dir DIR")
 
 
 def find(name: str) -> Source:

@@ -15,6 +15,7 @@ from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
+from unskew.data.builders import absolute
 from unskew.data.partition_csv import IDS
 from unskew.models.pretrained import IMAGENET
 from unskew.runs.manifest import read_sealed
@@ -104,7 +105,7 @@ def checked(config: Config) -> Config:
     check_text("--data-dir (or UNSKEW_DATA)", folder or "")
     return replace(
         config,
-        data=_absolute(config.data, "arrays:", "folder:", "table:"),
+        data=_absolute(absolute(config.data), "arrays:", "folder:", "table:"),
         partition=_absolute(config.partition, "file:"),
         data_dir=str(Path(folder).absolute()) if folder else None,
         pretrained=_absolute_weights(config.pretrained),

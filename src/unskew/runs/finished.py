@@ -206,7 +206,9 @@ def prepared_of(
     whole = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
     prepared = prepare(replace(config, baseline=None), f"file:{kept}", given, whole)
     if prepared.data_sha256 != result.data_sha256:
-        raise UserError(f"the data set {config.data} is not the one that {path} was trained on")
+        raise UserError(
+            f"the data set {config.data} is not the one that {path} was trained on; restore what was changed since"
+        )
     if prepared.partition.hash != result.partition_hash:
         raise UserError(f"{kept} is not the partition that {path} was trained with")
     return prepared

@@ -16,8 +16,7 @@ from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
 from unskew.data.population import Ints, Partition, Population
 from unskew.data.scan import Say
-from unskew.data.sources import load, load_examples
-from unskew.data.tables import cache_of, silent
+from unskew.data.tables import silent
 from unskew.data.validation import with_validation
 from unskew.engines import Processes
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
@@ -31,6 +30,7 @@ from unskew.runs.first_model import first_model
 from unskew.runs.given import Given, parse_given
 from unskew.runs.options import OPTIONS
 from unskew.runs.prepared import Prepared as Prepared
+from unskew.runs.read_data import cache_settings, read_data
 from unskew.runs.recording import parse_recording, plain_spelling
 from unskew.runs.result import Result, read_result
 from unskew.runs.start import parse_start
@@ -122,18 +122,6 @@ def prepare(
     )  # fmt: skip
 
 
-def read_data(config: Config, say: Say = silent) -> ImageSet:
-    """The data set that a configuration names."""
-    cache = cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
-    return load(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
-
-
-def read_examples(config: Config, say: Say = silent) -> Examples:
-    """The training examples of that data set: photographs are not read unless that is needed."""
-    cache = cache_of(config.cache_dir, config.cache_disk, config.cache_memory)
-    return load_examples(config.data, Path(config.data_dir) if config.data_dir else None, cache, say)
-
-
 def first_visits(prepared: Prepared) -> list[Visit]:
     """The visits of a first round."""
     per_round = prepared.config.per_round or 1
@@ -204,8 +192,7 @@ def _kept_in_memory(prepared: Prepared) -> int:
     """What images that are read when asked for may take in memory, at most."""
     parts = [split.images for split in (prepared.images.train, prepared.images.test)]
     stored = sum(each.nbytes for each in parts if not isinstance(each, np.ndarray))
-    limit = cache_of(prepared.config.cache_dir, prepared.config.cache_disk, prepared.config.cache_memory).memory
-    return min(stored, limit)
+    return min(stored, cache_settings(prepared.config).memory)
 
 
 def _augmentation(text: str, images: ImageSet) -> str:

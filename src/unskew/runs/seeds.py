@@ -14,6 +14,8 @@ from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
 from unskew.core.text import cut
+from unskew.data.scan import Say
+from unskew.data.tables import silent
 from unskew.runs import config as configs
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config
@@ -53,7 +55,7 @@ class Plan:
         if step.state == BEGUN:
             values = {name: self.options.get(name) for name in ("data", "model", "method")}
             given = {name: value for name, value in values.items() if value is not None and not isinstance(value, str)}
-            work = {name: self.options.get(name) for name in ("on_failure", "device", "engine", "workers", "data_dir")}
+            work = {name: self.options.get(name) for name in train.WORK}
             return train.resume(step.path, observe=observe, **work, **given)
         return train.run(self.base, out=step.path, observe=observe, **{**self.options, "seed": step.seed})
 
@@ -97,9 +99,12 @@ def run_seeds(
 
 def plan_seeds(
     recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
-    home: Path = Path(), **options: Any,
+    home: Path = Path(), say: Say = silent, **options: Any,
 ) -> Plan:  # fmt: skip
-    """The runs that are asked for, and how far each is; a folder that has something else is refused now."""
+    """The runs that are asked for, and how far each is; a folder that has something else is refused now.
+
+    ``say`` is told how far the images are read for that.
+    """
     engines.work_beside(options.get("engine"))
     base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
     numbers = parse_seeds(listed if seeds is None else seeds)
@@ -107,7 +112,7 @@ def plan_seeds(
         raise UserError("seed and seeds were both given; give seed for one run, or seeds for several")
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
-    filled = prepare(replace(config, seed=numbers[0]), given=given).config
+    filled = prepare(replace(config, seed=numbers[0]), given=given, say=say).config
     path = home / usable_path(out) if out else _own_folder(home / "runs", filled)
     steps = [Step(seed, each := path / f"seed{seed}", standing(each, replace(filled, seed=seed))) for seed in numbers]
     return Plan(path, base, dict(options), tuple(steps))

@@ -37,6 +37,9 @@ from unskew.runs.start import check_start
 from unskew.runs.stop import STOP, StopRun
 
 PARTITION = "partition.npz"
+WORK = (  # the options that may be others when a run is resumed
+    "on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline",
+)  # fmt: skip
 
 
 @neutral()

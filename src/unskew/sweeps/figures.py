@@ -47,9 +47,9 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
         marks.append(Dots(places, means, 0, radius=4.0, tips=tips))
     else:
         marks.append(Line(places, means, "", 0, points=True, tips=tips))
-    others = "" if len(sweep.over) == 1 else ", the best of all that was varied with it"
+    others = "" if len(sweep.over) == 1 else ", the best of the rest"
     return Chart(
-        f"sweep-{option.option}", f"{_score(sweep).capitalize()} by {name}",
+        f"sweep-{option.option}", f"{_score(sweep).capitalize()} by {name}{others}",
         f"Validation {_score(sweep)} by {name}{others}.", marks,
         x=Axis(name, ticks=ticks, log=_log(option, tried)), y=Axis(_axis(sweep), kind=_kind(sweep)),
     )  # fmt: skip
@@ -111,7 +111,7 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
     lines: dict[str, list[tuple[float, Outcome]]] = {}
     for each, rate in zip(sweep.outcomes, rates, strict=True):
         lines.setdefault(momentum_words(each.config), []).append((rate, each))
-    if len(lines) > LINES:  # a search: hardly two settings have the same momentum
+    if len(lines) > LINES or max(map(len, lines.values())) == 1:  # a search: hardly two settings share a momentum
         lines = {"": [point for points in lines.values() for point in points]}
     marks: list[Mark] = []
     for colour, (name, points) in enumerate(sorted(lines.items())):
@@ -127,6 +127,7 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
         "sweep-effective-rate", f"{_score(sweep).capitalize()} by effective learning rate",
         f"Validation {_score(sweep)} by effective learning rate, the rate over 1 − momentum.",
         marks, x=Axis("effective learning rate η / (1 − β)", log=True), y=Axis(_axis(sweep), kind=_kind(sweep)),
+        whole_legend=True,
     )  # fmt: skip
 
 

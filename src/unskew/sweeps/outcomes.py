@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from unskew.core import text
 from unskew.core.errors import UserError
 from unskew.methods.fedavgm import fedavg, fedavgm
+from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.config import Config
 from unskew.runs.options import Value
 from unskew.runs.result import Result
@@ -30,16 +32,16 @@ class Outcome:
 
     @property
     def score(self) -> Spread | None:
-        """Its score over the seeds; None where a run failed, or has no such calibration."""
+        """Its score over the seeds; None where a run failed, has no such calibration, or a score beyond all bounds."""
         scores = [score_of(each, self.by) for each in self.runs]
-        return None if None in scores else spread(scores)
+        return spread(scores) if all(each is not None and isfinite(each) for each in scores) else None
 
     @property
     def failure(self) -> str:
         """What went wrong, in a word or a sentence; empty where nothing did."""
         failed = [each for each in self.runs if isinstance(each, Failure)]
         if not failed:
-            return "" if self.score else f"no {self.by}"
+            return "" if self.score else "no finite loss" if self.by == "loss" else f"no {self.by}"
         return "diverged" if all(each.diverged for each in failed) else failed[0].reason
 
 
@@ -82,11 +84,18 @@ def score_of(run: Result | Failure, by: str) -> float | None:
 def effective_rate(config: Config) -> float | None:
     """γ·η / ((1 − μ)·(1 − β)): η and μ are the clients' rate and momentum, γ and β the server's (fedavg, fedavgm).
 
-    None for methods whose server moves otherwise. Reference: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical
-    Data Distribution for Federated Visual Classification", 2019, with μ = 0 and γ = 1.
+    Of clients that step with Adam μ = 0. None for methods whose server moves otherwise.
+
+    Reference: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+    Classification", 2019, with μ = 0 and γ = 1.
     """
     server = server_step(config.method)
-    return None if server is None else server[0] * config.lr / ((1 - config.momentum) * (1 - server[1]))
+    return None if server is None else server[0] * config.lr / ((1 - _momentum(config)) * (1 - server[1]))
+
+
+def _momentum(config: Config) -> float:
+    """The clients' own."""
+    return config.momentum if uses_sgd(config.local()) else 0.0
 
 
 def server_step(method: str) -> tuple[float, float] | None:
@@ -125,4 +134,4 @@ def effective_rates(outcomes: Sequence[Outcome]) -> list[float] | None:
 def momentum_words(config: Config) -> str:
     """The clients' momentum, and the server's where it has any."""
     beta = (server_step(config.method) or (1.0, 0.0))[1]
-    return f"momentum {config.momentum:g}" + (f", server's {beta:g}" if beta else "")
+    return f"momentum {_momentum(config):g}" + (f", server's {beta:g}" if beta else "")

@@ -101,7 +101,8 @@ def _parsed(text: str) -> Dimension:
     if not equals:
         raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
     if option is None:
-        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, OPTIONS)}")
+        able = [each.name for each in OPTIONS.values() if each.decides and each.name not in _OTHERWISE]
+        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, able)}")
     if not option.decides or option.name in _OTHERWISE:
         why = _OTHERWISE.get(option.name, "it does not change the result")
         raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {why}")

@@ -1,15 +1,22 @@
 """A sweep from beginning to end: check every setting, train what is not finished, judge on the validation part."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unskew import methods
+from unskew.calibration.feasible import named
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.machine import cores, resolve_device
+from unskew.data.scan import Say
+from unskew.data.tables import silent
+from unskew.round.local_optimizers import uses_sgd
+from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.finished import plain_name
@@ -17,6 +24,7 @@ from unskew.runs.folder import unused_path
 from unskew.runs.options import OPTIONS, Value
 from unskew.runs.prepare import prepare
 from unskew.runs.seeds import parse_seeds
+from unskew.runs.start import parse_start
 from unskew.runs.train import slug
 from unskew.sweeps.folder import Asked, opened
 from unskew.sweeps.outcomes import SCORES, Outcome, Sweep
@@ -33,16 +41,16 @@ def sweep(
     recipe: str | Path | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
     trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
     out: str | Path | None = None, finished: Finished | None = None, progress: Rounds | None = None,
-    begun: Callable[[Path], Any] | None = None, home: Path = Path(), **options: Any,
+    begun: Callable[[Path], Any] | None = None, home: Path = Path(), say: Say = silent, **options: Any,
 ) -> Sweep:  # fmt: skip
     """Try every combination of the values of ``over``, or ``trials`` settings that Optuna chooses.
 
     Each setting is judged on the validation part. Called again with the same folder, the sweep goes on where it
-    stopped. Whatever is refused is refused before anything runs.
+    stopped. Whatever is refused is refused before anything runs; ``say`` is told how far the images are read for that.
     """
     asked = _asked(recipe, over, seeds, trials, validation, by, options)
     settings = None if asked.searched else grid(asked.over)
-    _check_settings(asked, settings)
+    _check_settings(asked, settings, say)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs {jobs}: give at least 1")
     path = home / usable_path(out) if out else _own_folder(home / "runs", asked)
@@ -80,24 +88,48 @@ def _asked(
     return Asked(config, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
 
 
-def _check_settings(asked: Asked, settings: Sequence[dict[str, Value]] | None) -> None:
-    """Refuse what could not run: every combination's limits, and each value once with the whole set-up of a run."""
+def _check_settings(asked: Asked, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
+    """Refuse what could not run: every combination as texts, and each value once with the whole set-up of a run."""
     first = {each.option: each.ends[0] for each in asked.over}
-    for values in settings or [first]:
-        configs.checked(configs.with_values(asked.base, values, "--over"))
     tried = [first, *({**first, each.option: value} for each in asked.over for value in each.ends[1:])]
+    use_sgd = [_check_texts(asked, values) for values in settings or tried]
+    if "momentum" in first and not any(use_sgd):
+        raise UserError(
+            f"--over momentum: --optimizer {asked.base.optimizer} has none; vary it with sgd, or leave it out"
+        )
     costly = {each.option for each in asked.over if OPTIONS[each.option].kind in (str, bool)} | {"clients", "per_round"}
     for place, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}
         if place and not changed & costly:
             continue
-        try:
-            config = configs.with_values(asked.base, values, "--over")
-            algorithm = prepare(replace(config, seed=asked.seeds[0])).algorithm
-        except UserError as error:
-            raise UserError(f"with {words(values)}: {error}") from error
-        if asked.by not in SCORES and not algorithm.finish:
-            raise UserError(f"--by {asked.by}: the method makes no calibration; add it, such as fedavg + {asked.by}")
+        with _said_of(values):
+            prepare(replace(configs.with_values(asked.base, values, "--over"), seed=asked.seeds[0]), say=say)
+
+
+def _check_texts(asked: Asked, values: dict[str, Value]) -> bool:
+    """Refuse a setting whose options do not go together, as far as their texts tell; whether it steps with SGD."""
+    with _said_of(values):
+        config = configs.checked(configs.with_values(asked.base, values, "--over"))
+        algorithm = methods.parse_method(config.method, config.local())
+        check_rounds(algorithm.local, config.rounds)
+        if config.start:
+            parse_start(config.start, algorithm)
+    made = [named(each, algorithm) for each in algorithm.finish]
+    if asked.by not in SCORES and asked.by not in made:
+        there = f"makes {', '.join(made)}" if made else "makes no calibration"
+        raise UserError(
+            f"--by {asked.by}: the method {config.method} {there}; add {asked.by} to it, or judge otherwise"
+        )
+    return uses_sgd(algorithm.local)
+
+
+@contextmanager
+def _said_of(values: dict[str, Value]) -> Iterator[None]:
+    """Put the setting before what is wrong with it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"with {words(values)}: {error}") from error
 
 
 def _own_folder(parent: Path, asked: Asked) -> Path:

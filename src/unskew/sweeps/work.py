@@ -42,10 +42,10 @@ def do(task: Task, say: Say | None = None) -> Failure | None:
         return None
     try:
         if (task.path / CONFIG).exists():
-            train.resume(task.path, observe=observe, engine=task.config.engine, workers=task.config.workers)
+            train.resume(task.path, observe=observe, **{name: getattr(task.config, name) for name in train.WORK})
         else:
             train.run(task.config, out=task.path, observe=observe)
-    except (ClientFailure, UserError) as error:
+    except (ClientFailure, UserError, OSError) as error:
         if (task.path / RESULT).exists():  # it was trained, and a calibration was not possible
             return None
         return Failure(str(error), OVERFLOW in str(error))
