@@ -42,7 +42,7 @@ class Ranks:
             "remembers": side.memory is not None,
         }
         if not _AT_WORK.acquire(blocking=False):
-            raise UserError("--engine torchrun: the other ranks already work for another run of this process")
+            raise UserError("--engine torchrun: the other ranks still work for another run of this process")
         self._others = Others(others, side.memory if isinstance(side.memory, ClientMemory) else None)
         try:
             self._others.open(opening, data)
@@ -96,8 +96,8 @@ class Ranks:
         if self._closed:
             return
         self._closed = True
-        self._others.close()
-        _AT_WORK.release()
+        if self._others.close():
+            _AT_WORK.release()
         if self._side.memory is not None:
             self._side.memory.close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # on its way out, between two jobs

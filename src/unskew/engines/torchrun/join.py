@@ -177,9 +177,10 @@ def _connect(store: Store, place: Launched) -> None:
         if "gloo" not in (kinds := dist.get_backend_config()):
             raise UserError(f"torch.distributed was begun with {kinds}; give it cpu:gloo, or leave it to unskew")
         return
-    if INTERFACE not in os.environ and (name := _interface(place)) and not (place.several_machines and name == "lo"):
-        os.environ[INTERFACE] = name
+    name = None if INTERFACE in os.environ else _interface(place)
     try:
+        if name is not None:
+            os.environ[INTERFACE] = name
         dist.init_process_group(
             "gloo", store=PrefixStore("unskew", store), rank=place.rank, world_size=place.ranks,
             timeout=timedelta(seconds=CONNECT_SECONDS),
@@ -190,6 +191,9 @@ def _connect(store: Store, place: Launched) -> None:
             f"rank {place.rank} on {socket.gethostname()} cannot connect to the others ({said}); name the network "
             f"interface that they share on each machine, as in {INTERFACE}=eth0, and open its ports between them"
         ) from error
+    finally:
+        if name is not None:
+            del os.environ[INTERFACE]
 
 
 def _interface(place: Launched) -> str | None:
@@ -203,8 +207,8 @@ def _interface(place: Launched) -> str | None:
                     answer = fcntl.ioctl(probe, ADDRESS_OF_INTERFACE, struct.pack("256s", name.encode()))
                 except OSError:  # it has no address
                     continue
-                if answer[20:24] == own:
-                    return name
+                if answer[20:24] == own:  # other machines cannot reach this one by its own loopback
+                    return None if place.several_machines and name == "lo" else name
     except OSError:  # a name that does not resolve, another operating system
         return None
     return None

@@ -119,8 +119,8 @@ class Others:
                 self._changed.wait(0.3)
             return self._error or KeyboardInterrupt()
 
-    def close(self) -> None:
-        """Let them wait for another run."""
+    def close(self) -> bool:
+        """Let them wait for another run; whether all have said that they do."""
         self._closing = True
         for other in self._others:
             other.writer.send({"close": True})
@@ -129,6 +129,7 @@ class Others:
         for other in self._others:
             other.writer.finish(CLOSE_SECONDS)
         self._signals.restore(self._wait)
+        return not any(listener.is_alive() for listener in self._listeners)
 
     def _hand_out(self) -> None:
         """Give visits to ranks that have room; a second one only while many are open, so that the last do not queue."""
@@ -154,6 +155,7 @@ class Others:
         return (torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8),)
 
     def _listen(self, other: _Other) -> None:
+        """Hear all that a rank says, to its goodbye."""
         try:
             while True:
                 message, contents = receive(other.known.rank, SILENT_SECONDS)
@@ -164,11 +166,15 @@ class Others:
                     self._tell(None)
                     return
                 if ALIVE not in message:
-                    self._hear(other, message, contents)
+                    self._hear_well(other, message, contents)
         except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
             return
         except ConnectionError as error:
             self._lose(other, str(error))
+
+    def _hear_well(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
+        try:
+            self._hear(other, message, contents)
         except Exception as error:  # noqa: BLE001  raised again in the main thread
             self._tell(error)
 

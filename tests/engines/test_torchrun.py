@@ -1,0 +1,281 @@
+"""What the engine torchrun promises: any number of ranks gives the loop's bits, and what goes wrong is said."""
+
+import json
+import signal
+import sys
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import unskew
+from federation import federation, image_set, same
+from torchrun_ranks import free_port, ranks_started, variables
+from unskew import engines
+from unskew.console.main import main
+from unskew.core.errors import ClientFailure, LostMemory, UserError
+from unskew.core.key import Key
+from unskew.core.types import Split, TestPart, Visit
+from unskew.engines.torchrun import join, launch, link
+from unskew.engines.torchrun.signals import Signals
+from unskew.methods import METHODS, parse_method
+from unskew.round.evaluation import evaluate
+
+MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
+
+
+@pytest.fixture(scope="module")
+def started():
+    with ranks_started(2) as own:
+        yield own
+
+
+@pytest.fixture
+def two(started, monkeypatch):
+    """Another rank beside this process, the same one for all tests."""
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+
+
+def opened(small):
+    return engines.open_engine("torchrun", engines.EngineSetup(small.blueprint, small.data))
+
+
+# The same bits
+
+
+def test_two_ranks_give_the_bits_of_the_loop_in_one_run_after_another(two):
+    for method in ("fedavg", MEMORIES):
+        assert same(federation(method).run(3, "torchrun"), federation(method).run(3)), method
+
+
+def test_results_are_added_in_the_order_of_the_visits(two):
+    """Float addition is not associative: another order would show in the last bits."""
+    small = federation(dtype="float32", sizes=(60, 5, 33, 2, 17))
+    visits = [Visit(client, weight) for client, weight in enumerate((1e9, 1e-9, 1.0, 1e5, 1e-3))]
+    outcomes = []
+    for engine in ("loop", "torchrun"):
+        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
+        outcomes.append(working.map_sum("train", small.state().tensors, visits, Key(0)).sums)
+        working.close()
+    assert list(outcomes[0]) == list(outcomes[1])
+    assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
+
+
+def test_evaluation_is_spread_too(two):
+    small, scores = federation(), []
+    for engine in ("loop", "torchrun"):
+        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
+        scores.append(evaluate(working, small.state().tensors, 33, Key(0)))
+        working.close()
+    assert scores[0] == scores[1]
+
+
+def test_every_rank_does_some_of_the_work(two, monkeypatch):
+    asked, send = [], link.Writer.send
+    monkeypatch.setattr(
+        link.Writer, "send", lambda self, message, *tensors: (asked.append(message), send(self, message, *tensors))
+    )
+    federation(sizes=(30,) * 12).run(2, "torchrun")
+    elsewhere = sum("visit" in message for message in asked)
+    assert 0 < elsewhere < 24
+
+
+def test_what_is_larger_than_a_piece_arrives(two):
+    count, images = 300_000, image_set(120)
+    test = Split(Key(0).numpy().integers(0, 256, (count, 1, 8, 8), dtype=np.uint8), np.arange(count) % 4)
+    assert test.images.nbytes > link.PIECE
+    small, scores = federation(images=replace(images, test=test)), []
+    parts = [TestPart(0, 500), TestPart(count // 2, count // 2 + 500), TestPart(count - 500, count)]
+    for engine in ("loop", "torchrun"):
+        working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
+        scores.append(working.map_sum("evaluate", small.state().tensors, parts, Key(0)).sums)
+        working.close()
+    assert all(torch.equal(scores[0][name], scores[1][name]) for name in scores[0])
+
+
+def test_no_visits_give_an_empty_sum(two):
+    working = opened(federation())
+    outcome = working.map_sum("train", federation().state().tensors, [], Key(0))
+    working.close()
+    assert outcome.sums == {}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_any_number_of_ranks_gives_the_bits_of_the_loop_for_every_method(ranks, monkeypatch):
+    texts = [name for name in METHODS if not parse_method(name).finish or parse_method(name).statistics]
+    with ranks_started(ranks) as own:
+        for name, value in own.items():
+            monkeypatch.setenv(name, value)
+        for text in ["fedvc(16)" if name == "fedvc" else name for name in texts]:
+            assert same(federation(text).run(3, "torchrun"), federation(text).run(3)), text
+
+
+# What goes wrong in a visit
+
+
+@pytest.mark.parametrize(("method", "reason"), [("raises", "the camera fell into the sea"), ("nan", "NaN or infinity")])
+def test_a_failing_client_stops_the_run_by_name_or_is_left_out(two, method, reason):
+    with pytest.raises(ClientFailure, match=f"client 2, round 1, job train: .*{reason}.*seed 5 replays it"):
+        federation(f"outside_methods:{method}(1)", seed=5).run(1, "torchrun")
+    left_out = federation(f"outside_methods:{method}(1)").run(2, "torchrun", skip_failures=True)
+    assert same(left_out, federation(f"outside_methods:{method}(1)").run(2, "loop", skip_failures=True))
+
+
+def test_a_damaged_memory_is_named_wherever_its_client_is_visited(two, tmp_path):
+    small = federation("moon")
+    state = small.run(1, "torchrun", folder=tmp_path)
+    file = tmp_path / "checkpoint" / "memories.bin"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(LostMemory, match=r"client \d's saved state is damaged on disk"):
+        small.run(2, "torchrun", state=state, folder=tmp_path)
+
+
+def test_memories_of_one_engine_are_those_of_the_others(two, tmp_path):
+    small = federation(MEMORIES)
+    state = small.run(2, "torchrun", folder=tmp_path, rounds_planned=4)
+    assert same(small.run(4, "loop", state=state, folder=tmp_path), small.run(4))
+
+
+def test_what_a_rank_cannot_build_is_told_by_its_name(two, monkeypatch):
+    """This process knows a method that the other one does not find."""
+    module = type(sys)("only_here")
+    module.method = lambda: lambda algorithm: algorithm
+    monkeypatch.setitem(sys.modules, "only_here", module)
+    small = federation().with_method("only_here:method")
+    with pytest.raises(UserError, match=r"rank 1 on \S+ \(process \d+\): .*only_here"):
+        opened(small)
+    assert same(federation().run(1, "torchrun"), federation().run(1))  # the ranks go on
+
+
+def test_the_ranks_work_for_one_run_at_a_time(two):
+    working = opened(federation())
+    with pytest.raises(UserError, match="still work for another run"):
+        opened(federation())
+    working.close()
+    opened(federation()).close()
+
+
+def test_an_open_engine_gives_its_threads_and_handlers_back(two):
+    before = threading.active_count(), signal.getsignal(signal.SIGTERM)
+    working = opened(federation())
+    assert signal.getsignal(signal.SIGTERM) != before[1]
+    working.close()
+    working.close()
+    assert (threading.active_count(), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
+    """The wire, read message by message: the federation once, then jobs and visits; nothing that names an example."""
+    told, send = [], link.Writer.send
+    monkeypatch.setattr(
+        link.Writer, "send", lambda self, message, *tensors: (told.append(message), send(self, message, *tensors))
+    )
+    federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
+    known = (
+        {"open", "secret", "remembers"}, {"tensor", "dtype", "shape"}, {"build"}, {"close"},
+        {"begin", "weights", "seed", "key"}, {"number", "place", "visit"},
+    )  # fmt: skip
+    assert all(set(json.loads(json.dumps(message))) in known for message in told)
+    visits = [message["visit"] for message in told if "visit" in message]
+    assert visits
+    assert all(set(visit) == {"client", "weight", "take", "repeat", "ticket", "keep", "slot"} for visit in visits)
+
+
+# Before the work begins
+
+
+def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--engine", "torchrun", "--out", str(tmp_path / "run")])
+    said = capsys.readouterr()
+    assert ended.value.code == 2
+    assert "RANK is not set" in said.err
+    assert "torchrun --nproc-per-node 2 -m unskew run --engine torchrun" in said.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_command_that_torchrun_started_twice_wants_the_engine(monkeypatch, capsys):
+    for name, value in {
+        "RANK": 1,
+        "WORLD_SIZE": 2,
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": 1,
+        "TORCHELASTIC_RUN_ID": "x",
+    }.items():
+        monkeypatch.setenv(name, str(value))
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--rounds", "1"])
+    assert ended.value.code == 2
+    assert "torchrun has started this command 2 times; give --engine torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"RANK": "one"}, "RANK=one: torchrun sets it to a whole number"), ({"RANK": "2"}, "ranks count from 0"),
+     ({"MASTER_ADDR": ""}, "MASTER_ADDR is not set"), ({"WORLD_SIZE": "-1"}, "WORLD_SIZE=-1")],
+)  # fmt: skip
+def test_odd_variables_are_named(monkeypatch, changed, message):
+    for name, value in {**variables(0, 2, 29500), **changed}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=message):
+        launch.launched()
+
+
+@pytest.mark.parametrize("what", ["Unskew", "PyTorch", "NumPy", "Python", "processor"])
+def test_a_rank_that_would_give_other_bits_is_refused_by_name(what):
+    own = join.facts()
+    other = own | {"machine": "lab2", "process": "7", what: "other"}
+    join._require_same(own, {1: own}, processors=True)
+    with pytest.raises(UserError, match=rf"rank 2 on lab2 \(process 7\) has {what} other, rank 0 on "):
+        join._require_same(own, {1: own, 2: other}, processors=True)
+    if what == "processor":  # a GPU computes
+        join._require_same(own, {1: own, 2: other}, processors=False)
+
+
+def test_a_rank_that_does_not_come_is_named(monkeypatch):
+    monkeypatch.setattr(join, "COME_SECONDS", 0.2)
+    with pytest.raises(UserError, match="ranks 1, 2 have not come within 0 s"):
+        join.gather(launch.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
+
+
+def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):
+    with pytest.raises(UserError, match="--engine torchrun: measures of finished runs are taken on one machine"):
+        unskew.analyse(tmp_path, "curves", engine="torchrun")
+    with pytest.raises(UserError, match="--engine torchrun: a sweep spreads its runs over this machine's cores"):
+        unskew.sweep(over="lr=0.1,0.2", engine="torchrun", out=tmp_path / "sweep")
+
+
+def test_a_run_that_was_made_with_torchrun_is_used_without_it():
+    assert engines.inherited("torchrun") == "auto"
+    assert engines.inherited("pool") == "pool"
+
+
+# Interrupts
+
+
+def test_a_second_interrupt_does_not_break_what_the_first_one_began():
+    before = signal.getsignal(signal.SIGTERM)
+    signals = Signals()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+    signals.restore()
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_in_another_thread_interrupts_are_left_alone():
+    before, seen = signal.getsignal(signal.SIGINT), []
+    thread = threading.Thread(target=lambda: seen.append(Signals()))
+    thread.start()
+    thread.join()
+    seen[0].restore()
+    assert signal.getsignal(signal.SIGINT) == before
