@@ -107,6 +107,24 @@ def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
         unskew.resume(path)
 
 
+def test_a_resumed_run_waits_for_the_clients_it_began_with(tmp_path):
+    nodes, options = make_nodes(tmp_path), {"rounds": 3, "checkpoint_seconds": 0}
+    with pytest.raises(Stop):
+        federated(tmp_path, exchange_of(nodes), observe=stop_after(1), **options)
+    exchange, slow = exchange_of(nodes), nodes[101]
+    del exchange.answers[101]
+    pause = exchange.pause
+
+    def pausing(seconds):
+        pause(seconds)
+        if exchange.now() > 20:
+            exchange.answers[101] = slow.answer
+
+    exchange.pause = pausing
+    result = federated(tmp_path, exchange, resume=True, **options)
+    assert result.weights_sha256 == loop(tmp_path, **options).weights_sha256
+
+
 class Stop(Exception):
     pass
 
@@ -245,7 +263,7 @@ def test_the_servers_own_test_images_must_fit(tmp_path):
 
 def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
     nodes = {1: make_node(tmp_path, 0)}
-    with pytest.raises(UserError, match="only 1 clients came within 30 seconds, 2 are needed"):
+    with pytest.raises(UserError, match="only 1 client came within 30 seconds, 2 are needed"):
         federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=2, wait=30))
     assert not (tmp_path / "run").exists()
 
@@ -261,7 +279,7 @@ def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_l
         exchange.pause(5)
 
     result = federated(tmp_path, exchange, rules=Rules(min_replies=2, wait=30), rounds=4, said=said, observe=observe)
-    assert "2 of 3 clients came within 30 seconds; the others may join later" in said
+    assert "2 of 3 clients came within 30 seconds; others may join later" in said
     assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
     terms = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert {each["name"]: each["late"] for each in terms["clients"]} == {

@@ -11,6 +11,7 @@ from unskew.core.context import neutral
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.images import ImageSet
 from unskew.core.types import Engine
+from unskew.core.units import counted
 from unskew.engines import EngineSetup
 from unskew.engines.flower.agreement import Agreement
 from unskew.engines.flower.engine import FederatedEngine
@@ -34,6 +35,7 @@ from unskew.runs.terms import agreed_terms, why_not
 from unskew.runs.train import rehearse
 
 TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
+BACK = 60.0  # seconds that a resumed run waits for the clients it began with; Flower's nodes come back within 20
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
 
@@ -60,12 +62,12 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
     if before is None:
         wanted = asked.classes or (own.classes if own else ())
         session.hold_back()
-        _gather(session, config.clients or 0)
+        _gather(session, config.clients or 0, asked.rules.wait)
         terms = agreed_terms(terms, [session.described[node] for node in sorted(session.described)], wanted, config)
     session.fits = lambda said: why_not(said, terms)
     session.admit_described()
-    if before is not None:
-        _gather(session, min(len(terms.clients), max(1, asked.rules.min_replies)))
+    if before is not None:  # those that were there when the run began: with fewer the bits would differ
+        _gather(session, sum(not known.late for known in terms.clients.values()), min(BACK, asked.rules.wait))
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
@@ -104,13 +106,16 @@ def _config(asked: Request) -> Config:
     return config
 
 
-def _gather(session: Session, wanted: int) -> None:
-    """Wait until so many clients have described themselves; with 0, until no new one comes any more."""
+def _gather(session: Session, wanted: int, seconds: float) -> None:
+    """Wait until so many clients have described themselves; with 0, until no new one comes any more.
+
+    After ``seconds`` it goes on with those that came, if they are as many as a round needs.
+    """
     exchange = session.post.exchange
-    limit, changed, known = exchange.now() + session.rules.wait, exchange.now(), -1
+    began, changed, known = exchange.now(), exchange.now(), -1
     least = max(1, session.rules.min_replies)
     told = False
-    while exchange.now() < limit:
+    while exchange.now() - began < (seconds if known >= least else session.rules.wait):
         list(session.answers())
         clients = sum(len(said.clients) for said in session.described.values())
         if clients != known:
@@ -119,17 +124,15 @@ def _gather(session: Session, wanted: int) -> None:
         if (wanted and clients >= wanted) or (not wanted and clients >= least and settled):
             return
         if not told:
-            session.say(f"waiting for {wanted or least} clients, {session.rules.wait:,.0f} seconds at most")
+            session.say(f"waiting for {counted(wanted or least, 'client')}, {seconds:,.0f} seconds at most")
             told = True
         exchange.pause(0.2)
     if known < least:
         raise UserError(
-            f"only {max(known, 0)} clients came within {session.rules.wait:,.0f} seconds, {least} are needed; start "
-            "more nodes, or give a longer wait"
+            f"only {counted(max(known, 0), 'client')} came within {session.rules.wait:,.0f} seconds, {least} are "
+            "needed; start more nodes, or give a longer wait"
         )
-    session.note(
-        f"{known} of {wanted} clients came within {session.rules.wait:,.0f} seconds; the others may join later"
-    )
+    session.note(f"{known} of {wanted or known} clients came within {seconds:,.0f} seconds; others may join later")
 
 
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:

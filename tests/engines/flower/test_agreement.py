@@ -91,14 +91,34 @@ def test_a_description_that_cannot_be_is_refused(fields, wrong):
         ({"numbers": {"a": True}}, "no numbers"),
         ({"classes": ["cat"]}, "1 classes for a network of 2"),
         ({"std": [0]}, "normalisation"),
-        ({"blueprint": {}}, "cannot be read"),
+        ({"blueprint": {}}, "should be list"),
         ({"blueprint": []}, "'blueprint'"),
+        ({"views": 82}, "82 views"),
+        *(
+            ({"blueprint": {**sent(AGREED)["blueprint"], **changes}}, "cannot be read|should be")
+            for changes in (
+                {"classes": "2"},
+                {"shape": [1, 8]},
+                {"shape": "abc"},
+                {"dtype": "complex64"},
+                {"dtype": 3},
+                {"layers": "2"},
+                {"local": {"epochs": "5"}},
+                {"local": {"lr": None}},
+                {"method": 3},
+                {"crosses": False},
+                {"shape": [1, 8, 10**9]},
+            )
+        ),
         ({"blueprint": {**sent(AGREED)["blueprint"], "more": 1}}, "cannot be read"),
     ],
 )
 def test_an_agreement_that_cannot_be_is_refused(fields, wrong):
     with pytest.raises(BadMessage, match=wrong):
         Agreement.from_json({**sent(AGREED), **fields})
+
+
+def test_what_is_no_object_is_refused():
     for other in (None, [], "x"):
         with pytest.raises(BadMessage):
             Agreement.from_json(other)

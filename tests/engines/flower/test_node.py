@@ -1,6 +1,7 @@
 """A node checks whatever it is asked before it does anything, keeps what its clients need, and goes on."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -172,6 +173,27 @@ def test_code_that_the_node_has_not_allowed_is_refused(tmp_path, changes, wrong)
     agreement = replace(asking.agreement, blueprint=replace(asking.agreement.blueprint, **changes))
     header, _ = asking.ask("agree", agreement=agreement.to_json())
     assert wrong in refused(header)
+
+
+def test_whatever_goes_wrong_inside_the_node_goes_on(asking, monkeypatch):
+    def broken(*given):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("unskew.engines.flower.node_run.NodeRun.work", broken)
+    assert refused(asking.job()[0]) == "ZeroDivisionError: division by zero"
+    monkeypatch.undo()
+    assert asking.job()[0]["kind"] == "done"
+
+
+def test_runs_that_were_left_long_ago_are_removed(tmp_path):
+    Asking(make_node(tmp_path, 1)).agree()
+    place = tmp_path / "node-1" / "runs" / RUN
+    make_node(tmp_path, 1)
+    assert place.exists()
+    for file in place.iterdir():
+        os.utime(file, (0, 0))
+    make_node(tmp_path, 1)
+    assert not place.exists()
 
 
 def test_code_that_the_node_has_allowed_is_used(tmp_path):

@@ -44,7 +44,7 @@ def serving(tmp_path):
             except OSError:
                 return
             with connection:
-                connection.settimeout(5)
+                connection.settimeout(60)
                 try:
                     answer_one(connection, node.answer)
                 except ConnectionError:
@@ -55,7 +55,7 @@ def serving(tmp_path):
     yield place
     line.shutdown(socket.SHUT_RDWR)
     line.close()
-    thread.join(5)
+    thread.join(60)
 
 
 def described(number=1):

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from unskew.core.records import check_fields, record_from
 from unskew.core.types import Local
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.flower.messages import BadMessage, field
+from unskew.engines.flower.messages import DTYPES, BadMessage, field
 
 MAX_TEXT = 200  # characters of a name
 MAX_COUNT = 2**40
 MAX_VIEWS = 81
+MAX_CLASSES = 10**6
 MAX_CLIENTS = 100_000  # of one node
 
 
@@ -158,9 +160,14 @@ def _numbers(values: Mapping[str, Any], name: str, kind: type) -> tuple[Any, ...
 
 def _blueprint(values: dict[str, Any]) -> Blueprint:
     try:
-        blueprint = Blueprint.from_json(values)
-        if not isinstance(blueprint.local, Local) or len(blueprint.shape) != 3:
+        local, shape = values.get("local"), _numbers(values, "shape", int)
+        record_from(Local, local)
+        check_fields(Blueprint, {name: value for name, value in values.items() if name not in ("local", "shape")})
+        if len(shape) != 3 or not all(0 < side <= 2**16 for side in shape):
             raise ValueError("its shape is not one of an image")
+        blueprint = Blueprint.from_json(values)
+        if not 0 < blueprint.classes <= MAX_CLASSES or blueprint.dtype not in DTYPES or not blueprint.crosses:
+            raise ValueError("its classes or its number type are not possible")
         return blueprint
     except (TypeError, ValueError, KeyError) as error:
         raise BadMessage(f"its blueprint cannot be read: {error}") from error

@@ -44,7 +44,8 @@ def _asked(place: Path, parts: list[bytes]) -> list[bytes]:
             raise RuntimeError(f"the node service does not answer at {place}: {error.strerror}") from error
         for part in parts:
             line.sendall(len(part).to_bytes(LENGTH, "little"))
-            line.sendall(part)
+            if part:  # the service may have answered an empty last part, and closed, before nothing is sent
+                line.sendall(part)
         return [_part(line) for _ in parts]
 
 

@@ -15,7 +15,7 @@ from unskew.engines.flower.members import Member
 from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.post import SILENT, Answer
-from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results
+from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results, shown
 from unskew.engines.flower.session import POLL, Session
 from unskew.engines.flower.template import Template
 
@@ -195,7 +195,7 @@ class FederatedEngine:
             self._session.forget_agreement(answer.letter.node)
             work.open.update(places)
         elif answer.header.get("kind") != "done":
-            self._fail(work, places, LeftOut(f"the node refuses: {str(answer.header.get('reason'))[:1000]}"))
+            self._fail(work, places, LeftOut(f"the node refuses: {shown(answer.header.get('reason'))}"))
         else:
             self._read(work, places, answer)
 

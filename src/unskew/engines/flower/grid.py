@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from unskew.engines.flower.exchange import Presence, Reply
 from unskew.engines.flower.messages import Envelope
+from unskew.engines.flower.replies import shown
 
 KIND = "query.unskew"  # what our ClientApp answers to
 RECORD = "unskew"
@@ -82,7 +83,7 @@ def _array(content: bytes) -> Array:
 
 def _reply(message: Message) -> Reply:
     if message.has_error():
-        return f"its node gives an error: {str(message.error.reason)[:500]}"
+        return f"its node gives an error: {shown(message.error.reason)}"
     try:
         return unwrapped(message.content)
     except ValueError as error:

@@ -5,6 +5,7 @@ Whatever comes is checked before anything is done; what does not fit is refused 
 
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +23,7 @@ from unskew.engines.flower.node_run import NodeRun
 from unskew.engines.flower.numbers import Seen
 
 AGREEMENT = "agreement.bin"
+ABANDONED = 60 * 24 * 3600.0  # seconds
 KINDS = ("describe", "agree", "job", "refuse", "finish")
 Say = Callable[[str], None]
 
@@ -39,6 +41,7 @@ class Node:
         self._runs: dict[str, NodeRun] = {}
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
+        _forget_abandoned(folder / "runs")
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The reply to a message; never raises for what the message says."""
@@ -53,8 +56,11 @@ class Node:
                 self._numbers(about["run"]).take(about["number"])
                 return getattr(self, f"_{kind}")(header, named(tensors), about)  # type: ignore[no-any-return]
             except (BadMessage, UserError) as error:
-                self._say(f"refused a message: {error}")
-                return sealed(about | {"reason": str(error)})
+                reason = str(error)
+            except Exception as error:  # noqa: BLE001  whatever a message brings about, the node goes on
+                reason = f"{type(error).__name__}: {error}"
+            self._say(f"refused a message: {reason}")
+            return sealed(about | {"reason": reason})
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         return sealed(about | {"kind": "described", "description": self.data.described().to_json()})
@@ -91,8 +97,9 @@ class Node:
 
     def _finish(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         self._runs.pop(about["run"], None)
-        with suppress(OSError):
-            rmtree(self._place(about["run"]) / "memories", ignore_errors=True)
+        place = self._place(about["run"])  # the numbers of its messages stay: one that is sent again is refused
+        rmtree(place / "memories", ignore_errors=True)
+        (place / AGREEMENT).unlink(missing_ok=True)
         self._say(f"run {about['run'][:8]} is finished; what its clients kept is deleted")
         return sealed(about | {"kind": "heard"})
 
@@ -133,6 +140,14 @@ def _secret(folder: Path) -> bytes:
     write_whole(file, os.urandom(32))
     file.chmod(0o600)
     return _secret(folder)
+
+
+def _forget_abandoned(runs: Path) -> None:
+    """Remove runs that were never finished and have sent nothing for a long time."""
+    with suppress(OSError):
+        for run in runs.iterdir():
+            if time.time() - max((file.stat().st_mtime for file in run.iterdir()), default=0.0) > ABANDONED:
+                rmtree(run, ignore_errors=True)
 
 
 def _framed(envelope: Envelope) -> bytes:

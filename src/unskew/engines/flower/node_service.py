@@ -102,7 +102,8 @@ def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]
     reply = answer(Envelope(*parts))
     for part in (reply.header, reply.body):
         connection.sendall(len(part).to_bytes(LENGTH, "little"))
-        connection.sendall(part)
+        if part:
+            connection.sendall(part)
 
 
 def listening(place: Path) -> socket.socket:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.messages import MAX_BODY, BadMessage, Body, field, opened, with_body
+from unskew.engines.flower.messages import BadMessage, Body, field, opened, with_body
 from unskew.engines.flower.numbers import STARTS
 
 NOTHING = Body([], b"")
@@ -52,7 +52,7 @@ class Post:
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
-        body: Body = NOTHING, most: int = MAX_BODY, group: str = "",
+        body: Body = NOTHING, most: int = 0, group: str = "",
     ) -> list[Letter]:  # fmt: skip
         """Send a message of this kind to each node, whose answers count ``until`` then; what could not be sent has no
         letter."""

@@ -62,7 +62,7 @@ def read_results(
         if (field(values, "client", int), field(values, "repeat", int)) != (visit.client, visit.repeat):
             raise BadMessage(f"it answers for client {values['client']}, where client {visit.client} was asked")
         if "failure" in values:
-            read.append(LeftOut(_shown(field(values, "failure", str))))
+            read.append(LeftOut(shown(field(values, "failure", str))))
             continue
         forms = field(values, "forms", list)
         mine, start = came[start : start + len(forms)], start + len(forms)
@@ -136,5 +136,6 @@ def most_bytes(layout: Layout | None, shared: Tensors, visits: int) -> int:
     return visits * 8 * sum(int(torch.Size(shape).numel()) for shape in layout.values())
 
 
-def _shown(reason: str) -> str:
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in reason[:MAX_REASON])
+def shown(reason: object) -> str:
+    """What a node says, as a log may have it: not long, and without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(reason)[:MAX_REASON])

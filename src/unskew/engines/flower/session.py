@@ -10,6 +10,7 @@ from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.members import Member, Members
 from unskew.engines.flower.messages import BadMessage, Body, field
 from unskew.engines.flower.post import Answer, Post
+from unskew.engines.flower.replies import shown
 
 LOOK = 2.0  # seconds between looks at who is connected
 FAREWELL = 10.0  # seconds that nodes have to hear that a run is over: what Flower has not delivered then is dropped
@@ -115,7 +116,7 @@ class Session:
         """Take an answer to a question of the session's own; the problem where there is one."""
         node, kind = answer.letter.node, answer.letter.kind
         if answer.problem is None and answer.header.get("kind") == "refused":
-            answer = replace(answer, problem=f"the node refuses: {str(answer.header.get('reason'))[:500]}", bad=True)
+            answer = replace(answer, problem=f"the node refuses: {shown(answer.header.get('reason'))}", bad=True)
         try:
             if answer.problem is not None:
                 if answer.bad:
