@@ -17,6 +17,7 @@ import flower
 import frozen
 import methods
 import million
+import photographers
 import population
 import ranks
 import reliability
@@ -37,6 +38,9 @@ def cifar10():
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--images", type=int, default=photographers.IMAGES, help="of the suite photographers; all are 120300"
+    )
     parser.add_argument("--out", type=Path, help="write the table to this Markdown file")
     parser.add_argument("only", nargs="*", metavar="SUITE", help="which suites; all where none is named")
     options = parser.parse_args()
@@ -51,6 +55,7 @@ def main():
         "crowd": lambda: rounds.large_population(options.repeats),
         "million": lambda: million.suite(options.repeats),
         "population": lambda: population.suite(options.repeats),
+        "photographers": lambda: photographers.suite(options.images),
         "methods": lambda: methods.steps(images, 2 * options.repeats),
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
