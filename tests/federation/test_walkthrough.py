@@ -69,8 +69,9 @@ def test_the_walk_through_does_what_it_says(tmp_path):
         codes = [command.wait(60) for command in background]
     finally:
         for command in background:
-            command.kill()
-            command.communicate()
+            command.terminate()
+        for command in background:
+            command.communicate(timeout=60)
     assert "node ward: online" in said["federation status"]
     assert "node clinic: online" in said["federation status"]
     assert "after ccvr + secure" in said["federation run"]
