@@ -26,7 +26,8 @@ from unskew.federation.submit import submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
-from unskew.runs.prepare import read_data, split
+from unskew.runs.prepare import split
+from unskew.runs.read_data import read_data
 
 NODES = ("north", "south", "west")
 CONNECT_SECONDS = 180.0

@@ -29,7 +29,8 @@ from unskew.runs.federation_file import FEDERATION, Terms, read_terms, terms_byt
 from unskew.runs.folder import create_run_folder, locked_folder
 from unskew.runs.given import Given
 from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
-from unskew.runs.prepare import Prepared, prepare, read_data
+from unskew.runs.prepare import Prepared, prepare
+from unskew.runs.read_data import read_data
 from unskew.runs.result import RESULT, Result
 from unskew.runs.terms import agreed_terms, why_not
 from unskew.runs.train import rehearse

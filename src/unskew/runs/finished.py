@@ -52,7 +52,8 @@ from unskew.runs.folder import (
 )
 from unskew.runs.given import Given, take_same
 from unskew.runs.manifest import require_sealed, write_sealed
-from unskew.runs.prepare import Prepared, prepare, read_data
+from unskew.runs.prepare import Prepared, prepare
+from unskew.runs.read_data import read_data
 from unskew.runs.result import RESULT, Result, read_result, to_json
 from unskew.runs.seals import seal
 
