@@ -18,6 +18,7 @@ pytestmark = pytest.mark.heavy
 
 HERE = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 UNSKEW = ["-m", "unskew"]
+RANKS = ["-m", "--", "unskew"]  # without the dashes torchrun takes some of the options for its own
 SHORT = ["--rounds", "4", "--epochs", "1", "--clients", "6", "--lr", "0.05"]
 SLOW = [
     "--method",
@@ -84,7 +85,7 @@ def by_the_loop(tmp_path_factory):
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_ranks_gives_the_bits_of_the_loop(kind, ranks, tmp_path, by_the_loop):
     words = [*SHORT, *KINDS[kind]]
-    found = done(torchrun(ranks, *UNSKEW, "run", *words, "--engine", "torchrun", "--out", "run"), tmp_path)
+    found = done(torchrun(ranks, *RANKS, "run", *words, "--engine", "torchrun", "--out", "run"), tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("sha256") == 1  # one of them speaks
     assert outcome(tmp_path / "run") == by_the_loop(*words)
@@ -106,7 +107,7 @@ def test_a_script_runs_twice_and_calibrates_with_the_same_ranks(tmp_path):
 
 
 def test_what_is_refused_ends_all_ranks_and_leaves_no_folder(tmp_path):
-    found = done(torchrun(2, *UNSKEW, "run", "--method", "nowhere", "--engine", "torchrun", "--out", "run"), tmp_path)
+    found = done(torchrun(2, *RANKS, "run", "--method", "nowhere", "--engine", "torchrun", "--out", "run"), tmp_path)
     assert found.returncode == 1  # torchrun's own, whatever the ranks say
     assert found.stderr.count("unskew: ") == 1
     assert not (tmp_path / "run").exists()
@@ -124,7 +125,7 @@ class Started:
         self.said = folder / "said.txt"
         with self.said.open("w") as said:
             self.process = subprocess.Popen(
-                torchrun(ranks, *UNSKEW, "run", *words), cwd=folder, env=HERE, stdout=said, stderr=said
+                torchrun(ranks, *RANKS, "run", *words), cwd=folder, env=HERE, stdout=said, stderr=said
             )
         wait_for_rounds(self.run, rounds, self.process, self.said)
 
@@ -155,7 +156,7 @@ def resumed(run, ranks, tmp_path):
     copy = tmp_path / f"resumed-{ranks}"
     shutil.copytree(run, copy)
     if ranks:
-        found = done(torchrun(ranks, *UNSKEW, "resume", copy, "--engine", "torchrun"), tmp_path)
+        found = done(torchrun(ranks, *RANKS, "resume", copy, "--engine", "torchrun"), tmp_path)
     else:
         found = done([sys.executable, *UNSKEW, "resume", str(copy)], tmp_path)
     assert found.returncode == 0, found.stderr
@@ -251,7 +252,7 @@ def on_both(names, words, tmp_path):
     for number, name in enumerate(names):
         folder = tmp_path / f"machine-{number}"
         folder.mkdir()
-        command = ["ip", "netns", "exec", name, *torchrun(1, *UNSKEW, "run", *words, node_rank=number, **place)]
+        command = ["ip", "netns", "exec", name, *torchrun(1, *RANKS, "run", *words, node_rank=number, **place)]
         said.append(folder / "said.txt")
         with said[-1].open("w") as file:
             processes.append(subprocess.Popen(command, cwd=folder, env=HERE, stdout=file, stderr=file))

@@ -1,14 +1,17 @@
 """What the engine torchrun promises: any number of ranks gives the loop's bits, and what goes wrong is said."""
 
 import json
+import shlex
 import signal
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.distributed.run import parse_args
 
 import unskew
 from federation import federation, image_set, same
@@ -22,6 +25,7 @@ from unskew.engines.torchrun import join, launch, link
 from unskew.engines.torchrun.signals import Signals
 from unskew.methods import METHODS, parse_method
 from unskew.round.evaluation import evaluate
+from unskew.runs.options import OPTIONS
 
 MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
 
@@ -196,7 +200,7 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert "RANK is not set" in said.err
-    assert "torchrun --nproc-per-node 2 -m unskew run --engine torchrun" in said.err
+    assert f"start it so: {launch.LINE}" in said.err
     assert not (tmp_path / "run").exists()
 
 
@@ -213,6 +217,17 @@ def test_a_command_that_torchrun_started_twice_wants_the_engine(monkeypatch, cap
         main(["run", "--rounds", "1"])
     assert ended.value.code == 2
     assert "torchrun has started this command 2 times; give --engine torchrun" in capsys.readouterr().err
+
+
+def test_torchrun_understands_every_line_that_we_tell_people_to_type():
+    page = (Path(__file__).parents[2] / "docs" / "torchrun.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("torchrun --")]
+    flags = [word for option in OPTIONS.values() for word in (option.flag, "x")]
+    assert len(lines) >= 4
+    for line in (*lines, launch.LINE):
+        asked = parse_args([*shlex.split(line)[1:], *flags, "--log", "x"])
+        assert (asked.module, asked.training_script) == (True, "unskew")
+        assert {"--engine", "torchrun", "--start", "--log"} <= set(asked.training_script_args)
 
 
 @pytest.mark.parametrize(

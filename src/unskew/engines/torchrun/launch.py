@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unskew.core.errors import UserError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-LINE = "torchrun --nproc-per-node 2 -m unskew run --engine torchrun"
+LINE = "torchrun --nproc-per-node 2 -m -- unskew run --engine torchrun"
 
 
 @dataclass(frozen=True)
