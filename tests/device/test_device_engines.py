@@ -28,6 +28,9 @@ class Silent:
     def exit_reason(self):
         return "signal 9"
 
+    def running(self):
+        return None
+
     def send(self, message):
         return
 

@@ -72,7 +72,7 @@ class Live:
             Config(data="digits", partition="dirichlet(alpha=0.3)", clients=parts or len(nodes), seed=0)
         )
         images = read_data(config)
-        arrays = partition_files.to_arrays(split(config, images), images.train.labels, len(images.classes))
+        arrays = partition_files.to_arrays(split(config, images.examples), images.train.labels, len(images.classes))
         write_arrays(self.partition, arrays)
         for number, name in enumerate(nodes):
             self.give_data(name, number)

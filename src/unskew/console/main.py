@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 import unskew
 from unskew import engines
@@ -236,6 +237,7 @@ def _interrupted(error: BaseException | None) -> bool:
 
 
 def _command(arguments: Sequence[str] | None) -> None:
+    typer.core.HAS_RICH = False  # help is plain text; typer 0.20 would escape "[required]" as rich wants it
     try:
         code = app(args=arguments, standalone_mode=False, prog_name="unskew")
     except (UserError, ClientFailure) as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.images import Examples
-from unskew.core.limits import is_folder
+from unskew.core.limits import is_folder, usable_path
 from unskew.core.types import ImageSet, Split
 from unskew.data import arrays, folders, tables
 from unskew.data.builders import BUILDERS, build_rows, is_built, reading_knobs
@@ -115,7 +115,7 @@ def moved(name: str, data_dir: Path | None) -> str:
     """The name of a user's own data; where it is not at its place any more, that of the same in ``data_dir``."""
     kind, colon, place = name.partition(":")
     path, asked, query = place.partition("?")
-    if f"{kind}{colon}" not in OWN or not path or os.path.lexists(path):
+    if f"{kind}{colon}" not in OWN or not path or os.path.lexists(usable_path(path)):
         return name
     if data_dir is not None and os.path.lexists(there := data_dir / Path(path).name):
         return f"{kind}:{there}{asked}{query}"

@@ -41,10 +41,10 @@ def update(
     whole = PackedSums(side.update_layout, vector)
     if factor == 1 and not side.packed.others:
         return whole
-    sums = whole.by_name()
+    sums = _with_others(side, shared, whole.by_name(), weight) if side.packed.others else whole.by_name()
     if factor != 1:  # of parameters alone: buffers are averaged plainly
         torch._foreach_mul_([value for name, value in sums.items() if name.startswith("delta/params/")], factor)
-    return PackedSums.of(_with_others(side, shared, sums, weight)) if side.packed.others else whole
+    return PackedSums.of(sums) if side.packed.others else whole
 
 
 def _with_others(side: "ClientSide", shared: Tensors, sums: Sums, weight: float) -> Sums:
