@@ -41,7 +41,8 @@ def overview(**changes):
     config = replace(Config(), rounds=3, per_round=2, model="tiny-cnn", augment=False)
     seen = Overview(
         path=Path("runs/a"), config=config, images=images, partition=partition,
-        population=Population.from_partition(partition), emd=0.5, engine="loop", processes=processes("loop", 0), parameters=13_706,
+        population=Population.from_partition(partition), emd=0.5, engine="loop", processes=processes("loop", 0),
+        parameters=13_706,
         first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)), algorithm=Algorithm(),
         data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from unskew import engines
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.pool import engine as pool_engine
+from unskew.engines.work import Work
 from unskew.round.jobs import attempt
 
 
@@ -69,7 +70,7 @@ def test_a_pool_spreads_its_workers_and_a_new_one_takes_the_old_ones_device(monk
     federated = on(device, small("scaffold"))
     pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 3))
     assert started == list(enumerate(wanted))
-    pool._replace(pool._workers[1], None, {})
+    pool._replace(pool._workers[1], Work([], []), {})
     assert started[3:] == [(1, wanted[1])]
     pool.close()
 
