@@ -22,6 +22,7 @@ LAYERS = [
     {"runs"},
     {"checks", "analysis", "sweeps"},
     {"report", "loggers"},
+    {"reproduce"},
     {"console", "api", "extend", "__init__"},
     {"__main__"},
 ]
