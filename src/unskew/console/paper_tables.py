@@ -26,7 +26,7 @@ from unskew.reproduce.results import (
     columns_of,
     rows_of,
 )  # fmt: skip
-from unskew.reproduce.wording import difference_words, differences, findings
+from unskew.reproduce.wording import Told, difference_words
 
 COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}
 
@@ -70,7 +70,7 @@ def _estimated(seconds: float | None, runs: int) -> str:
     return f"{counted(runs, 'run')}, {time}"
 
 
-def show_table(out: Console, result: TableResult, files: Sequence[Path]) -> None:
+def show_table(out: Console, result: TableResult, said: Told, files: Sequence[Path]) -> None:
     """A table on the terminal: ours beside the paper's, what to make of it, every known difference, the files."""
     recipe = result.recipe
     out.print(f"\n{recipe.name}: {recipe.title}", soft_wrap=True)
@@ -79,13 +79,13 @@ def show_table(out: Console, result: TableResult, files: Sequence[Path]) -> None
         out.print(table)
     if any(each.agreement for each in result.cells):
         words = Text("ours, and in brackets ours minus the paper's: ")
-        for name, said in AGREEMENT.items():
-            words.append(f"{MARKS[name]} {said}  ", COLOURS[name])
+        for name, meaning in AGREEMENT.items():
+            words.append(f"{MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(words)
-    for sentence in findings(result):
+    for sentence in said.findings:
         out.print(sentence, soft_wrap=True)
     out.print("Known differences:")
-    for sentence in differences(result):
+    for sentence in said.differences:
         out.print(f"  - {sentence}", soft_wrap=True)
     if recipe.notes:
         out.print("On the paper's values:")

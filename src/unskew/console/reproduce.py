@@ -18,12 +18,14 @@ from unskew.core.units import counted, format_duration
 from unskew.reproduce.availability import how_to_get, missing_data, split_by_data
 from unskew.reproduce.carry_out import Told, carry_out, check_out
 from unskew.reproduce.cells import Asked
+from unskew.reproduce.claim import write_claim
 from unskew.reproduce.estimate import Speeds, seconds_together
 from unskew.reproduce.files import write_table
 from unskew.reproduce.plan import Job, jobs_of, part_of
 from unskew.reproduce.recipe import Recipe
 from unskew.reproduce.recipe_files import named, recipe
 from unskew.reproduce.results import table_result
+from unskew.reproduce.wording import told
 from unskew.runs.options import OPTIONS, Value
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
@@ -66,9 +68,15 @@ def reproduce(
         int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one a core).")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs, records and tables go.")] = OUT,
+    claim: Annotated[
+        bool, typer.Option("--claim", help="Train nothing: what to choose when, over all results in --out.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from what is there.")] = False,
 ) -> None:
     """Reproduce a table or figure of a paper; ours is printed beside the paper's, with every known difference."""
+    if claim:
+        _claim(usable_path(folder))
+        return
     if not tables:
         list_recipes(out, data or "", data_dir)
         return
@@ -87,7 +95,16 @@ def reproduce(
         reasons = _train(mine, recipes, folder, data_dir, jobs, command)
     for each in recipes:
         result = table_result(each, asked, folder, reasons)
-        show_table(out, result, write_table(result, command))
+        said = told(result)
+        show_table(out, result, said, write_table(result, said, command))
+
+
+def _claim(folder: Path) -> None:
+    files, said = write_claim(folder)
+    for sentence in said:
+        out.print(f"- {sentence}", soft_wrap=True)
+    for file in files:
+        out.print(f"  {file}", soft_wrap=True)
 
 
 def _train(
@@ -113,9 +130,9 @@ def _train(
                 f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left", soft_wrap=True
             )
 
-        told = Told(finished, (lambda done, total: progress("training", done, total)) if out.is_terminal else None)
+        watching = Told(finished, (lambda done, total: progress("training", done, total)) if out.is_terminal else None)
         try:
-            failures = carry_out(here, folder, data_dir=data_dir, at_once=at_once, told=told)
+            failures = carry_out(here, folder, data_dir=data_dir, at_once=at_once, told=watching)
         except KeyboardInterrupt:
             fail(f"interrupted; to go on, give the same command again: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}

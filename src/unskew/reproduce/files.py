@@ -11,7 +11,7 @@ from unskew.reproduce.links import run_link
 from unskew.reproduce.markdown import to_markdown
 from unskew.reproduce.page import to_page
 from unskew.reproduce.results import TableResult
-from unskew.reproduce.wording import differences, facts
+from unskew.reproduce.wording import Told
 from unskew.runs.config import deciding
 from unskew.runs.folder import json_bytes
 
@@ -23,14 +23,14 @@ def table_folder(result: TableResult) -> Path:
     return result.out / TABLES / result.asked.folder / result.recipe.paper.name
 
 
-def write_table(result: TableResult, command: str) -> list[Path]:
+def write_table(result: TableResult, said: Told, command: str) -> list[Path]:
     """Write them; what was there before is replaced."""
     folder, name = table_folder(result), result.recipe.name.partition("/")[2]
     charts = draw_figures(result)
     contents = {
-        f"{name}.md": to_markdown(result, command, charts, folder).encode(),
-        f"{name}.html": to_html(to_page(result, command, charts, folder)).encode(),
-        f"{name}.json": json_bytes(as_json(result, command, folder)),
+        f"{name}.md": to_markdown(result, said, command, charts, folder).encode(),
+        f"{name}.html": to_html(to_page(result, said, command, charts, folder)).encode(),
+        f"{name}.json": json_bytes(as_json(result, said, command, folder)),
         **{f"{chart.name}.svg": svg(chart).encode() for chart in charts},
     }
     for file, content in contents.items():
@@ -38,7 +38,7 @@ def write_table(result: TableResult, command: str) -> list[Path]:
     return [folder / file for file in contents]
 
 
-def as_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
+def as_json(result: TableResult, said: Told, command: str, folder: Path) -> dict[str, Any]:
     """The table for programs."""
     cells = []
     for each in result.cells:
@@ -60,5 +60,5 @@ def as_json(result: TableResult, command: str, folder: Path) -> dict[str, Any]:
                 "runs": [run_link(record, folder) for record in each.records.values()],
             }
         )
-    about = {"recipe": result.recipe.name, "command": command, "differences": differences(result)}
-    return {**about, "facts": dict(facts(result)), "cells": cells}
+    about = {"recipe": result.recipe.name, "command": command, "differences": said.differences}
+    return {**about, "facts": dict(said.facts), "cells": cells}

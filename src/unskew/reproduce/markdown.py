@@ -7,16 +7,16 @@ from urllib.parse import quote
 from unskew.charts import Chart
 from unskew.reproduce.links import run_link
 from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, TableResult, columns_of, rows_of
-from unskew.reproduce.wording import difference_words, differences, facts, findings
+from unskew.reproduce.wording import Told, difference_words
 
 
-def to_markdown(result: TableResult, command: str, charts: Sequence[Chart], folder: Path) -> str:
+def to_markdown(result: TableResult, said: Told, command: str, charts: Sequence[Chart], folder: Path) -> str:
     """The whole page; ``folder`` is where it is written, and what links are relative to."""
     recipe = result.recipe
     lines = [f"# {recipe.name}: {recipe.title}", "", f"{recipe.paper.reference}; {recipe.source}.", ""]
     lines += [recipe.about, ""] if recipe.about else []
     lines += [f"Made by `{command}`.", ""]
-    lines += [f"- {each}" for each in findings(result)]
+    lines += [f"- {each}" for each in said.findings]
     lines += ["", *_table(result, folder), ""]
     judged = [each for each in result.cells if each.agreement]
     if judged:
@@ -27,10 +27,10 @@ def to_markdown(result: TableResult, command: str, charts: Sequence[Chart], fold
         ]
     lines += [f"![{chart.alt}]({quote(chart.name)}.svg)\n" for chart in charts]
     lines += ["## Gains", "", *gains, ""] if (gains := _gains(result)) else []
-    lines += ["## Known differences", "", *(f"- {each}" for each in differences(result)), ""]
+    lines += ["## Known differences", "", *(f"- {each}" for each in said.differences), ""]
     if recipe.notes:
         lines += ["## On the paper's values", "", *(f"- {each}" for each in recipe.notes), ""]
-    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in facts(result)), ""]
+    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in said.facts), ""]
     lines += _runs(result, folder)
     return "\n".join(lines).rstrip() + "\n"
 

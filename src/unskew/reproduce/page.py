@@ -8,7 +8,7 @@ from unskew.charts import Chart
 from unskew.report.page import Page, Section
 from unskew.reproduce.links import run_link
 from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, rows_of
-from unskew.reproduce.wording import difference_words, differences, facts, findings
+from unskew.reproduce.wording import Told, difference_words
 
 _READ = (
     "Each cell has mean ± deviation over the seeds, and in brackets ours minus the paper's. Green is inside the "
@@ -17,22 +17,22 @@ _READ = (
 )
 
 
-def to_page(result: TableResult, command: str, charts: Sequence[Chart], folder: Path) -> Page:
+def to_page(result: TableResult, said: Told, command: str, charts: Sequence[Chart], folder: Path) -> Page:
     """The page; ``folder`` is where it is written, and what links are relative to."""
     recipe = result.recipe
     sections = [
         Section("table", "Ours beside the paper's", recipe.about + ("\n\n" if recipe.about else "") + _READ,
                 [_table(result, folder)], notes=recipe.notes),
         *([Section("figures", "Figures", "", list(charts))] if charts else []),
-        Section("differences", "Known differences", "", findings=differences(result)),
+        Section("differences", "Known differences", "", findings=said.differences),
         Section("cells", "Every cell", _CELLS, [_cells(result, folder)]),
         Section("runs", "Every run", f"Made by: {command}", [_runs(result, folder)]),
     ]  # fmt: skip
     return Page(
         title=f"{recipe.name}: {recipe.title}",
         subtitle=f"{recipe.paper.reference}; {recipe.source}",
-        findings=findings(result),
-        facts=facts(result),
+        findings=said.findings,
+        facts=said.facts,
         sections=sections,
         footer="Made by unskew from the records beside this page; the same command makes them again.",
         heading="How far it agrees",

@@ -76,8 +76,13 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
                 known[text] = vars(taken.values)
     seen = [(row["round"], row["silhouette"]) for row in recorded.read(path) if row.get("silhouette") is not None]
     record = Record(training, read_result(path), _curve(read_metrics(path)), seen, known, machine(), failure)
-    write_whole(record_file(out, training, seed), _bytes(_as_json(record)))
+    write_record(out, record)
     return record
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Write a record to its place."""
+    write_whole(record_file(out, record.training, record.result.seed), _bytes(_as_json(record)))
 
 
 def write_failure(out: Path, training: str, seed: int, failure: Failure) -> None:

@@ -1,5 +1,7 @@
 """Sentences on a table: how far ours agree, what is missing, and every known difference of the set-up."""
 
+from dataclasses import dataclass
+
 from unskew.core.units import counted, format_duration
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, counts
@@ -8,6 +10,20 @@ from unskew.runs.options import Value
 
 MOST = 12  # options that a sentence on the scale names
 SAME = 0.05  # points: gains that differ from zero by less have no sign
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that is said of a table."""
+
+    findings: list[str]  # what a reader wants to know first
+    differences: list[str]  # every known one of the set-up
+    facts: list[tuple[str, str]]  # scale, seeds, machine, …
+
+
+def told(result: TableResult) -> Told:
+    """All sentences and facts, written once for all forms of a table."""
+    return Told(findings(result), differences(result), facts(result))
 
 
 def findings(result: TableResult) -> list[str]:
