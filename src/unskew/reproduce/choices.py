@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -20,7 +21,7 @@ from unskew.runs.spread import Spread, spread
 OWN = {"method", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 IN_PAPERS = {"", "ccvr", "uscc"}
-CHEAP = 1.0  # points that a cheaper choice may be below the best
+CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, and how much of its bytes it may send
 
 
 @dataclass(frozen=True)
@@ -100,9 +101,10 @@ class Federation:
 
     @property
     def cheapest(self) -> Choice:
-        """The one with the fewest bytes of those within a point of the best."""
+        """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
         near = [each for each in self.choices if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
-        return min(near, key=lambda each: each.bytes_up)
+        least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
+        return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
 def all_records(out: Path) -> list[Record]:
@@ -177,6 +179,7 @@ def _labels(records: Sequence[Record]) -> list[str]:
             for label, each in zip(made, records, strict=True)]  # fmt: skip
 
 
+@cache
 def _printed() -> dict[str, tuple[str, PaperValue]]:
     """By training, the best value that a paper prints for it, and where; bounds and other readings do not count."""
     found: dict[str, tuple[str, PaperValue]] = {}

@@ -14,8 +14,8 @@ from unskew.report.page import Page, Section
 from unskew.reproduce.choices import CHEAP, Choice, Federation, all_records, federations
 from unskew.reproduce.links import run_link
 
-KINDS = ("none", "ccvr", "uscc", "lda", "ridge", "other")  # of calibration, each with a colour
-NAMES = {"none": "no calibration", "other": "other calibrations"}
+KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, each with a colour
+NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
 MOST_RIVALS = 3  # named in a sentence
 STEP, LEFT = 110, 140  # width of a federation in the figure, and beside them
 
@@ -59,7 +59,8 @@ def sentences(every: Sequence[Federation]) -> list[str]:
     said = []
     for each in every:
         best = each.best
-        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}"
+        cost = f"{format_bytes(best.bytes_up)} up, {format_duration(best.seconds)}"
+        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {cost}"
         if each.plain is not None and each.plain is not best:
             words += f"; {_gap(best.above(each.plain), best, each.plain)} above FedAvg without calibration"
         rivals = each.rivals
@@ -113,7 +114,8 @@ def claim_chart(every: Sequence[Federation], folder: Path) -> Chart:
 
 
 def _kind(choice: Choice) -> str:
-    name = choice.calibration.partition("(")[0] or "none"
+    name, _, knobs = choice.calibration.partition("(")
+    name = "random" if "expand" in knobs else name or "none"
     return name if name in KINDS else "other"
 
 

@@ -28,6 +28,7 @@ from unskew.runs.folder import json_bytes
 COSTS = {"moon": 1.75, "prototypes": 1.15, "fedprox": 1.06, "feddyn": 1.06}  # of a step, beside FedAvg's: measured.md
 START = 1.0  # seconds for a run to begin and to end
 FORWARD = 1 / 3  # of a step: a pass without gradients
+STORED = 2e-5  # seconds for an example behind a frozen part
 RETRAINED = 1.5e-4  # seconds for a step of a classifier alone
 SOLVED = 10.0  # seconds for a closed form on thousands of random features
 QUICK, BATCH, FEW = 0.05, 64, 4  # a step of few images that takes less than this is measured with a whole batch
@@ -45,6 +46,9 @@ class Size:
 
 POPULATION = "unskew.data.synthetic_set:population"
 DRAWN = {"examples": 120_300, "test": 12_030, "classes": 1203, "size": 32}  # its knobs and their defaults
+CLIENTS = {("inaturalist", "users"): 9275, ("inaturalist", "geo(max=30000)"): 11, ("inaturalist", "geo(max=3000)"): 135,
+           ("inaturalist", "geo(max=1000)"): 368, ("inaturalist", "geo(max=100)"): 3606,
+           ("landmarks", "users"): 1262}  # fmt: skip
 PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203), "landmarks": (164_172, 19_526, 2028)}  # Hsu et al., Table 1
 
 
@@ -66,16 +70,27 @@ def size_of(data: str) -> Size | None:
     return None
 
 
+def clients_of(config: Config, size: Size) -> int:
+    """How many clients there are, as far as it can be known without the data."""
+    if config.clients:
+        return config.clients
+    name = config.data.partition("?")[0]
+    if (name, config.partition) in CLIENTS:
+        return CLIENTS[name, config.partition]
+    users, cell = re.search(r"users=(\d+)", config.data), re.fullmatch(r"geo\(max=(\d+)\)", config.partition)
+    if cell:
+        return max(2, 2 * size.train // int(cell[1]))  # cells are about half full
+    return int(users[1]) if users else 10
+
+
 def examples_of(config: Config, size: Size) -> float:
     """How many examples all clients of all rounds see."""
-    share = min(1.0, (config.per_round or 1) / (config.clients or 1)) if config.per_round else 1.0
-    whole = config.epochs * size.train * share
+    clients = clients_of(config, size)
+    visits = min(config.per_round or clients, clients)
     virtual = re.search(r"fedvc\((?:size=)?(\d+)", config.method)
     if virtual:
-        whole = int(virtual[1]) * (config.per_round or config.clients or 10)
-    elif config.per_round and not config.clients and config.partition in ("users",):
-        whole = config.epochs * config.per_round * size.train / 9275  # of iNaturalist's users
-    return config.rounds * whole
+        return float(config.rounds * visits * int(virtual[1]))
+    return config.rounds * config.epochs * size.train * visits / clients
 
 
 @dataclass
@@ -153,6 +168,9 @@ def seconds_for(job: Job, speeds: Speeds) -> float | None:
         if "cka" in text or "norms" in text
     )
     made = sum(_retraining(name, size) for name in job.calibrations)
+    if config.train != "all":  # what the frozen part gives is computed once and stored
+        stored = each * FORWARD * (size.train + size.test)
+        return START + stored + STORED * examples_of(config, size) + made
     return START + each * (factor * examples_of(config, size) + passes + measured) + made
 
 

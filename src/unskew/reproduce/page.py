@@ -45,7 +45,7 @@ _CELLS = "Gains are over the row that a row is compared with, paired over the se
 def _table(result: TableResult, folder: Path) -> Table:
     names = [name or "value" for name in columns_of(result)]
     printed = any(each.paper for each in result.cells)
-    columns = [Column("")]
+    columns = [Column("row")]
     for name in names:
         columns += [Column(f"{name}, the paper's", "number")] if printed else []
         columns.append(Column(f"{name}, ours", "number"))
@@ -54,7 +54,7 @@ def _table(result: TableResult, folder: Path) -> Table:
         line: list[Cell] = [row]
         for each in cells:
             if printed:
-                line.append(str(each.paper) if each is not None and each.paper else None)
+                line.append(Linked(str(each.paper), value=each.paper.mean) if each is not None and each.paper else None)
             line.append(None if each is None else _ours(each, folder))
         rows.append(line)
     return Table("", columns, rows)

@@ -81,9 +81,9 @@ def reached(seen: Seen, share: int) -> float | None:
     return None if found is None else float(found)
 
 
-def relative(seen: Seen) -> float | None:
-    """Accuracy in per cent of the baseline's."""
-    own = accuracy(seen)
+def relative(seen: Seen, round: int = 0) -> float | None:
+    """Accuracy in per cent of the baseline's at its end: of the final model, or by that round."""
+    own = at_round(seen, round) if round else accuracy(seen)
     if own is None or seen.baseline is None or not seen.baseline.result.accuracy:
         return None
     return own / seen.baseline.result.accuracy

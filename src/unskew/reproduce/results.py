@@ -159,6 +159,8 @@ def _read(
         return found, "its baseline is not run yet"
     if reading.text.startswith("rounds-to"):
         return found, f"not within {found.result.rounds:,}"
+    if reading.text.startswith("at-"):
+        return found, "not reached, or not evaluated by then"
     return found, found.failure or "not made of it yet"
 
 
