@@ -118,7 +118,12 @@ def test_the_files_tell_the_same(table, tmp_path):
     assert place.resolve() == record_file(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training, 0).resolve()
 
 
-@pytest.mark.parametrize("name", names())
+SOME = ("ccvr/table4", "ccvr/figure6", "ccvr/figure7", "fedeccr/figure3", "hsu/table5", "hsu/figure4a", "hsu/figure8a")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.heavy) for name in names()]
+)
 def test_every_recipe_writes_its_files(name, tmp_path):
     one, asked = recipe(name), Asked("smoke", "digits")
     fill(tmp_path, name, asked)

@@ -10,7 +10,6 @@ from unskew.core.machine import cores, resolve_device
 from unskew.report.write import write_report
 from unskew.reproduce.plan import Job
 from unskew.reproduce.records import make_record, write_failure
-from unskew.runs.folder import locked_folder
 from unskew.runs.result import RESULT
 from unskew.sweeps.jobs import do_all
 from unskew.sweeps.work import Failure
@@ -74,10 +73,8 @@ def _at_once(jobs: Sequence[Job]) -> int:
 
 
 def check_out(out: Path) -> None:
-    """Refuse a folder that cannot be written to."""
+    """Make the folder, or refuse one that cannot be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with locked_folder(out):
-            return
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written to: {error.strerror}; choose another") from error
+        raise UserError(f"--out {out} cannot be made: {error.strerror}; choose another") from error

@@ -38,7 +38,10 @@ def to_markdown(result: TableResult, said: Told, command: str, charts: Sequence[
 def _table(result: TableResult, folder: Path) -> list[str]:
     names = columns_of(result)
     printed = any(each.paper for each in result.cells)
-    head = ["", *(part for name in names for part in ([f"{name}, paper", f"{name}, ours"] if printed else [name]))]
+    head = [
+        "",
+        *(part for name in names for part in ([f"{name}, paper", f"{name}, ours"] if printed else [name or "value"])),
+    ]
     rows = []
     for name, cells in rows_of(result).items():
         parts = [

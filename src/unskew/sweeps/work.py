@@ -48,7 +48,9 @@ def _train(task: Task, say: Say | None) -> Failure | None:
 
     try:
         if (task.path / CONFIG).exists():
-            train.resume(task.path, observe=observe, engine=task.config.engine, workers=task.config.workers)
+            config = task.config
+            where = {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir}
+            train.resume(task.path, observe=observe, **where)  # type: ignore[arg-type]
         else:
             train.run(task.config, out=task.path, observe=observe)
     except (ClientFailure, UserError) as error:
