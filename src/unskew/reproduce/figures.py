@@ -6,7 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from unskew.analysis import parse_measure
-from unskew.analysis.measure import Request
+from unskew.analysis.measure import Request, slug
+from unskew.analysis.row_lengths import correlation
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Words
 from unskew.charts.groups import grouped
 from unskew.core.errors import UserError, nearest
@@ -31,8 +32,8 @@ def draw_figures(result: TableResult) -> list[Chart]:
         if kind not in KINDS:
             raise UserError(f"recipe {result.recipe.name}: no figure is called {kind!r}; {nearest(kind, KINDS)}")
         charts += KINDS[kind](result, spec)
-    word = result.recipe.name.replace("/", "-")
-    return [replace(chart, name=f"{word}-{place}-{chart.name}") for place, chart in enumerate(charts, 1)]
+    word = result.recipe.name.partition("/")[2]
+    return [replace(chart, name=slug(f"{word}-{place}-{chart.name}")) for place, chart in enumerate(charts, 1)]
 
 
 def _lines(result: TableResult, spec: Spec) -> list[Chart]:
@@ -134,7 +135,8 @@ def _scatter(result: TableResult, spec: Spec) -> list[Chart]:
         points = [(_seen(x.read, each, name), _seen(y.read, each, name), each) for each in result.records]
         there = [(a, b, each) for a, b, each in points if a is not None and b is not None]
         tips = [f"{each.result.method}, seed {each.result.seed}: {a:.3f}, {b:+.2f}" for a, b, each in there]
-        label = spec.get("names", {}).get(after, name)
+        related = correlation([a for a, _, _ in there], [b for _, b, _ in there])
+        label = spec.get("names", {}).get(after, name) + (f", correlation {related:.2f}" if related is not None else "")
         marks.append(
             Dots([a for a, _, _ in there], [b for _, b, _ in there], colour, radius=4.0, name=label, tips=tips)
         )

@@ -35,6 +35,9 @@ def write_table(result: TableResult, said: Told, command: str) -> list[Path]:
     }
     for file, content in contents.items():
         write_whole(folder / file, content)
+    for old in folder.glob(f"{name}-*.svg"):
+        if old.name not in contents:
+            old.unlink(missing_ok=True)
     return [folder / file for file in contents]
 
 

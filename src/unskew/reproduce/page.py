@@ -10,18 +10,19 @@ from unskew.reproduce.links import run_link
 from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, rows_of
 from unskew.reproduce.wording import Told, difference_words
 
-_READ = (
-    "Each cell has mean ± deviation over the seeds, and in brackets ours minus the paper's. Green is inside the "
-    "paper's ±, yellow inside twice that, red outside; where the paper gives no ±, ours is the measure. A cell leads "
-    "to the report of its first run."
+_READ = "Each cell has mean ± deviation over the seeds, and leads to the report of its first run."
+_JUDGED = (
+    " In brackets ours minus the paper's. Green is inside the paper's ±, yellow inside twice that, red outside; where the "
+    "paper gives no ±, ours is the measure."
 )
 
 
 def to_page(result: TableResult, said: Told, command: str, charts: Sequence[Chart], folder: Path) -> Page:
     """The page; ``folder`` is where it is written, and what links are relative to."""
     recipe = result.recipe
+    read = _READ + (_JUDGED if any(each.agreement for each in result.cells) else "")
     sections = [
-        Section("table", "Ours beside the paper's", recipe.about + ("\n\n" if recipe.about else "") + _READ,
+        Section("table", "Ours beside the paper's", "\n\n".join(filter(None, (recipe.about, read))),
                 [_table(result, folder)], notes=recipe.notes),
         *([Section("figures", "Figures", "", list(charts))] if charts else []),
         Section("differences", "Known differences", "", findings=said.differences),
