@@ -12,8 +12,8 @@ from unskew.reproduce.wording import Told, difference_words
 
 _READ = "Each cell has mean ± deviation over the seeds, and leads to the report of its first run."
 _JUDGED = (
-    " In brackets ours minus the paper's. Green is inside the paper's ±, yellow inside twice that, red outside; where the "
-    "paper gives no ±, ours is the measure."
+    " In brackets ours minus the paper's. Green is inside the paper's ±, yellow inside twice that, red outside; where "
+    "the paper gives no ±, ours is the measure."
 )
 
 
