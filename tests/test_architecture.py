@@ -23,6 +23,7 @@ LAYERS = [
     {"runs"},
     {"checks", "analysis", "sweeps"},
     {"report", "loggers", "federation"},
+    {"reproduce"},
     {"console", "api", "extend", "flower", "__init__"},
     {"__main__"},
 ]

@@ -238,6 +238,13 @@ def test_each_mark_with_a_tip_says_it_twice_for_pointers_and_for_pages():
     assert all(element.find("title").text == element.get("data-tip") for element in told)
 
 
+def test_a_dot_may_lead_to_a_file():
+    drawn = chart(Dots([0, 1], [1, 2], tips=["d0", "d1"], links=["runs/a b/x.html"]))
+    links = [element for element in parsed(drawn).iter() if element.tag.rpartition("}")[2] == "a"]
+    assert [link.get("href") for link in links] == ["runs/a%20b/x.html"]
+    assert links[0][0].get("data-tip") == "d0"
+
+
 def test_every_rule_of_the_style_is_about_charts_alone():
     selectors = re.findall(r"([^{}]+)\{[^{}]*\}", re.sub(r"@media[^{]*\{", "", STYLE))
     assert selectors

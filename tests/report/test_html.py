@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import pytest
 
-from unskew.analysis.elements import Choice, Column, Table
+from unskew.analysis.elements import Choice, Column, Linked, Table
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.svg import STYLE
 from unskew.report.html import MAX_OPEN_ROWS, formatted, to_html
@@ -228,6 +228,22 @@ def test_a_table_says_numbers_for_people_and_holds_them_for_sorting():
     ]
     assert [e[2] for e in read.all("th", scope="row")] == ["a", "b", ""]
     assert len(read.all("th", scope="col")) == 6
+
+
+def test_a_cell_may_lead_somewhere_and_be_coloured_and_is_sorted_by_its_value():
+    cells = [
+        Linked("59.00 ± 1.00", "../runs/a b/report.html", "inside", 59.0),
+        Linked("plain"),
+        Linked(NASTY, f"javascript:{NASTY}"),
+    ]
+    read = Reader(to_html(one(table([["row", *cells]], "text", "number", "text", "text"))))
+    first, second, _ = read.all("td")
+    assert (first[1]["class"], first[1]["data-value"]) == ("number inside", "59.0")
+    assert "data-value" not in second[1]
+    links = [link[1]["href"] for link in read.all("a") if not link[1]["href"].startswith("#")]
+    assert links[0] == "../runs/a%20b/report.html"
+    assert links[1].startswith("javascript%3A")  # the name of a file, whatever it is called
+    assert len(links) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,20 @@ from dataclasses import dataclass
 
 from unskew.charts import Chart
 
-Cell = str | int | float | None  # a number is sorted as a number; None is an empty cell and sorts last
+LOOKS = ("inside", "near", "outside")  # how a value agrees with another that it is compared with
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A cell's text that leads somewhere, to a file below or beside the page; ``look`` colours it: one of LOOKS."""
+
+    text: str
+    href: str = ""
+    look: str = ""
+    value: float | None = None  # what it is sorted by; None: its text
+
+
+Cell = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
 
 
 @dataclass(frozen=True)

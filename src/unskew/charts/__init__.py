@@ -72,7 +72,10 @@ class Bars:
 
 @dataclass(frozen=True)
 class Dots:
-    """Circles; ``area`` is the share of the largest that may be drawn, 1 where it is not given."""
+    """Circles; ``area`` is the share of the largest that may be drawn, 1 where it is not given.
+
+    ``links`` are addresses that a reader of an SVG comes to from a circle.
+    """
 
     x: Numbers
     y: Numbers
@@ -81,6 +84,7 @@ class Dots:
     radius: float = 3.0  # of the largest, in units of the picture
     name: str = ""
     tips: Sequence[str] = ()
+    links: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

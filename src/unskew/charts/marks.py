@@ -133,7 +133,8 @@ def _dots(mark: Dots, plot: Plot) -> list[Layer]:
         area = known(mark.area[i]) if i < len(mark.area) else 1.0
         if point and area and area > 0 and not _beyond([point], plot):
             radius = mark.radius * math.sqrt(min(area, 1.0))
-            shapes.setdefault(_colour(mark.colour, i), []).append(Circle(*point, radius, _at(mark.tips, i)))
+            circle = Circle(*point, radius, _at(mark.tips, i), _at(mark.links, i))
+            shapes.setdefault(_colour(mark.colour, i), []).append(circle)
     return [Layer(colour, circles, opacity=0.8) for colour, circles in shapes.items()]
 
 

@@ -45,12 +45,13 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """A circle around (x, y)."""
+    """A circle around (x, y); ``link`` is where it leads to."""
 
     x: float
     y: float
     radius: float
     tip: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import io
 import re
 from collections.abc import Sequence
 from itertools import accumulate
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from PIL import Image as Raster
@@ -105,7 +106,8 @@ def _layer(layer: Layer, clip: str) -> str:
 def _shape(shape: Shape) -> str:
     if isinstance(shape, Circle):
         place = f'<circle cx="{_number(shape.x)}" cy="{_number(shape.y)}" r="{_number(shape.radius)}"'
-        return place + _tip(shape.tip, "circle")
+        circle = place + _tip(shape.tip, "circle")
+        return f'<a href="{_escaped(quote(shape.link))}">{circle}</a>' if shape.link else circle
     if isinstance(shape, Box):
         full = f' fill-opacity="{_number(shape.opacity)}"' if shape.opacity < 1 else ""
         return f"<rect{_rectangle(shape)}{full}{_tip(shape.tip, 'rect')}"

@@ -24,6 +24,7 @@ from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
+from unskew.console.reproduce import reproduce
 from unskew.console.screen import Screen, summary
 from unskew.console.stage_progress import StageProgress
 from unskew.console.study import Device, analyse, report
@@ -127,6 +128,7 @@ def calibrate(
 
 
 app.command()(sweep)
+app.command()(reproduce)
 app.command()(analyse)
 app.command()(report)
 app.command()(check)

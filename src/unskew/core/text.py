@@ -17,7 +17,8 @@ Value = int | float | bool | str
 
 EXAMPLES = {"method": "fedavg", "partition": "iid", "calibration": "ccvr", "covariance form": "full",
             "recording": "norms", "measure": "cka", "model": "simple-cnn", "data set": "digits", "engine": "loop",
-            "--log": "tensorboard", "--train": "classifier", "schedule": "constant", "optimizer": "sgd"}  # fmt: skip
+            "--log": "tensorboard", "--train": "classifier", "schedule": "constant", "optimizer": "sgd",
+            "reading": "accuracy"}  # fmt: skip
 
 MAX_TEXT = 10_000  # characters of a text
 MAX_COUNT = 10**9  # of anything that our own functions count; a function from outside may take up to 2^63 − 1

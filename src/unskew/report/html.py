@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from html import escape
 from importlib.resources import files
+from urllib.parse import quote
 
-from unskew.analysis.elements import Cell, Choice, Column, Element, Table
+from unskew.analysis.elements import Cell, Choice, Column, Element, Linked, Table
 from unskew.charts import Chart
 from unskew.charts.svg import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
@@ -202,12 +203,23 @@ def _row(columns: Sequence[Column], row: Sequence[Cell]) -> str:
     for place, (column, cell) in enumerate(zip(columns, row, strict=True)):
         if cell is None:
             look, text = _kind(column), ""
+        elif isinstance(cell, Linked):
+            look, text = _linked(cell, column)
         elif isinstance(cell, str):
             look, text = f'{_kind(column) or _long(cell, LONG_CELL)} dir="auto"', escape(cell)
         else:
             look, text = f'{_kind(column)} data-value="{_plain(cell)}"', formatted(cell, column.kind)
         cells.append(f"<td{look}>{text}</td>" if place else f'<th scope="row"{look}>{text}</th>')
     return f"<tr>{''.join(cells)}</tr>"
+
+
+def _linked(cell: Linked, column: Column) -> tuple[str, str]:
+    """The attributes and the content of a cell that leads somewhere."""
+    classes = " ".join(filter(None, ("number" if column.kind != "text" else "", cell.look)))
+    look = f' class="{classes}"' if classes else ""
+    look += f' data-value="{_plain(cell.value)}"' if cell.value is not None else ""
+    text = escape(cell.text)
+    return f'{look} dir="auto"', f'<a href="{escape(quote(cell.href))}">{text}</a>' if cell.href else text
 
 
 def formatted(value: float, kind: str = "number") -> str:

@@ -239,18 +239,26 @@ def read_result(path: Path) -> Result:
         hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run folder"
         raise UserError(f"{path} has no result.json; {hint}")
     values = json_object(content, file)
+    if not isinstance(values.get("settings"), dict | None):
+        raise UserError(f"{file} is damaged, or not a result of this version: its settings are not an object")
+    return result_from({**values, "settings": values.get("settings") or _settings(path)}, file, path)
+
+
+def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
+    """A result from what ``to_json`` made of it; ``file`` is where it was read, ``path`` the run folder."""
+    values = dict(values)
     try:
         rows, settings = values.pop("calibrations", None), values.pop("settings", None)
         start = values.pop("start", None)
         if not isinstance(rows, list):
             raise ValueError("it has no list of calibrations")
-        if not isinstance(settings, dict | None):
+        if not isinstance(settings, dict):
             raise ValueError("its settings are not an object")
         calibrations = [_calibration(row) for row in rows]
         ready = {
             "calibrations": {each.name: each for each in calibrations},
             "privacy": Spent.of_json(values.pop("privacy", None)),
-            "settings": settings or _settings(path),
+            "settings": settings,
             "notes": _texts(values.pop("notes", None)),
             "clients_accuracy": Spread.of_json(values.pop("clients_accuracy", None)),
             "start": None if start is None else record_from(Calibration, start),

@@ -66,7 +66,7 @@ class _Worker:
         """Hand over a task; that the worker has died is noticed when its line closes."""
         self.place = place
         config = replace(task.config, engine="loop", workers=1)
-        line = json.dumps({"config": asdict(config), "path": str(task.path.absolute())}) + "\n"
+        line = json.dumps({**asdict(replace(task, config=config)), "path": str(task.path.absolute())}) + "\n"
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line.encode())

@@ -27,7 +27,8 @@ def main(life: int) -> None:
     answer(ready=True)
     for line in sys.stdin:
         given = json.loads(line)
-        failure = do(Task(Config(**given["config"]), Path(given["path"])), lambda number: answer(round=number))
+        more = tuple(given["calibrations"]), tuple(given["measures"])
+        failure = do(Task(Config(**given["config"]), Path(given["path"]), *more), lambda number: answer(round=number))
         if failure is None:
             answer(done=True)
         else:

@@ -1,0 +1,191 @@
+"""The command reproduce: a paper's table or figure, trained as far as it is not there, ours beside theirs."""
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unskew.console.paper_tables import list_recipes, show_table
+from unskew.console.plain import PlainConsole
+from unskew.console.stage_progress import StageProgress
+from unskew.console.watch import fail
+from unskew.core.errors import UserError, brief, nearest
+from unskew.core.limits import usable_path
+from unskew.core.units import counted, format_duration
+from unskew.reproduce.availability import how_to_get, missing_data, split_by_data
+from unskew.reproduce.carry_out import Told, carry_out, check_out
+from unskew.reproduce.cells import Asked
+from unskew.reproduce.claim import write_claim
+from unskew.reproduce.estimate import Speeds, seconds_together
+from unskew.reproduce.files import write_table
+from unskew.reproduce.plan import Job, jobs_of, part_of
+from unskew.reproduce.recipe import Recipe
+from unskew.reproduce.recipe_files import named, recipe
+from unskew.reproduce.results import table_result
+from unskew.reproduce.wording import told
+from unskew.runs.options import OPTIONS, Value
+from unskew.runs.seeds import parse_seeds
+from unskew.sweeps.space import parse_over
+from unskew.sweeps.work import Failure
+
+out = PlainConsole()
+
+OUT = Path("runs/reproduce")
+
+
+def reproduce(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[TABLE]...", help='"ccvr/table2" | hsu | "fedeccr/figure*"; none: list them all.'),
+    ] = None,
+    scale: Annotated[str, typer.Option(help="smoke: a minute | small: up to an hour | paper: as published.")] = "smoke",
+    data: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Other data in the place of the paper's, such as digits.")
+    ] = None,
+    data_dir: Annotated[
+        str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or UNSKEW_DATA).")
+    ] = None,
+    cells: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Train the I-th of N parts alone, to spread a table over machines."),
+    ] = None,
+    rows: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Train for these rows alone; may have *; repeatable.")
+    ] = None,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Train for these columns alone; may have *; repeatable.")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N…", help='Seeds: "0,1,2" or "0-4" (default: the scale\'s).')
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of every run; repeatable.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one a core).")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Where runs, records and tables go.")] = OUT,
+    claim: Annotated[
+        bool, typer.Option("--claim", help="Train nothing: what to choose when, over all results in --out.")
+    ] = False,
+    show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from what is there.")] = False,
+) -> None:
+    """Reproduce a table or figure of a paper; ours is printed beside the paper's, with every known difference."""
+    if claim:
+        _claim(usable_path(folder))
+        return
+    if not tables:
+        list_recipes(out, data or "", data_dir)
+        return
+    asked = Asked(
+        scale, data or "", _changes(changes or ()), parse_seeds(seeds) if seeds else (), tuple(rows or ("*",)),
+        tuple(columns or ("*",)),
+    )  # fmt: skip
+    folder = usable_path(folder)
+    recipes = [recipe(name) for name in named(tables)]
+    every = jobs_of([(each, asked) for each in recipes])
+    mine = part_of(every, cells) if cells else every
+    command = _command(tables, asked, cells, folder)
+    reasons: dict[str, str] = {}
+    if not show:
+        check_out(folder)
+        reasons = _train(mine, recipes, folder, data_dir, jobs, command)
+    for each in recipes:
+        result = table_result(each, asked, folder, reasons)
+        said = told(result)
+        show_table(out, result, said, write_table(result, said, command))
+
+
+def _claim(folder: Path) -> None:
+    files, said = write_claim(folder)
+    for sentence in said:
+        out.print(f"- {sentence}", soft_wrap=True)
+    for file in files:
+        out.print(f"  {file}", soft_wrap=True)
+
+
+def _train(
+    jobs: Sequence[Job], recipes: Sequence[Recipe], folder: Path, data_dir: str | None, at_once: int | None,
+    command: str,
+) -> dict[str, str]:  # fmt: skip
+    """Do what is left to do; why some runs have no result, by training or by data."""
+    left = [job for job in jobs if job.state(folder) is None]
+    here, missing = split_by_data(left, data_dir)
+    if left and not here and len(left) == len(jobs):
+        stand_ins = [name for name in recipes[0].stand_ins if not missing_data(_data_of(recipes[0], name), data_dir)]
+        raise UserError(how_to_get(list(missing), command, stand_ins))
+    for reason in missing.values():
+        out.print(f"note: {reason}", soft_wrap=True)
+    _announce(jobs, left, here)
+    began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
+    with StageProgress(out) as progress:
+
+        def finished(job: Job, failure: Failure | None, done: int, total: int) -> None:
+            rest = (time.monotonic() - began) / done * (total - done)
+            said = f"failed: {failure.reason}" if failure else "done"
+            out.print(
+                f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left", soft_wrap=True
+            )
+
+        watching = Told(finished, (lambda done, total: progress("training", done, total)) if out.is_terminal else None)
+        try:
+            failures = carry_out(here, folder, data_dir=data_dir, at_once=at_once, told=watching)
+        except KeyboardInterrupt:
+            fail(f"interrupted; to go on, give the same command again: {command}", 130)
+    return reasons | {training: failure.reason for (training, _), failure in failures.items()}
+
+
+def _announce(jobs: Sequence[Job], left: Sequence[Job], here: Sequence[Job]) -> None:
+    """What is about to be done, and how long it will take."""
+    there = len(jobs) - len(left)
+    words = f"{counted(len(jobs), 'run')}" + (f", {there} there already" if there else "")
+    words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
+    if here:
+        with StageProgress(out) as progress:
+            whole = seconds_together(here, Speeds.of_machine(lambda words: progress(words, 0, 0)))
+        words += (
+            f"; about {format_duration(whole)} on this machine, if it does nothing else" if whole is not None else ""
+        )
+    out.print(words, soft_wrap=True)
+
+
+def _data_of(one: Recipe, stand_in: str) -> list[str]:
+    return [job.config.data for job in jobs_of([(one, Asked("smoke", stand_in))])]
+
+
+def _changes(given: Sequence[str]) -> dict[str, Value]:
+    """The options of ``--set``; each of them one value."""
+    changes: dict[str, Value] = {}
+    for text in given:
+        name, equals, _ = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals or name not in OPTIONS:
+            raise UserError(
+                f"--set {brief(text)}: give NAME=VALUE with an option of unskew run; {nearest(name, OPTIONS)}"
+            )
+        changes[name] = _one_value(text)
+    return changes
+
+
+def _one_value(text: str) -> Value:
+    (option,) = parse_over([text])
+    if len(option.values) != 1:
+        raise UserError(f"--set {brief(text)}: give one value; several are for unskew sweep")
+    value: Any = option.values[0]
+    return value  # type: ignore[no-any-return]
+
+
+def _command(tables: Sequence[str], asked: Asked, cells: str | None, folder: Path) -> str:
+    """The command that does it again."""
+    words = ["unskew", "reproduce", *tables, "--scale", asked.scale]
+    words += ["--data", asked.data] if asked.data else []
+    words += ["--seeds", ",".join(map(str, asked.seeds))] if asked.seeds else []
+    for name in ("rows", "columns"):
+        words += [word for each in getattr(asked, name) if each != "*" for word in (f"--{name}", each)]
+    words += [word for name, value in asked.changes.items() for word in ("--set", f"{name}={value}")]
+    words += ["--cells", cells] if cells else []
+    words += ["--out", str(folder)] if folder != OUT else []
+    return shlex.join(words)

@@ -1,0 +1,193 @@
+"""Over all records: for each skew and number of clients every method with every calibration, its gain and its cost."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+from unskew.analysis.phrases import bound
+from unskew.analysis.ranking import LEVEL, Candidate, Difference, difference
+from unskew.core.errors import UserError
+from unskew.reproduce.cells import Asked, cells_of
+from unskew.reproduce.recipe import PaperValue
+from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.records import RECORDS, Record, read_record_file, run_folder
+from unskew.runs.options import OPTIONS
+from unskew.runs.spread import Spread, spread
+
+# what does not tell federations apart: how they are trained, and who is lucky
+OWN = {"method", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
+PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
+IN_PAPERS = {"", "ccvr", "uscc"}
+CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, and how much of its bytes it may send
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method with a calibration in one federation: its accuracy by seed, in per cent, and what it costs."""
+
+    method: str
+    calibration: str  # "": none
+    scores: dict[int, float]
+    bytes_up: float  # all rounds and the calibration, mean over seeds
+    seconds: float
+    records: tuple[Record, ...]
+
+    @property
+    def name(self) -> str:
+        """The choice in words."""
+        return f"{self.method} + {self.calibration}" if self.calibration else self.method
+
+    @property
+    def accuracy(self) -> Spread:
+        """Mean and deviation over the seeds."""
+        found = spread(self.scores.values())
+        assert found is not None
+        return found
+
+    @property
+    def published(self) -> bool:
+        """Whether the papers have it: their methods, and CCVR or USCC as they write it."""
+        plain = {part.partition("(")[0].strip() for part in self.method.split(" + ")} <= PUBLISHED
+        name, _, knobs = self.calibration.partition("(")
+        return plain and name in IN_PAPERS and "layers" not in knobs and "components" not in knobs
+
+    def above(self, other: "Choice", level: float = LEVEL) -> Difference | None:
+        """How far it is above another, in points, paired over common seeds; None with fewer than three."""
+        return difference(Candidate("", "", self.scores), Candidate("", "", other.scores), level)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Runs that differ in method, calibration and seed alone."""
+
+    label: str
+    alpha: float | None
+    clients: int
+    choices: tuple[Choice, ...]
+    printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
+
+    @property
+    def best(self) -> Choice:
+        """The highest mean of those with most seeds."""
+        most = max(len(each.scores) for each in self.choices)
+        return max((each for each in self.choices if len(each.scores) == most), key=lambda each: each.accuracy.mean)
+
+    @property
+    def plain(self) -> Choice | None:
+        """FedAvg without calibration."""
+        return next((each for each in self.choices if each.name == "fedavg"), None)
+
+    @property
+    def best_published(self) -> Choice | None:
+        """The best of what the papers have, as run by us."""
+        known = [each for each in self.choices if each.published]
+        return max(known, key=lambda each: each.accuracy.mean) if known else None
+
+    @property
+    def level(self) -> float:
+        """Of an interval for one of all comparisons with the best: Bonferroni's."""
+        return 1 - (1 - LEVEL) / max(1, len(self.choices) - 1)
+
+    @property
+    def rivals(self) -> list[Choice]:
+        """Those that the seeds do not tell from the best, highest first."""
+        others = [each for each in self.choices if each is not self.best]
+        gaps = [(each, self.best.above(each, self.level)) for each in others]
+        unsure = [each for each, gap in gaps if gap is None or gap.low <= 0]
+        return sorted(unsure, key=lambda each: -each.accuracy.mean)
+
+    @property
+    def cheapest(self) -> Choice:
+        """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
+        near = [each for each in self.choices if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
+        least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
+        return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
+
+
+def all_records(out: Path) -> list[Record]:
+    """Every record in a folder of results."""
+    found = []
+    for file in sorted((out / RECORDS).glob("*/seed*.json")):
+        record = read_record_file(file, run_folder(out, file.parent.name, int(file.stem.removeprefix("seed"))))
+        if isinstance(record, Record):
+            found.append(record)
+    if not found:
+        again = "unskew reproduce ours/calibrations --scale small"
+        raise UserError(f"{out} has no results to choose from; make some, such as: {again} --out {out}")
+    return found
+
+
+def federations(records: Sequence[Record]) -> list[Federation]:
+    """The federations of which at least two choices were tried, by skew and number of clients."""
+    groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    for record in records:
+        if "centralised" not in record.result.method:
+            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in OWN))
+            groups.setdefault(key, []).append(record)
+    labels = _labels([group[0] for group in groups.values()])
+    printed = _printed()
+    made = []
+    for label, group in zip(labels, groups.values(), strict=True):
+        choices = tuple(_choices(group))
+        if len(choices) > 1:
+            values = [printed[each.training] for each in group if each.training in printed]
+            best = max(values, key=lambda pair: pair[1].mean) if values else None
+            alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
+            made.append(
+                Federation(label, float(alpha[1]) if alpha else None, group[0].result.clients, choices, best)
+            )  # fmt: skip
+    return sorted(made, key=lambda each: (each.clients, each.alpha if each.alpha is not None else 1e9, each.label))
+
+
+def _choices(group: Sequence[Record]) -> Iterator[Choice]:
+    methods: dict[str, list[Record]] = {}
+    for record in group:
+        methods.setdefault(record.result.method, []).append(record)
+    for method, records in methods.items():
+        every = dict.fromkeys(name for each in records for name in each.result.calibrations if not bound(name))
+        for name in ("", *every):
+            some = [each for each in records if not name or name in each.result.calibrations]
+            made = [each.result.calibrations[name] if name else None for each in some]
+            scores = {each.result.seed: 100 * (one.accuracy if one else each.result.accuracy)
+                      for each, one in zip(some, made, strict=True)}  # fmt: skip
+            sent = fmean(
+                each.result.bytes_up + (one.bytes_up if one else 0) for each, one in zip(some, made, strict=True)
+            )
+            took = fmean(
+                each.result.seconds + (one.seconds if one else 0) for each, one in zip(some, made, strict=True)
+            )
+            yield Choice(method, name, scores, sent, took, tuple(some))
+
+
+def _labels(records: Sequence[Record]) -> list[str]:
+    """A name for each federation: skew and clients, and whatever else tells them apart."""
+    lengths = {(each.result.rounds, each.result.settings.get("epochs")) for each in records}
+    sets = {each.result.data for each in records}
+    made = []
+    for each in records:
+        result = each.result
+        alpha = re.search(r"alpha=([\d.]+)", result.partition)
+        words = [f"α = {alpha[1]}" if alpha else result.partition, f"{result.clients:,} clients"]
+        words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
+        words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
+        made.append(", ".join([*([result.data] if len(sets) > 1 else []), *words]))
+    twice = {label for label in made if made.count(label) > 1}
+    return [f"{label}, {each.result.partition}, {each.result.model}" if label in twice else label
+            for label, each in zip(made, records, strict=True)]  # fmt: skip
+
+
+@cache
+def _printed() -> dict[str, tuple[str, PaperValue]]:
+    """By training, the best value that a paper prints for it, and where; bounds and other readings do not count."""
+    found: dict[str, tuple[str, PaperValue]] = {}
+    for name in names():
+        for cell in cells_of(recipe(name), Asked("paper")):
+            value = cell.paper
+            if value is None or cell.reads != "accuracy" or (cell.after and bound(cell.after)):
+                continue
+            if cell.training not in found or value.mean > found[cell.training][1].mean:
+                found[cell.training] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
+    return found

@@ -1,0 +1,163 @@
+"""What to choose when: one page over everything measured, with one figure in which every point leads to its run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from unskew.analysis.elements import Cell, Column, Linked, Table
+from unskew.analysis.ranking import MIN_SEEDS, Difference
+from unskew.charts import Axis, Chart, Dots, Mark, Words
+from unskew.charts.svg import svg
+from unskew.core.files import write_whole
+from unskew.core.units import counted, format_bytes, format_duration
+from unskew.report.html import to_html
+from unskew.report.page import Page, Section
+from unskew.reproduce.choices import CHEAP, Choice, Federation, all_records, federations
+from unskew.reproduce.links import run_link
+
+KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, each with a colour
+NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
+MOST_RIVALS = 3  # named in a sentence
+STEP, LEFT = 110, 140  # width of a federation in the figure, and beside them
+
+
+def write_claim(out: Path) -> tuple[list[Path], list[str]]:
+    """Write claim.html, claim.md and claim.svg from the records in a folder; the files, and what they say."""
+    every = federations(all_records(out))
+    chart, said = claim_chart(every, out), sentences(every)
+    page = Page(
+        title="What to choose when",
+        subtitle="Over all runs in this folder: which method, which calibration, at what cost",
+        findings=said,
+        facts=[("federations", str(len(every))), ("choices", str(sum(len(each.choices) for each in every)))],
+        sections=[
+            Section("figure", "Accuracy of every choice", _FIGURE, [chart]),
+            Section("choices", "Every choice", _TABLE, [_table(every, out)]),
+            Section("beyond", "Beyond the papers", _BEYOND, [_beyond(every)]),
+        ],
+        footer="Made by unskew reproduce --claim from the records in this folder.",
+        heading="What to choose",
+    )
+    contents = {"claim.html": to_html(page), "claim.md": _markdown(every, said), "claim.svg": svg(chart)}
+    for file, content in contents.items():
+        write_whole(out / file, content.encode())
+    return [out / file for file in contents], said
+
+
+_FIGURE = "A column for each federation, a dot for each method with each calibration; a dot leads to its first run."
+_TABLE = (
+    "Bytes are those that all clients send, in all rounds and for the calibration; seconds are as they were. The gap "
+    "is how far the best is above it, paired over the seeds, with an interval of 95 % for all comparisons together."
+)
+_BEYOND = (
+    "The best of what the papers do not have against the best of what they have, both run here on the same partitions "
+    "and seeds; and beside the best value that a paper prints for the same settings."
+)
+
+
+def sentences(every: Sequence[Federation]) -> list[str]:
+    """For each federation what is best, what is as good, and what is cheaper."""
+    said = []
+    for each in every:
+        best = each.best
+        cost = f"{format_bytes(best.bytes_up)} up, {format_duration(best.seconds)}"
+        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {cost}"
+        if each.plain is not None and each.plain is not best:
+            words += f"; {_gap(best.above(each.plain), best, each.plain)} above FedAvg without calibration"
+        rivals = each.rivals
+        if len(best.scores) < MIN_SEEDS:
+            words += f". With fewer than {MIN_SEEDS} seeds no winner is named"
+        elif rivals:
+            more = f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
+            words += f". Not told apart from it: {', '.join(one.name for one in rivals[:MOST_RIVALS])}{more}"
+        cheap = each.cheapest
+        if cheap is not best:
+            words += (
+                f". Within {CHEAP:g} point at {format_bytes(cheap.bytes_up)} instead of {format_bytes(best.bytes_up)}: "
+                f"{cheap.name}"
+            )
+        said.append(f"{words}.")
+    return said
+
+
+def _gap(gap: Difference | None, one: Choice, other: Choice) -> str:
+    if gap is None:
+        return f"{one.accuracy.mean - other.accuracy.mean:+.2f} points"
+    return f"{gap.mean:+.2f} points ({gap.low:+.2f} to {gap.high:+.2f})"
+
+
+def _seeds(choice: Choice) -> str:
+    return f" over {counted(len(choice.scores), 'seed')}"
+
+
+def claim_chart(every: Sequence[Federation], folder: Path) -> Chart:
+    """The one figure."""
+    marks: list[Mark] = []
+    for colour, kind in enumerate(KINDS):
+        points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
+        if not points:
+            continue
+        shift = (colour - (len(KINDS) - 1) / 2) * 0.11
+        tips = [f"{every[place].label}\n{one.name}: {one.accuracy.words()} %\n{format_bytes(one.bytes_up)} up, "
+                f"{format_duration(one.seconds)}" for place, one in points]  # fmt: skip
+        links = [run_link(one.records[0], folder) for _, one in points]
+        x, y = [place + shift for place, _ in points], [one.accuracy.mean for _, one in points]
+        marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
+    for place, each in enumerate(every):
+        marks.append(Words(float(place), each.best.accuracy.mean + 1.2, f"{each.best.accuracy.mean:.1f}"))
+    ticks = tuple((float(place), each.label) for place, each in enumerate(every))
+    best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
+    return Chart(
+        "claim", "Accuracy of every method with every calibration", f"The best of each federation: {best}.", marks,
+        x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5), y=Axis("accuracy, %"),
+        width=max(620, LEFT + STEP * len(every)), height=420, whole_legend=True,
+    )  # fmt: skip
+
+
+def _kind(choice: Choice) -> str:
+    name, _, knobs = choice.calibration.partition("(")
+    name = "random" if "expand" in knobs else name or "none"
+    return name if name in KINDS else "other"
+
+
+def _table(every: Sequence[Federation], folder: Path) -> Table:
+    names = ("federation", "method", "calibration", "accuracy, %", "seeds", "gap to the best", "sent up", "time")
+    kinds = ("text", "text", "text", "number", "count", "text", "bytes", "seconds")
+    rows: list[list[Cell]] = []
+    for each in every:
+        for one in sorted(each.choices, key=lambda choice: -choice.accuracy.mean):
+            gap = "best" if one is each.best else _gap(each.best.above(one, each.level), each.best, one)
+            link = Linked(one.accuracy.words(), run_link(one.records[0], folder), value=one.accuracy.mean)
+            rows.append(
+                [each.label, one.method, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
+            )
+    return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
+
+
+def _beyond(every: Sequence[Federation]) -> Table:
+    names = ("federation", "ours", "accuracy, %", "the papers' best, run here", "accuracy, %", "ours above it, points",
+             "printed in a paper", "where")  # fmt: skip
+    rows: list[list[Cell]] = []
+    for each in every:
+        own, theirs = [one for one in each.choices if not one.published], each.best_published
+        if not own or theirs is None:
+            continue
+        best = max(own, key=lambda one: one.accuracy.mean)
+        gap = _gap(best.above(theirs, each.level), best, theirs)
+        where, printed = each.printed or ("", None)
+        rows.append([each.label, best.name, best.accuracy.words(), theirs.name, theirs.accuracy.words(), gap,
+                     None if printed is None else str(printed), where])  # fmt: skip
+    return Table("", [Column(name) for name in names], rows)
+
+
+def _markdown(every: Sequence[Federation], said: Sequence[str]) -> str:
+    lines = ["# What to choose when", "", *(f"- {each}" for each in said), "", "![Every choice](claim.svg)", ""]
+    table = _beyond(every)
+    if table.rows:
+        head = [column.name for column in table.columns]
+        lines += ["## Beyond the papers", "", _BEYOND, "", _line(head), _line(["---"] * len(head))]
+        lines += [_line(["" if cell is None else str(cell) for cell in row]) for row in table.rows]
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

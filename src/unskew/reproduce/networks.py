@@ -1,0 +1,29 @@
+"""Variants of the papers' networks, to measure what a difference of the set-up is worth."""
+
+from torch import nn
+
+from unskew.models.layers import Network
+from unskew.models.networks import Shape, simple_cnn
+
+HEAD = ("fc3", "fc3_relu", "fc4")  # MOON's projection head: the last two layers of simple-cnn's encoder
+
+
+def no_head(shape: Shape, classes: int) -> Network:
+    """simple-cnn without its projection head: the classifier sees the 84 features before it."""
+    encoder = simple_cnn(shape, classes).encoder
+    kept = nn.Sequential()
+    for name, layer in encoder.named_children():
+        if name not in HEAD:
+            kept.add_module(name, layer)
+    return Network(kept, nn.Linear(84, classes))
+
+
+def kaiming(shape: Shape, classes: int) -> nn.Module:
+    """simple-cnn whose weights are drawn as He et al. (2015) draw them, normal for ReLU, biases zero."""
+    network = simple_cnn(shape, classes)
+    for layer in network.modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+    return network

@@ -1,0 +1,166 @@
+"""Records: what a run came to, in one small file that outlives the run folder.
+
+Tables and figures are made from records alone. ``records/TRAINING/seed0.json`` belongs to ``runs/TRAINING/seed0``.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from unskew.analysis import parse_measure
+from unskew.analysis.store import stored_measure
+from unskew.core.errors import UserError
+from unskew.core.files import json_object, read_content, write_whole
+from unskew.core.machine import cores, physical_memory
+from unskew.core.units import counted
+from unskew.runs import recorded
+from unskew.runs.metrics import read_metrics
+from unskew.runs.result import Result, read_result, result_from, to_json
+from unskew.runs.study import FinishedRun
+from unskew.sweeps.work import Failure
+
+RECORDS, RUNS = "records", "runs"
+VERSION = 1
+PACKAGES = ("unskew", "torch", "numpy", "scikit-learn")
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run: its result, its evaluations, the values of its measures, and where it was made."""
+
+    training: str
+    result: Result  # its path is the run folder, which may be gone
+    curve: Sequence[Mapping[str, Any]]  # evaluated rounds: round, accuracy, batches_max since the one before
+    silhouettes: Sequence[tuple[int, float]] = ()  # recorded while training: round, value
+    measures: Mapping[str, Any] = field(default_factory=dict)  # by their text
+    machine: Mapping[str, str] = field(default_factory=dict)
+    failure: str = ""  # what was asked of the run and could not be made
+
+    def measure(self, name: str) -> Any | None:
+        """The values of the measure of that name, whatever its knobs; None where it was not taken."""
+        found = [values for text, values in self.measures.items() if text.partition("(")[0] == name]
+        return self.measures.get(name, found[0] if found else None)
+
+    def has(self, calibrations: Sequence[str], measures: Sequence[str]) -> bool:
+        """Whether it has all of these."""
+        return all(name in self.result.calibrations for name in calibrations) and all(
+            text in self.measures for text in measures
+        )
+
+
+def record_file(out: Path, training: str, seed: int) -> Path:
+    """Where the record of a run is."""
+    return out / RECORDS / training / f"seed{seed}.json"
+
+
+def run_folder(out: Path, training: str, seed: int) -> Path:
+    """Where the run is."""
+    return out / RUNS / training / f"seed{seed}"
+
+
+def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> Record:
+    """The record of a finished run, from its folder, with these of its measures; what an earlier record had stays."""
+    path = run_folder(out, training, seed)
+    before = read_record(out, training, seed)
+    known = dict(before.measures) if isinstance(before, Record) else {}
+    with FinishedRun(path) as run:
+        for text in measures:
+            taken = stored_measure(run, parse_measure(text))
+            if taken is not None:
+                known[text] = vars(taken.values)
+    seen = [(row["round"], row["silhouette"]) for row in recorded.read(path) if row.get("silhouette") is not None]
+    record = Record(training, read_result(path), _curve(read_metrics(path)), seen, known, machine(), failure)
+    write_record(out, record)
+    return record
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Write a record to its place."""
+    write_whole(record_file(out, record.training, record.result.seed), _bytes(_as_json(record)))
+
+
+def write_failure(out: Path, training: str, seed: int, failure: Failure) -> None:
+    """Write down that a run diverged: it would do so again."""
+    write_whole(record_file(out, training, seed), _bytes({"unskew": VERSION, "diverged": failure.reason}))
+
+
+def read_record(out: Path, training: str, seed: int) -> Record | Failure | None:
+    """The record of a run, or how it diverged; None where there is neither."""
+    return read_record_file(record_file(out, training, seed), run_folder(out, training, seed))
+
+
+def read_record_file(file: Path, path: Path) -> Record | Failure | None:
+    """The record in a file; ``path`` is its run folder."""
+    content = read_content(file)
+    if content is None:
+        return None
+    values = json_object(content, file)
+    try:
+        if values["unskew"] != VERSION:
+            raise ValueError("it is of another version")
+        if "diverged" in values:
+            return Failure(str(values["diverged"]), diverged=True)
+        result = result_from(values["result"], file, path)
+        curve, seen = values["curve"], [(int(number), float(value)) for number, value in values["silhouettes"]]
+        return Record(
+            file.parent.name, result, curve, seen, dict(values["measures"]), dict(values["machine"]), values["failure"]
+        )
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{file} is damaged: {error}; delete it, and give the command again") from error
+
+
+def machine() -> dict[str, str]:
+    """This machine and the versions of what computes, in words."""
+    found = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
+    found |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return " ".join(value.split())
+    return platform.processor() or os.uname().machine
+
+
+def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The evaluated rounds; batches of rounds between two evaluations count for the later one."""
+    curve, batches = [], 0
+    for row in rows:
+        batches += int(row.get("batches_max", 0))
+        if row.get("accuracy") is not None:
+            curve.append({"round": row["round"], "accuracy": row["accuracy"], "batches_max": batches})
+            batches = 0
+    return curve
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    return {
+        "unskew": VERSION,
+        "result": to_json(record.result),
+        "curve": record.curve,
+        "silhouettes": record.silhouettes,
+        "measures": record.measures,
+        "machine": record.machine,
+        "failure": record.failure,
+    }
+
+
+def _bytes(values: Mapping[str, Any]) -> bytes:
+    """JSON with a line for each field: small, and a change is seen where it is."""
+    lines = [
+        f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
+        for name, value in values.items()
+    ]
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()

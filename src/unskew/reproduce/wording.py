@@ -1,0 +1,140 @@
+"""Sentences on a table: how far ours agree, what is missing, and every known difference of the set-up."""
+
+from dataclasses import dataclass
+
+from unskew.core.units import counted, format_duration
+from unskew.reproduce.cells import Asked, cells_of
+from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, counts
+from unskew.runs import config as configs
+from unskew.runs.options import Value
+
+MOST = 12  # options that a sentence on the scale names
+SAME = 0.05  # points: gains that differ from zero by less have no sign
+
+
+@dataclass(frozen=True)
+class Told:
+    """All that is said of a table."""
+
+    findings: list[str]  # what a reader wants to know first
+    differences: list[str]  # every known one of the set-up
+    facts: list[tuple[str, str]]  # scale, seeds, machine, …
+
+
+def told(result: TableResult) -> Told:
+    """All sentences and facts, written once for all forms of a table."""
+    return Told(findings(result), differences(result), facts(result))
+
+
+def findings(result: TableResult) -> list[str]:
+    """What a reader wants to know first."""
+    return [*_agreement(result), *_gains(result), *_missing(result)]
+
+
+def _agreement(result: TableResult) -> list[str]:
+    number = counts(result)
+    judged = sum(number.values())
+    if not judged:
+        return []
+    words = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in number.items() if count)
+    whose = (
+        "the paper's ±"
+        if any(each.paper and each.paper.deviation for each in result.cells)
+        else "our own ±, since the paper gives none"
+    )
+    said = f"Of {counted(judged, 'cell')} with a value in the paper, by {whose}: {words}."
+    if result.asked.scale != "paper":
+        said += " At this scale less is trained than in the paper, so that values are expected to be outside."
+    return [said]
+
+
+def _gains(result: TableResult) -> list[str]:
+    """Whether gains have the paper's sign: what can be compared at every scale."""
+    pairs = [gain for each in result.cells if (gain := result.gain(each)) is not None]
+    known = [(gain.paper, gain.ours) for gain in pairs if gain.paper is not None and gain.ours is not None]
+    if not known or any(not each.judged for each in result.cells):
+        return []
+    large = [(paper, ours) for paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
+    same, small = sum(paper * ours > 0 for paper, ours in large), len(known) - len(large)
+    rest = f" Gains of less than {SAME:g} points, {small} of them, are not counted." if small else ""
+    return [f"Of {counted(len(large), 'gain')} of one row over another, {same} have the paper's sign.{rest}"]
+
+
+def _missing(result: TableResult) -> list[str]:
+    said = []
+    if lacking := [each for each in result.cells if each.cell.done and not each.values]:
+        reasons = "; ".join(dict.fromkeys(each.reason for each in lacking))
+        said.append(f"Without a value: {counted(len(lacking), 'cell')} ({reasons}).")
+    if partly := [each for each in result.cells if each.values and each.missing]:
+        said.append(f"Without some of the seeds: {counted(len(partly), 'cell')}.")
+    if left := [each for each in result.cells if not each.cell.done]:
+        shown = columns_of(result)
+        names = [name for name in dict.fromkeys(each.cell.column.name for each in left) if name not in shown]
+        which = f", among them the columns {', '.join(names)}" if names else ""
+        said.append(f"Not done at the scale {result.asked.scale}: {counted(len(left), 'cell')} of the paper's{which}.")
+    return said
+
+
+def differences(result: TableResult) -> list[str]:
+    """Every known difference of the set-up: of the scale, of the data, what was asked for, then the recipe's own."""
+    recipe, asked = result.recipe, result.asked
+    said = []
+    if asked.data:
+        what = recipe.stand_ins.get(asked.data, f"{asked.data} in the place of the paper's data")
+        said.append(f"Data: {what}. The paper's values stand beside ours, and differences are not judged.")
+    if asked.scale != "paper":
+        changed = _changed(result)
+        if changed:
+            said.append(f"Scale {asked.scale}: {changed}.")
+    said += [f"Asked for: {name} = {value}." for name, value in asked.changes.items()]
+    own = recipe.extents["paper"].seeds
+    if len(result.seeds) != len(own):
+        said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(own)}.")
+    return [*said, *recipe.differences, *recipe.paper.differences]
+
+
+def _changed(result: TableResult) -> str:
+    """The options in which the cells of this scale are not those of the paper's."""
+    found: dict[str, set[tuple[Value | None, Value | None]]] = {}
+    whole = cells_of(result.recipe, Asked("paper", result.asked.data))
+    for each, there in zip(result.cells, whole, strict=True):
+        now, published = configs.deciding(each.cell.config), configs.deciding(there.config)
+        for name in {**now, **published} if each.cell.done else ():
+            if now.get(name) != published.get(name) and name not in result.asked.changes:
+                found.setdefault(name, set()).add((now.get(name), published.get(name)))
+    words = []
+    for name, pairs in list(found.items())[:MOST]:
+        each_one = [f"{now} instead of {published}" for now, published in sorted(pairs, key=str)]
+        words.append(f"{name.replace('_', ' ')} {' or '.join(each_one)}")
+    return ", ".join(words)
+
+
+def facts(result: TableResult) -> list[tuple[str, str]]:
+    """Scale, seeds, what it took, where it was made."""
+    records = result.records
+    machines = dict.fromkeys(record.machine.get("machine", "") for record in records)
+    versions = dict.fromkeys(
+        ", ".join(
+            f"{name} {record.machine[name]}"
+            for name in ("unskew", "torch", "numpy", "python")
+            if name in record.machine
+        )
+        for record in records
+    )
+    trained = sum(record.result.seconds for record in records)
+    calibrated = sum(one.seconds for record in records for one in record.result.calibrations.values())
+    return [
+        ("scale", result.asked.scale),
+        ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in result.cells if each.cell.done))),
+        ("seeds", ", ".join(map(str, result.seeds))),
+        ("runs", f"{len(records):,}"),
+        ("training, of all runs together", format_duration(trained)),
+        ("calibration", format_duration(calibrated)),
+        ("machine", "; ".join(filter(None, machines)) or "none yet"),
+        ("versions", "; ".join(filter(None, versions)) or "none yet"),
+    ]
+
+
+def difference_words(each: CellResult) -> str:
+    """Ours minus the paper's, with its sign; "" where it is not known."""
+    return "" if each.difference is None else f"{each.difference:+.{each.reading.decimals}f}"

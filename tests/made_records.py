@@ -1,0 +1,49 @@
+"""Records that were never run, for tests of what is made from them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from unskew.reproduce.cells import Asked, cells_of, seeds_of, training_name
+from unskew.reproduce.recipe_files import recipe
+from unskew.reproduce.records import Record, run_folder, write_record
+from unskew.runs.config import Config, deciding
+from unskew.runs.result import Calibration, Result
+
+
+def result(config: Config, path: Path, accuracy: float, calibrations=None) -> Result:
+    """A result with these accuracies."""
+    made = {name: Calibration(name, value, 1.0, 1000, 2.0) for name, value in (calibrations or {}).items()}
+    per_round = config.per_round or config.clients or 10
+    return Result(
+        path, config.method, config.data, config.partition, config.clients or 10, per_round, config.rounds, config.seed,
+        "loop", accuracy, 1.0, 1.5, 100, 10.0, 10.0, 5000, 5000, "ab" * 32, config.model or "tiny-cnn", "cd" * 32,
+        "ef" * 32, calibrations=made, settings=dict(deciding(config)),
+    )  # fmt: skip
+
+
+def record(out: Path, config: Config, accuracy: float, calibrations=None, **more) -> Record:
+    """A record in a folder of results."""
+    name = training_name(config)
+    path = run_folder(out, name, config.seed)
+    rounds = range(1, config.rounds + 1)
+    curve = [{"round": n, "accuracy": accuracy * n / config.rounds, "batches_max": 4} for n in rounds]
+    made = Record(name, result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
+    write_record(out, made)
+    return made
+
+
+def fill(
+    out: Path, name: str, asked: Asked, accuracy=lambda cell, seed: 0.5, calibrated=lambda cell, seed: 0.6
+) -> None:
+    """Records for the cells of a recipe that are done at the scale, also those of the baselines."""
+    one = recipe(name)
+    trainings: dict[str, tuple[Config, list]] = {}
+    for cell in [cell for cell in cells_of(one, asked) if cell.done]:
+        trainings.setdefault(cell.training, (cell.config, []))[1].append(cell)
+        if cell.baseline is not None:
+            trainings.setdefault(training_name(cell.baseline), (cell.baseline, []))
+    for config, cells in trainings.values():
+        for seed in seeds_of(one, asked):
+            first = cells[0] if cells else None
+            after = {cell.after: calibrated(cell, seed) for cell in cells if cell.after}
+            record(out, replace(config, seed=seed), accuracy(first, seed) if first else 0.8, after)

@@ -1,0 +1,235 @@
+"""unskew reproduce from end to end, on the digits: trains once, goes on, is spread, is shown again from records."""
+
+import json
+import shutil
+
+import pytest
+
+import unskew
+from unskew.console.main import main
+from unskew.reproduce import carry_out as carrying
+from unskew.reproduce.availability import how_to_get, missing_data
+from unskew.reproduce.carry_out import Told, carry_out
+from unskew.reproduce.cells import Asked, training_name
+from unskew.reproduce.estimate import Size, Speeds, examples_of, seconds_for, size_of
+from unskew.reproduce.plan import Job, jobs_of
+from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.records import Record, read_record
+from unskew.runs.config import Config
+from unskew.runs.result import read_result
+
+TABLE = ("fedeccr/costs", "--data", "digits", "--jobs", "1")
+SMALL = Config(rounds=2, epochs=1, clients=3, partition="iid", engine="loop", batch=64)
+
+
+def says(capsys, *words):
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *map(str, words)])
+    said = capsys.readouterr()
+    return ended.value.code, said.out, said.err
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The smallest table, reproduced once for all tests that look at it."""
+    out = tmp_path_factory.mktemp("reproduce") / "out"
+    with pytest.raises(SystemExit) as ended:
+        main(["reproduce", *TABLE, "--out", str(out)])
+    assert ended.value.code == 0
+    return out
+
+
+def test_a_table_is_reproduced_on_the_digits_and_says_what_it_is(made, capsys):
+    code, out, _ = says(capsys, *TABLE, "--out", made)
+    assert code == 0
+    assert "2 runs, 2 there already" in out
+    for words in ("fedeccr/costs", "Known differences", "the digits inside scikit-learn", "rounds 3 instead of 100"):
+        assert words in out
+    folder = made / "tables" / "smoke-digits" / "fedeccr"
+    told = json.loads((folder / "costs.json").read_text())
+    assert [cell["by_seed"].keys() == {"0"} for cell in told["cells"]] == [True] * 3
+    for cell in told["cells"]:
+        assert (folder / cell["runs"][0]).is_file()
+        assert cell["runs"][0].endswith("report.html")
+
+
+def test_one_training_serves_all_cells_and_equals_the_run_alone(made, tmp_path):
+    trained = sorted(path.name for path in (made / "runs").iterdir())
+    assert len(trained) == 2
+    job = next(job for job in jobs_of([(recipe("fedeccr/costs"), Asked("smoke", "digits"))]) if job.calibrations)
+    found = read_result(made / "runs" / job.training / "seed0")
+    settings = {name: value for name, value in vars(job.config).items() if value is not None}
+    alone = unskew.run(
+        **{**settings, "method": f"{job.config.method} + uscc", "out": tmp_path / "alone", "engine": "loop"}
+    )
+    assert alone.weights_sha256 == found.weights_sha256
+    assert alone.calibrations["uscc"].accuracy == found.calibrations["uscc"].accuracy
+
+
+def test_the_table_is_shown_again_from_records_without_runs_or_data(made, tmp_path, capsys):
+    shutil.copytree(made / "records", tmp_path / "kept" / "records")
+    code, out, _ = says(capsys, *TABLE, "--show", "--out", tmp_path / "kept")
+    assert code == 0
+    assert "not run yet" not in out
+    table = json.loads((tmp_path / "kept" / "tables" / "smoke-digits" / "fedeccr" / "costs.json").read_text())
+    before = json.loads((made / "tables" / "smoke-digits" / "fedeccr" / "costs.json").read_text())
+    assert [cell["by_seed"] for cell in table["cells"]] == [cell["by_seed"] for cell in before["cells"]]
+    assert all(cell["runs"][0].endswith("seed0.json") for cell in table["cells"])
+
+
+def test_a_part_trains_its_own_runs_alone(tmp_path, capsys):
+    code, out, _ = says(capsys, *TABLE, "--cells", "2/2", "--set", "rounds=1", "--out", tmp_path)
+    assert code == 0
+    assert "1/1" in out
+    assert len(list((tmp_path / "records").iterdir())) == 1
+    assert "not run yet" in out
+    assert "Asked for: rounds = 1" in out
+
+
+def test_without_data_one_message_says_how_to_get_them_or_to_do_without(tmp_path, capsys):
+    code, _, err = says(capsys, "ccvr/table2", "--out", tmp_path / "out")
+    assert code == 2
+    assert err.count("unskew: ") == 1
+    assert "unskew data fetch cifar10 --data-dir DIR" in err
+    assert "unskew reproduce ccvr/table2 --scale smoke --out" in err
+    assert "--data digits" in err
+    assert not (tmp_path / "out" / "runs").exists()
+    code, _, err = says(capsys, "hsu/table2", "--scale", "paper")
+    assert code == 2
+    assert "inaturalist cannot be fetched" in err
+    assert "--data population" in err
+
+
+def test_data_that_are_partly_there_are_used(tmp_path):
+    (tmp_path / "cinic10" / "train" / "airplane").mkdir(parents=True)
+    missing = missing_data(["cifar10", "cinic10", "digits", "mine:data", "table:x.csv"], str(tmp_path))
+    assert list(missing) == ["cifar10"]
+    assert "unskew data fetch cifar10" in how_to_get(["cifar10"], "unskew reproduce x", ["digits"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("ccvr/tabel2",), "ccvr/table2"),
+        (("ccvr/table2", "--scale", "big"), "smoke"),
+        ((*TABLE, "--cells", "3/2"), "--cells"),
+        ((*TABLE, "--rows", "nothing"), "no such rows"),
+        ((*TABLE, "--columns", "nothing"), "no such columns"),
+        ((*TABLE, "--seeds", "x"), "is not a seed"),
+        ((*TABLE, "--set", "rate=1"), "give NAME=VALUE"),
+        ((*TABLE, "--set", "lr=1,2"), "give one value"),
+        ((*TABLE, "--set", "lr"), "give NAME=VALUE"),
+        (("--claim", "--out", "nowhere"), "no results to choose from"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_message(words, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = says(capsys, *words)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    config = Config(**{**vars(SMALL), "checkpoint_seconds": 0.0})
+    jobs = [Job(training_name(config), config, ("lda",), ("skew",))]
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        carry_out(jobs, tmp_path, at_once=1, told=Told(rounds=interrupt))
+    path = tmp_path / "runs" / jobs[0].training / "seed0"
+    assert (path / "checkpoint").exists()
+    assert not (path / "result.json").exists()
+    begun = []
+    monkeypatch.setattr(carrying, "write_report", lambda path, only: begun.append(only))
+    assert carry_out(jobs, tmp_path, at_once=1) == {}
+    found = read_record(tmp_path, jobs[0].training, 0)
+    assert isinstance(found, Record)
+    assert found.has(["lda"], ["skew"])
+    assert begun == [("skew", "curves")]
+    whole = unskew.run(
+        out=tmp_path / "whole", **{name: value for name, value in vars(SMALL).items() if value is not None}
+    )
+    assert found.result.weights_sha256 == whole.weights_sha256
+    assert jobs[0].state(tmp_path) == found
+
+
+def test_more_calibrations_are_added_to_a_run_that_is_there(tmp_path):
+    one = Job(training_name(SMALL), SMALL)
+    carry_out([one], tmp_path, at_once=1)
+    before = read_record(tmp_path, one.training, 0)
+    more = Job(one.training, SMALL, ("lda",))
+    assert more.state(tmp_path) is None
+    carry_out([more], tmp_path, at_once=1)
+    after = read_record(tmp_path, one.training, 0)
+    assert after.result.weights_sha256 == before.result.weights_sha256
+    assert list(after.result.calibrations) == ["lda"]
+    assert one.state(tmp_path) == after  # what has more is enough
+
+
+def test_a_run_that_diverges_is_written_down_and_not_tried_again(tmp_path, monkeypatch):
+    wild = Config(**{**vars(SMALL), "lr": 1e6})
+    job = Job(training_name(wild), wild)
+    failures = carry_out([job], tmp_path, at_once=1)
+    assert failures[job.training, 0].diverged
+    assert job.state(tmp_path).diverged
+
+
+def test_a_measure_that_cannot_be_taken_is_said_and_the_rest_is_kept(tmp_path):
+    job = Job(training_name(SMALL), SMALL, ("lda",), ("cka(clients=1)",))
+    failures = carry_out([job], tmp_path, at_once=1)
+    assert "two clients" in failures[job.training, 0].reason
+    found = read_record(tmp_path, job.training, 0)
+    assert "two clients" in found.failure
+    assert "lda" in found.result.calibrations
+
+
+def test_times_are_counted_from_what_is_trained():
+    size = size_of("cifar10")
+    assert size == Size(50_000, 10_000, 10, (3, 32, 32))
+    assert examples_of(Config(rounds=100, epochs=10, clients=10), size) == 50_000_000
+    assert examples_of(Config(rounds=10, epochs=1, clients=100, per_round=10), size) == 50_000
+    assert examples_of(Config(rounds=10, method="fedavg + fedvc(size=256)", per_round=10), size) == 25_600
+    assert size_of("inaturalist?size=299").shape == (3, 299, 299)
+    assert size_of("table:mine.csv") is None
+    assert size_of("unskew.data.synthetic_set:population(users=5, examples=70)").train == 70
+    speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.001}, None)
+    one = seconds_for(Job("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1)), speeds)
+    moon = seconds_for(
+        Job("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1, method="moon(mu=1)")), speeds
+    )
+    assert 50 < one < 70
+    assert moon > 1.5 * one
+    assert seconds_for(Job("x", Config(data="table:mine.csv")), speeds) is None
+
+
+def test_the_list_has_every_table_with_what_it_takes(capsys, monkeypatch):
+    monkeypatch.setattr("unskew.reproduce.estimate.seconds_for_example", lambda *_: 0.001)
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, _ = says(capsys)
+    assert code == 0
+    for name in names():
+        assert name in out
+    assert "cifar10 (not here)" in out
+    assert "days" in out
+    assert "Not here:" in out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", [name for name in names() if name != "fedeccr/costs"])
+def test_every_table_is_reproduced_on_the_digits(name, tmp_path, capsys):
+    code, out, _ = says(capsys, name, "--data", "digits", "--out", tmp_path)
+    assert code == 0
+    assert "not run yet" not in out
+    assert "failed" not in out
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["hsu/table2", "hsu/figure6"])
+def test_the_real_world_tables_are_reproduced_on_a_drawn_population(name, tmp_path, capsys):
+    code, out, _ = says(capsys, name, "--data", "population", "--out", tmp_path)
+    assert code == 0
+    assert "not run yet" not in out
+    assert "failed" not in out

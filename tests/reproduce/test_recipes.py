@@ -1,0 +1,219 @@
+"""Every recipe: its texts fill in, its settings are possible, its values are the paper's, its runs are shared."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from unskew.analysis import parse_measure
+from unskew.core.errors import UserError
+from unskew.reproduce import recipe_files
+from unskew.reproduce.cells import Asked, cells_of, training_name, wanted
+from unskew.reproduce.figures import KINDS
+from unskew.reproduce.plan import jobs_of, part_of
+from unskew.reproduce.recipe import SCALES, matches, paper_value
+from unskew.reproduce.recipe_files import named, names, recipe
+from unskew.runs.config import Config, checked
+
+ASKED = (
+    [f"ccvr/table{n}" for n in (1, 2, 3, 4, 5)]
+    + [f"ccvr/figure{n}" for n in (1, 2, 3, 4, 5, 6, 7, 10, 11, 12, 13, 14)]
+    + [f"hsu/table{n}" for n in (1, 2, 3, 4, 5)]
+    + [f"hsu/figure{n}" for n in ("4a", "4b", 5, 6, 7, "8a", "8b")]
+    + [f"fedeccr/table{n}" for n in (1, 2, 3, 4)]
+    + ["fedeccr/figure2", "fedeccr/figure3", "fedeccr/costs"]
+)
+
+
+def test_every_table_and_figure_is_there():
+    assert set(ASKED) <= set(names())
+
+
+def check_cells(name, scale, data):
+    jobs = jobs_of([(recipe(name), Asked(scale, data))])
+    assert jobs, f"nothing is done at {scale}"
+    for job in jobs:
+        checked(job.config)
+        for text in job.measures:
+            parse_measure(text)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_cell_can_be_run_as_published_and_on_the_digits(name):
+    check_cells(name, "paper", "")
+    check_cells(name, "smoke", "digits")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", names())
+def test_every_cell_can_be_run_at_every_scale_on_all_data(name):
+    for scale in SCALES:
+        for data in ("", *recipe(name).stand_ins):
+            check_cells(name, scale, data)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_recipe_says_where_its_values_are_from(name):
+    one = recipe(name)
+    assert one.title
+    assert one.source
+    assert one.paper.reference
+    assert one.differences or one.paper.differences
+    assert all(spec["kind"] in KINDS for spec in one.figures)
+    assert "digits" in one.stand_ins
+
+
+def test_tables_share_their_trainings():
+    asked = Asked("paper")
+    first, second = (
+        {job.training for job in jobs_of([(recipe(name), asked)])} for name in ("ccvr/table3", "ccvr/table2")
+    )
+    assert first < second
+    both = jobs_of([(recipe("ccvr/table2"), asked), (recipe("ccvr/table3"), asked)])
+    assert len(both) == len(jobs_of([(recipe("ccvr/table2"), asked)]))
+    fedavg = next(job for job in both if "fedavg-dirichlet-alpha-0.1-" in job.training)
+    assert len([name for name in fedavg.calibrations if name.startswith("ccvr")]) == 5  # M_c of 50 to 2000
+    assert "oracle(paper=true)" in fedavg.calibrations
+
+
+def test_fedeccr_shares_its_fedavg_with_ccvr():
+    own, other = (
+        {job.training for job in jobs_of([(recipe(name), Asked("small"))])}
+        for name in ("fedeccr/table2", "ccvr/table2")
+    )
+    assert len([name for name in own & other if "fedavg" in name]) == 2  # β of 0.1 and 0.5
+
+
+def test_a_training_is_named_by_all_that_decides_it_but_the_seed():
+    name = training_name(Config())
+    assert training_name(Config(seed=7, data_dir="/somewhere", during="norms", engine="pool")) == name
+    assert training_name(Config(lr=0.02)) != name
+    assert re.fullmatch(r"[a-z0-9.-]+", training_name(Config(method="fedavg + clsprox(mu=0.1)", clients=10)))
+
+
+def test_each_part_has_its_own_runs_and_together_they_are_all():
+    jobs = jobs_of([(recipe("ccvr/table2"), Asked("small"))])
+    parts = [part_of(jobs, f"{place}/5") for place in range(1, 6)]
+    assert sorted(job.training for part in parts for job in part) == sorted(job.training for job in jobs)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    for wrong in ("0/4", "5/4", "1", "a/b", "-1/2", "1/0", ""):
+        with pytest.raises(UserError, match="--cells"):
+            part_of(jobs, wrong)
+
+
+def test_rows_and_columns_may_be_chosen():
+    one = recipe("ccvr/table2")
+    asked = Asked("paper", rows=("FedAvg*",), columns=("alpha = 0.1",))
+    chosen = wanted(cells_of(one, asked), asked)
+    assert {cell.row.name for cell in chosen} == {
+        "FedAvg",
+        "FedAvg + CCVR",
+        "FedAvg + oracle",
+        "FedAvgM",
+        "FedAvgM + CCVR",
+        "FedAvgM + oracle",
+    }
+    assert {cell.column.name for cell in chosen} == {"α = 0.1"}
+    with pytest.raises(UserError, match="no such rows"):
+        wanted(cells_of(one, asked), Asked("paper", rows=("nothing",)))
+
+
+def test_the_ccvr_papers_hyperparameters_are_its_table_8():
+    cells = {(cell.row.name, cell.column.name): cell for cell in cells_of(recipe("ccvr/table2"), Asked("paper"))}
+    assert cells["MOON", "α = 0.05"].config.method == "moon(mu=5)"
+    assert cells["FedProx", "α = 0.05"].config.method == "fedprox(mu=0.01)"
+    knobs = "relu=true, tukey=0.5"
+    assert cells["FedAvg + CCVR", "α = 0.5"].after == f"ccvr(per_class=100, epochs=30, {knobs})"
+    assert cells["FedAvgM + CCVR", "α = 0.5"].after == f"ccvr(per_class=100, epochs=50, {knobs})"
+    assert cells["FedAvg + CCVR", "CIFAR-100"].after == f"ccvr(per_class=500, epochs=30, lr=1e-05, {knobs})"
+    assert cells["FedAvg", "CINIC-10"].config.batch == 512
+    config = cells["FedAvg", "α = 0.1"].config
+    assert (config.rounds, config.epochs, config.lr, config.momentum, config.weight_decay) == (100, 10, 0.01, 0.9, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "column", "value"),
+    [
+        ("ccvr/table1", "FedAvg + clsnorm + clsprox", "α = 0.05", "52.39 ± 0.24"),
+        ("ccvr/table2", "MOON + oracle", "CINIC-10", "73.38 ± 0.23"),
+        ("ccvr/table3", "MOON + CCVR, M_c = 500", "α = 0.05", "55.02 ± 0.75"),
+        ("ccvr/table4", "FedProx + CCVR", "N = 100", "59.04"),
+        ("ccvr/table5", "FedProx + 100 samples a class", "α = 0.1", "63.21 ± 0.92"),
+        ("hsu/table2", "User-120k, FedAvgM + FedVC", "50k batches", "54.6"),
+        ("hsu/table3", "FedAvgM + FedVC, K = 100", "5k rounds", "57.2"),
+        ("hsu/table4", "FedAvgM + FedIR, K = 100", "all layers, 5k", "65.9"),
+        ("hsu/table5", "FedAvg, scratch, K = 10", "90 %", "> 50000"),
+        ("fedeccr/table2", "FedECCR", "β = 0.1", "65.49 ± 0.2"),
+        ("fedeccr/table3", "MOON", "100 clients", "62.99 ± 0.1"),
+        ("fedeccr/table4", "FedProx + USCC", "CIFAR-10", "69.70"),
+        ("fedeccr/figure3", "FedECCR", "CIFAR-10", "0.0809"),
+    ],
+)  # fmt: skip
+def test_values_are_the_papers(name, row, column, value):
+    cells = {(cell.row.name, cell.column.name): cell for cell in cells_of(recipe(name), Asked("paper"))}
+    assert str(cells[row, column].paper) == value
+
+
+def test_the_gains_that_the_ccvr_paper_prints_follow_from_the_values():
+    """(↑ 4.13) and so on: a value that was mistyped would show."""
+    printed = {"FedAvg + CCVR": [2.41, 4.13, 2.62, 0.35, 9.79], "FedProx + CCVR": [1.92, 3.67, 2.79, 0.30, 9.53],
+               "FedAvgM + CCVR": [2.49, 3.42, 2.59, 0.28, 10.41], "MOON + CCVR": [0.81, 4.86, 5.69, 0.15, 3.75],
+               "FedAvg + oracle": [3.89, 6.15, 5.20, 0.59, 13.27], "FedProx + oracle": [3.19, 5.70, 4.33, 0.37, 12.58],
+               "FedAvgM + oracle": [4.30, 5.02, 5.13, 0.51, 12.42],
+               "MOON + oracle": [1.57, 7.58, 8.23, 0.54, 7.71]}  # fmt: skip
+    rows = {row.name: row for row in recipe("ccvr/table2").rows}
+    for name, gains in printed.items():
+        before = rows[rows[name].against].values
+        assert [round(a.mean - b.mean, 2) for a, b in zip(rows[name].values, before, strict=True)] == gains
+
+
+def test_values_are_read_as_papers_print_them():
+    assert paper_value("68.62±0.77", "here").deviation == 0.77
+    assert (paper_value("> 50000", "here").beyond, paper_value(57.9, "here").mean) == (True, 57.9)
+    assert paper_value("", "here") is None
+    for wrong in ("about 5", "5 ± x", "±", "1,5"):
+        with pytest.raises(UserError, match="is not a value"):
+            paper_value(wrong, "here")
+
+
+def test_tables_are_asked_for_by_name_paper_or_pattern():
+    assert named(["hsu/figure4"]) == ["hsu/figure4a", "hsu/figure4b"]
+    assert named(["fedeccr", "fedeccr/table1"])[0] == "fedeccr/table1"
+    assert len(named(["fedeccr", "fedeccr/table1"])) == len(named(["fedeccr"]))
+    assert named(["ccvr/figure1?"])[0] == "ccvr/figure10"
+    with pytest.raises(UserError, match="ccvr/table2"):
+        named(["ccvr/tabel2"])
+
+
+def test_greek_letters_may_be_spelled_out():
+    assert matches("α = 0.1", ("alpha = 0.1",))
+    assert not matches("α = 0.1", ("alpha = 0.5",))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('title = "x"\nsource = "y"\nnonsense = 1', "nonsense"),
+        ('title = "x"\nsource = "y"\n[settings]\nrate = 1', "no option is called 'rate'"),
+        ('title = "x"\nsource = "y"\n[scale.huge]', "no scale"),
+        ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\nvalues = [1, 2]', "2 values for 1 columns"),
+        ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\n[[rows]]\nname = "a"', "one name"),
+        ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\nagainst = "b"', "no row 'b'"),
+        ('title = "x"\nsource = "y"\ncolumns = ["nowhere"]', "no column"),
+        ("title =", "not TOML"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeypatch):
+    for folder in (tmp_path / "recipes" / "mine",):
+        folder.mkdir(parents=True)
+        (folder / "paper.toml").write_text('reference = "r"\n[scale.smoke]\n[scale.small]\n[scale.paper]\n')
+        (folder / "table1.toml").write_text(text)
+    monkeypatch.setattr(recipe_files, "files", lambda _: Path(tmp_path))
+    for cached in (recipe_files._read, recipe_files._paper, recipe_files.recipe, recipe_files.names):
+        cached.cache_clear()
+    try:
+        with pytest.raises(UserError, match=re.escape(said)):
+            recipe("mine/table1")
+    finally:
+        for cached in (recipe_files._read, recipe_files._paper, recipe_files.recipe, recipe_files.names):
+            cached.cache_clear()

@@ -1,0 +1,261 @@
+"""Ours beside the paper's: the difference, the agreement, the gain, what is missing, the files."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from made_records import fill, record
+from unskew.core.errors import UserError
+from unskew.reproduce.cells import Asked, cells_of
+from unskew.reproduce.files import write_table
+from unskew.reproduce.readings import Seen, check_reading, parse_reading
+from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
+from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, counts, table_result
+from unskew.reproduce.wording import differences, findings, told
+from unskew.runs.config import Config
+from unskew.sweeps.work import Failure
+
+PAPER = Asked("paper")
+
+
+def written(result):
+    return write_table(result, told(result), "unskew reproduce this")
+
+
+@pytest.fixture
+def table(tmp_path):
+    """CCVR's Table 1 as if our accuracies were 0.58, 0.59, 0.60 by seed, 0.05 more after calibration."""
+    fill(tmp_path, "ccvr/table1", PAPER, lambda cell, seed: 0.58 + seed / 100, lambda cell, seed: 0.63 + seed / 100)
+    return table_result(recipe("ccvr/table1"), PAPER, tmp_path)
+
+
+def test_a_cell_is_the_mean_over_seeds_beside_the_papers(table):
+    cell = table.cell("FedAvg", "α = 0.1")
+    assert cell.words() == "59.00 ± 1.00"
+    assert cell.difference == pytest.approx(59 - 58.55)
+    assert str(cell.paper) == "58.55 ± 0.98"
+
+
+@pytest.mark.parametrize(
+    ("gap", "agreement"), [(0.97, INSIDE), (-0.97, INSIDE), (1.9, NEAR), (-1.9, NEAR), (2.1, OUTSIDE)]
+)
+def test_agreement_is_by_the_papers_deviation(gap, agreement, tmp_path):
+    fill(tmp_path, "ccvr/table1", PAPER, lambda cell, seed: (58.55 + gap) / 100)
+    assert table_result(recipe("ccvr/table1"), PAPER, tmp_path).cell("FedAvg", "α = 0.1").agreement == agreement
+
+
+def test_without_the_papers_deviation_ours_is_the_measure(tmp_path):
+    fill(tmp_path, "ccvr/table4", PAPER, lambda cell, seed: 0.5794 + (seed - 1) / 100)
+    cell = table_result(recipe("ccvr/table4"), PAPER, tmp_path).cell("FedAvg", "N = 50")
+    assert cell.paper.deviation is None
+    assert cell.agreement == INSIDE
+    alone = table_result(recipe("ccvr/table4"), Asked("paper", seeds=(1,)), tmp_path).cell("FedAvg", "N = 50")
+    assert (alone.difference, alone.agreement) == (pytest.approx(0), "")  # one seed has no deviation
+
+
+def test_other_data_are_not_judged(tmp_path):
+    asked = Asked("paper", "digits")
+    fill(tmp_path, "ccvr/table1", asked)
+    result = table_result(recipe("ccvr/table1"), asked, tmp_path)
+    assert all(cell.difference is None and not cell.agreement for cell in result.cells)
+    assert sum(counts(result).values()) == 0
+    assert "differences are not judged" in differences(result)[0]
+
+
+def test_a_gain_is_paired_over_the_seeds_with_its_interval(table):
+    gain = table.gain(table.cell("FedAvg + calibration (whole data)", "α = 0.1"))
+    assert (gain.over, gain.paper, gain.ours) == ("FedAvg", pytest.approx(6.15), pytest.approx(5))
+    assert gain.interval.low == pytest.approx(5) == gain.interval.high  # the same for each seed
+    assert table.gain(table.cell("FedAvg", "α = 0.1")) is None
+
+
+def test_what_is_missing_says_so(table, tmp_path):
+    cell = table.cell("FedAvg + clsnorm", "α = 0.5").cell
+    record_file(tmp_path, cell.training, 0).unlink()
+    write_failure(tmp_path, cell.training, 1, Failure("NaN", diverged=True))
+    again = table_result(recipe("ccvr/table1"), PAPER, tmp_path, {"cifar10": "no data: cifar10"})
+    found = again.cell("FedAvg + clsnorm", "α = 0.5")
+    assert found.missing == {0: "no data: cifar10", 1: "diverged"}
+    assert list(found.values) == [2]
+    assert any("some of the seeds" in sentence for sentence in findings(again))
+    assert not again.complete
+    assert table.complete
+
+
+def test_what_the_scale_leaves_out_is_not_in_the_table_and_is_said(tmp_path):
+    asked = Asked("small")
+    fill(tmp_path, "ccvr/table2", asked)
+    result = table_result(recipe("ccvr/table2"), asked, tmp_path)
+    assert result.cell("FedAvg", "CINIC-10").reason == "not at this scale"
+    assert any("24 cells" in sentence and "CINIC-10" in sentence for sentence in findings(result))
+    files = {file.suffix: file for file in written(result)}
+    assert "CINIC-10, ours" not in files[".md"].read_text()
+    assert "rounds 8 instead of 100" in files[".md"].read_text()
+
+
+def test_the_files_tell_the_same(table, tmp_path):
+    files = {file.suffix: file for file in written(table)}
+    told = json.loads(files[".json"].read_text())
+    cell = next(each for each in told["cells"] if (each["row"], each["column"]) == ("FedAvg", "α = 0.1"))
+    assert (cell["ours"]["mean"], cell["by_seed"]["0"], cell["agreement"]) == (
+        pytest.approx(59),
+        pytest.approx(58),
+        INSIDE,
+    )
+    assert cell["settings"]["partition"] == "dirichlet(alpha=0.1, cap=true)"
+    markdown, page = files[".md"].read_text(), files[".html"].read_text()
+    assert "59.00 ± 1.00" in markdown
+    assert "(+0.45) ●" in markdown
+    assert '<td class="number inside" data-value="59.0"' in page
+    for text in ("unskew reproduce this", "58.55 ± 0.98", "Ours is capped"):
+        assert text in markdown
+        assert text in page
+    place = files[".json"].parent / cell["runs"][0]
+    assert place.resolve() == record_file(tmp_path, table.cell("FedAvg", "α = 0.1").cell.training, 0).resolve()
+
+
+SOME = ("ccvr/table4", "ccvr/figure6", "ccvr/figure7", "fedeccr/figure3", "hsu/table5", "hsu/figure4a", "hsu/figure8a")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.heavy) for name in names()]
+)
+def test_every_recipe_writes_its_files(name, tmp_path):
+    one, asked = recipe(name), Asked("smoke", "digits")
+    fill(tmp_path, name, asked)
+    result = table_result(one, asked, tmp_path)
+    assert all(file.stat().st_size for file in written(result))
+    plain = [
+        cell
+        for cell in result.cells
+        if cell.cell.done and cell.cell.reads.partition("(")[0] in ("accuracy", "relative", "gain")
+    ]
+    assert all(cell.values for cell in plain)
+
+
+@pytest.mark.parametrize("name", ["ccvr/table2", "ccvr/figure6", "hsu/figure8a", "fedeccr/figure3"])
+def test_a_table_is_written_before_anything_was_run(name, tmp_path):
+    result = table_result(recipe(name), PAPER, tmp_path)
+    assert all(cell.reason == "not run yet" for cell in result.cells)
+    assert "not run yet" in written(result)[0].read_text()
+
+
+def test_a_record_outlives_its_run_folder(tmp_path):
+    config = Config(rounds=4, seed=3)
+    made = record(
+        tmp_path,
+        config,
+        0.4,
+        {"lda": 0.7},
+        silhouettes=[(2, 0.1), (4, 0.2)],
+        measures={"norms": {"server": [1.0, 3.0]}},
+    )
+    found = read_record(tmp_path, made.training, 3)
+    assert isinstance(found, Record)
+    assert found.result == replace(made.result, path=run_folder(tmp_path, made.training, 3))
+    assert (list(found.silhouettes), found.curve, found.measures) == (made.silhouettes, made.curve, made.measures)
+    assert read_record(tmp_path, made.training, 4) is None
+    assert found.has(["lda"], ["norms"])
+    assert not found.has(["ccvr"], [])
+    assert not found.has([], ["cka"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", '{"unskew": 1}', '{"unskew": 99, "result": {}}', '{"unskew": 1, "result": {}, "curve": 1}'],
+)
+def test_a_damaged_record_is_one_message(content, tmp_path):
+    file = record_file(tmp_path, "one", 0)
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    with pytest.raises(UserError, match=r"seed0\.json"):
+        read_record(tmp_path, "one", 0)
+
+
+def test_readings_read_what_they_say(tmp_path):
+    config = Config(rounds=10)
+    norms = {"server": [1.0, 3.0], "calibrated": {"lda": [2.0, 2.0]}, "rounds": [{"asked": True, "correlation": 0.5}]}
+    cka = {"layers": ["conv1", "classifier"], "means": [0.9, 0.4]}
+    measures = {"norms": norms, "norms(round=0)": {**norms, "rounds": [{"asked": True, "correlation": 0.7}]},
+                "cka(activated=true)": cka, "separability": {"mean": 1.5}}  # fmt: skip
+    one = record(tmp_path, config, 0.5, {"lda": 0.7}, silhouettes=[(1, 0.1), (10, 0.3)], measures=measures)
+    central = record(tmp_path, replace(config, method="centralised"), 0.8)
+
+    def read(text, after=""):
+        return parse_reading(text).read(Seen(one, after, central))
+
+    assert read("accuracy") == 50
+    assert read("accuracy", "lda") == pytest.approx(70)
+    assert read("accuracy", "ccvr") is None
+    assert read("gain", "lda") == pytest.approx(20)
+    assert read("gain") is None
+    assert read("best") == 50
+    assert read("at-round(4)") == pytest.approx(20)
+    assert read("at-round(11)") is None  # the run ended before
+    assert read("at-batch(8)") == pytest.approx(10)  # four batches a round
+    assert read("at-batch(41)") is None
+    assert read("rounds-to(50)") == 8  # half of 80 %
+    assert read("rounds-to(90)") is None
+    assert read("relative") == pytest.approx(62.5)
+    assert read("relative(round=4)") == pytest.approx(25)
+    assert parse_reading("relative").read(Seen(one)) is None
+    assert (read("emd"), read("silhouette"), read("seconds"), read("seconds", "lda")) == (1.5, 0.3, 10, 2)
+    assert (read("separability"), read("cka"), read("cka(layer=conv1)"), read("cka(layer=fc9)")) == (
+        1.5,
+        0.4,
+        0.9,
+        None,
+    )
+    assert (read("unevenness"), read("unevenness", "lda")) == (0.5, 0)
+    assert (read("correlation"), read("correlation(first=true)")) == (0.5, 0.7)
+    for wrong in ("nothing", "at-round", "at-round(x=1)", ""):
+        with pytest.raises(UserError):
+            check_reading(wrong)
+
+
+def test_a_run_without_what_is_read_has_no_value(tmp_path):
+    one = record(tmp_path, Config(rounds=2), 0.5, curve=[])
+    for text in (
+        "silhouette",
+        "separability",
+        "cka",
+        "unevenness",
+        "correlation",
+        "best",
+        "at-round(1)",
+        "at-batch(1)",
+    ):
+        assert parse_reading(text).read(Seen(one)) is None
+
+
+def test_charts_are_drawn_from_records_alone(tmp_path):
+    asked = Asked("smoke", "digits")
+    fill(tmp_path, "ccvr/figure7", asked)
+    assert not (tmp_path / "runs").exists()
+    files = written(table_result(recipe("ccvr/figure7"), asked, tmp_path))
+    assert len([file for file in files if file.suffix == ".svg"]) == 3  # a chart for each α
+    shutil.rmtree(tmp_path / "records")
+    empty = written(table_result(recipe("ccvr/figure7"), asked, tmp_path))
+    assert not [file for file in empty if file.suffix == ".svg"]
+
+
+def test_paths_of_tables_tell_scale_data_and_changes_apart():
+    folders = {
+        Asked(*args).folder for args in (("small",), ("paper",), ("small", "digits"), ("small", "", {"rounds": 5}))
+    }
+    assert len(folders) == 4
+    assert Asked("small", "arrays:/a/b c.npz").folder == "small-arrays-a-b-c.npz"
+    with pytest.raises(UserError, match="--scale"):
+        Asked("large")
+
+
+def test_cells_of_a_figure_have_the_variables_of_their_rows():
+    cells = cells_of(recipe("hsu/figure8a"), PAPER)
+    assert {float(cell.variables["rate"]) for cell in cells} == {0.001, 0.003162, 0.01, 0.03162, 0.1, 0.3162, 1}
+    one = next(cell for cell in cells if (cell.variables["rate"], cell.variables["keep"]) == (0.1, 0.1))
+    assert (one.config.lr, one.config.method) == (0.01, "fedavgm(beta=0.9)")
+    assert Path(one.training).name == one.training

@@ -1,0 +1,60 @@
+"""One run of several: what it has is kept, what is missing is added, what fails does not stop the rest."""
+
+import pytest
+
+from unskew.core.errors import UserError
+from unskew.runs.config import Config
+from unskew.runs.result import read_result
+from unskew.sweeps import work
+from unskew.sweeps.jobs import do_all
+from unskew.sweeps.work import Task, do
+
+SMALL = Config(rounds=1, epochs=1, clients=3, partition="iid", engine="loop")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    task = Task(SMALL, tmp_path_factory.mktemp("work") / "run", ("lda",), ("skew",))
+    assert do(task) is None
+    return task
+
+
+def test_a_trained_run_gets_its_calibrations_and_measures(trained):
+    assert list(read_result(trained.path).calibrations) == ["lda"]
+    assert (trained.path / "figures" / "skew.json").exists()
+
+
+def test_only_what_is_missing_is_made(trained, monkeypatch):
+    asked = []
+    monkeypatch.setattr(work, "calibrate_run", lambda path, *names, **_: asked.append(names))
+    monkeypatch.setattr(work.train, "run", lambda *_, **__: pytest.fail("it is trained already"))
+    assert do(Task(SMALL, trained.path, ("lda",), ("skew",))) is None
+    assert asked == []
+    do(Task(SMALL, trained.path, ("lda", "ridge")))
+    assert asked == [("ridge",)]
+
+
+def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
+    failure = do(Task(SMALL, trained.path, ("ccvr(layers=9)", "ridge"), ("separability(x=1)", "curves")))
+    assert "layers" in failure.reason
+    assert "separability" in failure.reason
+    assert not failure.diverged
+    assert "ridge" in read_result(trained.path).calibrations
+    assert (trained.path / "figures" / "curves.json").exists()
+
+
+def test_several_processes_make_the_same(trained, tmp_path):
+    ended = {}
+    tasks = [Task(SMALL, tmp_path / str(place), ("lda",), ("skew",)) for place in range(2)]
+    do_all(tasks, 2, ended.__setitem__, lambda place, number: None)
+    assert ended == {0: None, 1: None}
+    alone, other = (read_result(path) for path in (trained.path, tmp_path / "1"))
+    assert other.weights_sha256 == alone.weights_sha256
+    assert other.calibrations["lda"].accuracy == alone.calibrations["lda"].accuracy
+
+
+def test_a_run_that_cannot_be_trained_is_a_failure(tmp_path):
+    failure = do(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
+    assert "nothing" in failure.reason
+    with pytest.raises(UserError):
+        read_result(tmp_path / "run")
