@@ -162,8 +162,9 @@ def _against_emd(result: TableResult, spec: Spec) -> list[Chart]:
     for colour, row in enumerate(result.recipe.rows):
         points = []
         for each in result.cells:
-            if each.cell.row is row and each.ours is not None and each.records:
-                points.append((fmean(one.result.emd for one in each.records.values()), each))
+            unlike = [one.result.emd for one in each.records.values() if one.result.emd is not None]
+            if each.cell.row is row and each.ours is not None and unlike:
+                points.append((fmean(unlike), each))
         points.sort(key=lambda pair: pair[0])
         tips = [f"{row.name}, {each.cell.column.name}, EMD {x:.2f}: {each.words()}" for x, each in points]
         means = [each.ours.mean if each.ours else None for _, each in points]
