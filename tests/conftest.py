@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -33,6 +34,16 @@ def pytest_collection_modifyitems(items):
         return place.get(first, len(ORDER) // 2)
 
     items.sort(key=when)
+
+
+@pytest.fixture(autouse=True)
+def interrupts_as_before():
+    """What a test leaves as the handler of an interrupt does not reach the next one."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if handler is not None:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

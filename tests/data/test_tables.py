@@ -363,8 +363,8 @@ def test_a_partition_is_made_without_reading_the_photographs(tmp_path, capsys):
     for picture in (tmp_path / "pictures").iterdir():
         picture.unlink()
     assert command(capsys, "partition", "--data", f"table:{path}", "--partition", "users", "--out", whole)[0] == 0
-    found = np.load(whole)
-    assert len(found["client"]) == 24
+    with np.load(whole) as found:
+        assert len(found["client"]) == 24
 
 
 def test_the_budgets_are_read_and_checked(monkeypatch, tmp_path):

@@ -20,7 +20,7 @@ def python(text):
     return [sys.executable, "-c", text]
 
 
-def until(condition, seconds=10.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen"

@@ -153,7 +153,6 @@ def _tell(line: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """Serve with the settings file that is named; the exit code."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         if len(arguments) != 1:
             raise UserError("give the settings file: python -m unskew.engines.flower.node_service SETTINGS.toml")
@@ -167,4 +166,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     sys.exit(main(sys.argv[1:]))
