@@ -16,8 +16,8 @@ def result(config: Config, path: Path, accuracy: float, calibrations=None) -> Re
     per_round = config.per_round or config.clients or 10
     return Result(
         path, config.method, config.data, config.partition, config.clients or 10, per_round, config.rounds, config.seed,
-        "loop", accuracy, 1.0, 1.5, 100, 10.0, 10.0, 5000, 5000, "ab" * 32, config.model or "tiny-cnn", "cd" * 32,
-        "ef" * 32, calibrations=made, settings=dict(deciding(config)),
+        "loop", accuracy, 1.0, 100, 10.0, 10.0, 5000, 5000, "ab" * 32, config.model or "tiny-cnn", "cd" * 32,
+        "ef" * 32, emd=1.5, calibrations=made, settings=dict(deciding(config)),
     )  # fmt: skip
 
 
