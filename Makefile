@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format faults bench pictures methods-table calibration-table epsilon-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup browser run test check format faults bench peers pictures methods-table calibration-table epsilon-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,6 +53,15 @@ faults: $(READY) ## Break things on purpose, for MINUTES (10): is a wrong result
 
 bench: $(READY) ## Speed, side by side in one run; UNSKEW_DATA names a folder with CIFAR-10
 	$(BIN)/python benchmarks/run.py --out benchmarks/results.md
+
+.venv-peers/ready: benchmarks/peers.txt
+	@echo "Building .venv-peers: pfl-research, Flower's simulator and PyTorch take some minutes."
+	@$(PYTHON) -m venv .venv-peers
+	@.venv-peers/bin/pip install --quiet --disable-pip-version-check -r benchmarks/peers.txt
+	@touch .venv-peers/ready
+
+peers: $(READY) .venv-peers/ready ## Rounds of pfl-research and Flower's simulator beside ours, in turn; builds an environment for them
+	$(BIN)/python benchmarks/peers.py
 
 pictures: $(READY) ## Make the pictures of README and docs from real runs
 	$(BIN)/python docs/make_pictures.py
