@@ -16,6 +16,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.core.units import format_bytes, format_duration
 from unskew.data.population import Partition, Population
+from unskew.engines import processes
 from unskew.methods import parse_method
 from unskew.round.algorithm import Algorithm
 from unskew.round.driver import Metrics
@@ -40,7 +41,8 @@ def overview(**changes):
     config = replace(Config(), rounds=3, per_round=2, model="tiny-cnn", augment=False)
     seen = Overview(
         path=Path("runs/a"), config=config, images=images, partition=partition,
-        population=Population.from_partition(partition), emd=0.5, engine="loop", workers=0, parameters=13_706,
+        population=Population.from_partition(partition), emd=0.5, engine="loop", processes=processes("loop", 0),
+        parameters=13_706,
         first_round=1, local=config.local(), visits=(Visit(0, 9.0), Visit(1, 3.0)), algorithm=Algorithm(),
         data_bytes=2_000, memory_bytes=3_000_000, disk_bytes=999,
     )  # fmt: skip
@@ -125,8 +127,8 @@ def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of
 
 def test_one_of_anything_is_not_many():
     one = Population.from_partition(Partition(np.zeros(3, np.int32), 1, "iid", 0))
-    changes = {"population": one, "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0), "workers": 1}
-    text = " ".join(shown(overview(engine="pool", **changes), width=300).split())
+    changes = {"population": one, "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0)}
+    text = " ".join(shown(overview(engine="pool", processes=processes("pool", 1), **changes), width=300).split())
     assert "iid: 1 client of 3 examples, EMD" in text
     assert "pool (1 worker)" in text
     console = Console(file=io.StringIO(), width=200)
@@ -156,7 +158,7 @@ def test_the_overview_says_what_the_run_will_be():
     ):
         assert words in text
     assert "resuming" not in text
-    assert "pool (4 workers)" in shown(overview(engine="pool", workers=4), width=300)
+    assert "pool (4 workers)" in shown(overview(engine="pool", processes=processes("pool", 4)), width=300)
 
 
 def test_a_resumed_run_says_so_and_counts_its_time_from_there():
