@@ -127,12 +127,8 @@ def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of
 
 def test_one_of_anything_is_not_many():
     one = Population.from_partition(Partition(np.zeros(3, np.int32), 1, "iid", 0))
-    changes = {
-        "population": one,
-        "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0),
-        "processes": processes("pool", 1),
-    }
-    text = " ".join(shown(overview(engine="pool", **changes), width=300).split())
+    changes = {"population": one, "partition": Partition(np.zeros(3, np.int32), 1, "iid", 0)}
+    text = " ".join(shown(overview(engine="pool", processes=processes("pool", 1), **changes), width=300).split())
     assert "iid: 1 client of 3 examples, EMD" in text
     assert "pool (1 worker)" in text
     console = Console(file=io.StringIO(), width=200)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from photo_tables import write_table
 from torchrun_ranks import PATHS, free_port
 
 pytestmark = pytest.mark.heavy
@@ -88,6 +89,14 @@ def test_any_number_of_ranks_gives_the_bits_of_the_loop(kind, ranks, tmp_path, b
     found = done(torchrun(ranks, *RANKS, "run", *words, "--engine", "torchrun", "--out", "run"), tmp_path)
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("sha256") == 1  # one of them speaks
+    assert outcome(tmp_path / "run") == by_the_loop(*words)
+
+
+def test_photographs_are_read_by_every_rank(tmp_path, by_the_loop):
+    write_table(tmp_path, 60)
+    words = ["--data", f"table:{tmp_path / 'photos.csv'}?size=16", "--partition", "users", "--rounds", "2"]
+    found = done(torchrun(2, *RANKS, "run", *words, "--engine", "torchrun", "--out", "run"), tmp_path)
+    assert found.returncode == 0, found.stderr
     assert outcome(tmp_path / "run") == by_the_loop(*words)
 
 

@@ -266,6 +266,13 @@ def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):
         unskew.sweep(over="lr=0.1,0.2", engine="torchrun", out=tmp_path / "sweep")
 
 
+def test_the_overview_counts_a_process_and_a_copy_of_the_data_for_each_rank(monkeypatch):
+    for name, value in variables(0, 3, 29500).items():
+        monkeypatch.setenv(name, value)
+    assert engines.processes("torchrun", 8) == engines.Processes(3, 3, 3, "3 ranks")
+    assert engines.processes("pool", 8) == engines.Processes(9, 8, 2, "8 workers")
+
+
 def test_a_run_that_was_made_with_torchrun_is_used_without_it():
     assert engines.inherited("torchrun") == "auto"
     assert engines.inherited("pool") == "pool"
