@@ -6,10 +6,11 @@ import torch
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.data.check import check
 from unskew.data.partition import partition
 from unskew.data.partition_values import partition_from
 from unskew.data.population import Partition
-from unskew.data.sources import check, load
+from unskew.data.sources import load
 
 LABELS = np.arange(20) % 4
 
