@@ -35,8 +35,8 @@ def test_a_function_that_takes_data_dir_is_told_it(tmp_path):
 def test_checking_a_function_says_what_it_gives():
     (finding,) = check("outside_data:stripes", None)
     assert finding.detail == "60 training and 15 test images"
-    (finding,) = check("outside_data:wrong", None)
-    assert not finding.whole
+    with pytest.raises(UserError, match="is an int; give an ImageSet"):
+        check("outside_data:wrong", None)
 
 
 @pytest.mark.parametrize(
