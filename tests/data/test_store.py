@@ -67,7 +67,7 @@ def test_a_changed_file_is_decoded_again_and_alone(table, cache, decoded, tmp_pa
 
 def test_other_sizes_have_stores_of_their_own(table, cache, decoded):
     load_table(table, cache)
-    assert load_table(table.replace("16", "8"), cache).shape == (3, 8, 8)
+    assert load_table(table.replace("size=16", "size=8"), cache).shape == (3, 8, 8)
     assert len(decoded) == 40
 
 
