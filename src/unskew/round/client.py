@@ -27,8 +27,8 @@ from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job
 from unskew.round.schedules import in_round
+from unskew.round.update import new_room, update_layout
 from unskew.round.update import update as weighted_update
-from unskew.round.update import update_layout
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class ClientSide:
     population: Population
     memory: ClientMemory | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
+    room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
 
     @cached_property
     def weights(self) -> Tensors:
@@ -67,9 +68,21 @@ class ClientSide:
         return update_layout(self.packed)
 
     @cached_property
+    def outside(self) -> bool:
+        """Whether the network is not one of ours."""
+        return from_outside(self.network)
+
+    @cached_property
+    def trained(self) -> list[Tensor]:
+        """The parameters that are trained."""
+        return list(self.params.values())
+
+    @cached_property
     def plain_gradients(self) -> Gradients | None:
-        """The gradients of the mean cross-entropy by hand, where the network has them."""
-        return None if from_outside(self.network) else plain_gradients(self.network)
+        """The loss and its gradients by hand, where network and objective are so plain that this is possible."""
+        algorithm = self.algorithm
+        added = algorithm.margin or algorithm.terms or algorithm.blend is not None or algorithm.head is not None
+        return None if added or self.outside else plain_gradients(self.network)
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -175,7 +188,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     memory = {} if side.memory is None else side.memory.recall(visit)
     before = side.start(shared)
     received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-    with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
+    with seeded(key.fold("forward")) if side.outside else nullcontext():
         loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
     steps = len(batches.counts)
