@@ -22,7 +22,7 @@ from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.layers import Network
-from unskew.models.passes import Gradients, plain_gradients
+from unskew.models.passes import Passes, passes
 from unskew.round.client_memory import ClientMemory
 from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job
@@ -78,11 +78,15 @@ class ClientSide:
         return list(self.params.values())
 
     @cached_property
-    def plain_gradients(self) -> Gradients | None:
-        """The loss and its gradients by hand, where network and objective are so plain that this is possible."""
-        algorithm = self.algorithm
-        added = algorithm.margin or algorithm.terms or algorithm.blend is not None or algorithm.head is not None
-        return None if added or self.outside else plain_gradients(self.network)
+    def passes(self) -> Passes | None:
+        """The network's passes by hand, where all its layers are known."""
+        return None if self.outside else passes(self.network)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether clients minimise the mean cross-entropy and nothing else."""
+        own = self.algorithm
+        return not (own.margin or own.terms) and own.blend is None and own.head is None
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, b
     """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
     losses = list[Tensor]()
     update = optimizer(side.trained, local, len(batches.counts))
-    gradients_of = side.plain_gradients or _by_autograd(side, shared, memory, client)
+    by_hand = side.passes if side.plain else None
+    gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
         loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
@@ -37,11 +38,12 @@ def _by_autograd(
     side: "ClientSide", shared: Tensors, memory: Tensors, client: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]:
     """From images and labels to the loss that the methods make and its gradients."""
-    network, algorithm, counts = side.network, side.algorithm, side.counts(client).to(side.device)
+    algorithm, counts = side.algorithm, side.counts(client).to(side.device)
+    encoder = side.network.encoder if side.passes is None else side.passes.encode
     encode, predict = _references(side, shared, memory)
 
     def gradients_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        features = network.encoder(images)
+        features = encoder(images)
         logits = side.logits(features)
         others = partial(encode, images), partial(predict, images)
         seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
