@@ -22,7 +22,11 @@ Backward = Callable[[Tensor, Any], tuple[Tensor | None, tuple[Tensor, ...]]]
 
 Layer = tuple[Forward, Backward]
 
-_aten = torch.ops.aten
+_log_softmax = torch.ops.aten._log_softmax.default
+_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+_losses = torch.ops.aten.nll_loss_forward.default
+_losses_backward = torch.ops.aten.nll_loss_backward.default
+_relu_backward = torch.ops.aten.threshold_backward.default
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,11 @@ def _backward(layers: Sequence[Layer], above: Tensor, saved: Sequence[Any]) -> l
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean over the examples, and its gradient with respect to the logits [B, C]."""
-    logarithms = _aten._log_softmax.default(logits, 1, False)
-    losses, weight = _aten.nll_loss_forward.default(logarithms, labels, None, 0, -100)
+    logarithms = _log_softmax(logits, 1, False)
+    losses, weight = _losses(logarithms, labels, None, 0, -100)
     each = torch.full_like(losses, 1 / len(labels))
-    above = _aten.nll_loss_backward.default(each, logarithms, labels, None, 0, -100, weight)
-    return losses.mean(), _aten._log_softmax_backward_data.default(above, logarithms, 1, logits.dtype)
+    above = _losses_backward(each, logarithms, labels, None, 0, -100, weight)
+    return losses.mean(), _log_softmax_backward(above, logarithms, 1, logits.dtype)
 
 
 def _linear(part: nn.Linear, first: bool) -> Layer:
@@ -126,7 +130,7 @@ def _relu(part: nn.ReLU, first: bool) -> Layer:
         return result, result
 
     def backward(gradient: Tensor, result: Tensor) -> tuple[Tensor | None, tuple[()]]:
-        return _aten.threshold_backward.default(gradient, result, 0), ()
+        return _relu_backward(gradient, result, 0), ()
 
     return forward, backward
 

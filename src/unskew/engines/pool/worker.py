@@ -14,13 +14,13 @@ from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
 from unskew.core.packing import PackedSums
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, Tensors
+from unskew.core.types import Failure, Tensors, Visit
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
 from unskew.engines.work import visit_from
-from unskew.round.client import ClientSide
+from unskew.round.client import ClientSide, plan_ahead, train
 from unskew.round.jobs import Job, attempt, find_job
 
 
@@ -62,10 +62,13 @@ class Desk:
         file.clear()
         results = list[dict[str, Any]]()
         answer = {"slot": slot, "results": results}
-        for place, fields in visits:
+        group = [(place, visit_from(fields)) for place, fields in visits]
+        if self.job[0] is train and len(group) > 1:
+            plan_ahead(self.side, self.shared, [visit for _, visit in group if isinstance(visit, Visit)], self.key)
+        for place, visit in group:
             file.running = place
             try:
-                done = attempt(self.side, self.job, self.shared, visit_from(fields), self.key)
+                done = attempt(self.side, self.job, self.shared, visit, self.key)
             except StorageFailure as error:
                 return answer | {"storage": str(error), "lost": isinstance(error, LostMemory)}
             if isinstance(done, Failure):
