@@ -12,6 +12,7 @@ import numpy as np
 from measure import Row, at_least, at_most, medians
 from unskew import engines, models
 from unskew.core import tensors
+from unskew.core.context import neutral
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Local, Split
 from unskew.data.partition import partition
@@ -32,6 +33,7 @@ class Federation:
         self.state = driver.start(side.algorithm, tensors.of_module(side.network))
         self.engine = engines.open_engine(engine, engines.EngineSetup(self.blueprint, data, workers))
 
+    @neutral()  # as in a run: one thread on the server's side too
     def round(self):
         self.state, metrics = driver.run_round(
             self.algorithm, self.engine, self.state, Key(0), per_round=self.per_round, rounds=1000

@@ -113,9 +113,9 @@ def processor_seconds(root):
 
 @contextlib.contextmanager
 def busy(cores):
-    """One other process a core at the lowest priority, for as long as the block lasts."""
+    """One other process a core at the lowest priority, each a session as a program is, while the block lasts."""
     loop = "import os\nos.nice(19)\nwhile True: pass"
-    others = [subprocess.Popen([sys.executable, "-c", loop]) for _ in range(cores)]
+    others = [subprocess.Popen([sys.executable, "-c", loop], start_new_session=True) for _ in range(cores)]
     try:
         yield
     finally:

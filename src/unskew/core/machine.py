@@ -4,7 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -103,12 +103,13 @@ def synchronize(device: torch.device) -> None:
         torch.mps.synchronize()
 
 
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> AbstractContextManager[None]:
     """On CUDA only kernels that give the same bits every time inside, as before outside; elsewhere nothing changes."""
-    if device.type != "cuda":
-        yield
-        return
+    return _deterministic(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _deterministic(device: torch.device) -> Iterator[None]:
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
     torch.use_deterministic_algorithms(True)

@@ -39,6 +39,8 @@ class Plan:
 
     def to(self, device: torch.device) -> "Plan":
         """The same plan on that device: copied once a visit, not once a step."""
+        if self.index.device == device:
+            return self
         moved = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
         return Plan(self.index.to(device), self.counts, *moved)
 

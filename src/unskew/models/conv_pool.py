@@ -71,17 +71,19 @@ def first_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor]:
 def later_forward(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Saved]:
     """For a later layer: channels last where that is faster (forward, weights), channels first where not (input)."""
     last = x.contiguous(memory_format=torch.channels_last)
-    wide = F.conv2d(last, weight, bias)
-    pooled, index = _pool(wide, [2, 2], [2, 2])
-    return pooled, (last, weight, wide, index)
+    pooled, index = _pool(F.conv2d(last, weight, bias), [2, 2], [2, 2])
+    return pooled, (last, weight, index)
 
 
 def later_backward(gradient: Tensor, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weight and bias."""
-    last, weight, wide, index = saved
-    whole = _pool_backward(gradient, wide, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
-    _, weight_gradient, bias_gradient = _of_weights(whole, last, weight, stride=1)
-    return F.conv_transpose2d(whole.contiguous(), weight), weight_gradient, bias_gradient
+    """The gradients of input, weight and bias. Of what was pooled only the shape counts: channels first is faster."""
+    last, weight, index = saved
+    (out, _, *kernel), (_, _, *sides) = weight.shape, last.shape
+    shaped = last.new_empty(len(last), out, sides[0] - kernel[0] + 1, sides[1] - kernel[1] + 1)
+    whole = _pool_backward(gradient, shaped, [2, 2], [2, 2], [0, 0], [1, 1], False, index)
+    over = whole.contiguous(memory_format=torch.channels_last)
+    _, weight_gradient, bias_gradient = _of_weights(over, last, weight, stride=1)
+    return F.conv_transpose2d(whole, weight), weight_gradient, bias_gradient
 
 
 class _First(torch.autograd.Function):

@@ -5,11 +5,13 @@ starting them from there takes as long as what they compute. Only networks whose
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from unskew.models.conv_pool import ConvPool, first_backward, first_forward, later_backward, later_forward
 from unskew.models.layers import Network
@@ -19,14 +21,38 @@ Backward = Callable[[Tensor, Any], tuple[Tensor | None, tuple[Tensor, ...]]]
 """The output's gradient -> the input's (None for a first layer) and those of the layer's own parameters."""
 
 Layer = tuple[Forward, Backward]
-Gradients = Callable[[Tensor, Tensor], tuple[Tensor, list[Tensor]]]
-"""Images, labels -> the mean cross-entropy, its gradients in the order of the network's parameters."""
 
-_aten = torch.ops.aten
+_log_softmax = torch.ops.aten._log_softmax.default
+_log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
+_losses = torch.ops.aten.nll_loss_forward.default
+_losses_backward = torch.ops.aten.nll_loss_backward.default
+_relu_backward = torch.ops.aten.threshold_backward.default
 
 
-def plain_gradients(network: nn.Module) -> Gradients | None:
-    """The gradients of the mean cross-entropy by hand; None where a layer is not known here, or not on the CPU."""
+@dataclass(frozen=True)
+class Passes:
+    """The layers of a network's encoder and its classifier, each with its way forward and back."""
+
+    encoder: tuple[Layer, ...]
+    classifier: Layer
+    params: tuple[Tensor, ...]  # the encoder's, as autograd knows them
+
+    def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """The mean cross-entropy, and its gradients in the order of the network's parameters."""
+        with torch.inference_mode():
+            layers = (*self.encoder, self.classifier)
+            logits, saved = _forward(layers, images)
+            loss, above = _cross_entropy(logits, labels)
+            return loss, _backward(layers, above, saved)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The features, to autograd one step from images and parameters: for any other objective."""
+        features: Tensor = _Encoded.apply(self.encoder, images, *self.params)  # type: ignore[no-untyped-call]
+        return features
+
+
+def passes(network: nn.Module) -> Passes | None:
+    """A network's passes by hand; None where a layer is not known here, or not on the CPU."""
     if type(network) is not Network or type(network.encoder) is not nn.Sequential:
         return None
     parts = [*network.encoder, network.classifier]
@@ -34,13 +60,21 @@ def plain_gradients(network: nn.Module) -> Gradients | None:
         return None
     if len({id(value) for value in network.parameters()}) < sum(len(list(part.parameters())) for part in parts):
         return None  # a layer that occurs twice: autograd adds its gradients
-    layers = [LAYERS[type(part)](part, place == 0) for place, part in enumerate(parts)]
+    *encoder, classifier = (LAYERS[type(part)](part, place == 0) for place, part in enumerate(parts))
+    return Passes(tuple(encoder), classifier, tuple(network.encoder.parameters()))
 
-    def gradients(images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-        with torch.inference_mode():
-            return _passed(layers, images, labels)
 
-    return gradients
+class _Encoded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, layers: Sequence[Layer], images: Tensor, *params: Tensor) -> Tensor:
+        features, saved = _forward(layers, images)
+        ctx.layers, ctx.saved = layers, saved
+        return features
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *_backward(ctx.layers, gradients[0], ctx.saved)
 
 
 def _known(part: nn.Module) -> bool:
@@ -51,27 +85,30 @@ def _known(part: nn.Module) -> bool:
     return plain and trained and not any(hooks) and getattr(part, "bias", 0) is not None
 
 
-def _passed(layers: Sequence[Layer], images: Tensor, labels: Tensor) -> tuple[Tensor, list[Tensor]]:
-    value, saved = images, []
+def _forward(layers: Sequence[Layer], value: Tensor) -> tuple[Tensor, list[Any]]:
+    saved: list[Any] = []
     for forward, _ in layers:
         value, kept = forward(value)
         saved.append(kept)
-    loss, above = _cross_entropy(value, labels)
+    return value, saved
+
+
+def _backward(layers: Sequence[Layer], above: Tensor, saved: Sequence[Any]) -> list[Tensor]:
     found: list[tuple[Tensor, ...]] = []
     for (_, backward), kept in zip(reversed(layers), reversed(saved), strict=True):
         below, own = backward(above, kept)
         above = above if below is None else below  # None at the first layer, which is the last one here
         found.append(own)
-    return loss, [each for own in reversed(found) for each in own]
+    return [each for own in reversed(found) for each in own]
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean over the examples, and its gradient with respect to the logits [B, C]."""
-    logarithms = _aten._log_softmax.default(logits, 1, False)
-    losses, weight = _aten.nll_loss_forward.default(logarithms, labels, None, 0, -100)
+    logarithms = _log_softmax(logits, 1, False)
+    losses, weight = _losses(logarithms, labels, None, 0, -100)
     each = torch.full_like(losses, 1 / len(labels))
-    above = _aten.nll_loss_backward.default(each, logarithms, labels, None, 0, -100, weight)
-    return losses.mean(), _aten._log_softmax_backward_data.default(above, logarithms, 1, logits.dtype)
+    above = _losses_backward(each, logarithms, labels, None, 0, -100, weight)
+    return losses.mean(), _log_softmax_backward(above, logarithms, 1, logits.dtype)
 
 
 def _linear(part: nn.Linear, first: bool) -> Layer:
@@ -93,7 +130,7 @@ def _relu(part: nn.ReLU, first: bool) -> Layer:
         return result, result
 
     def backward(gradient: Tensor, result: Tensor) -> tuple[Tensor | None, tuple[()]]:
-        return _aten.threshold_backward.default(gradient, result, 0), ()
+        return _relu_backward(gradient, result, 0), ()
 
     return forward, backward
 

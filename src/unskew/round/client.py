@@ -1,7 +1,7 @@
 """3. What they do: a client's jobs before and during a round, and what a process needs to do any client's work."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,13 +22,13 @@ from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.layers import Network
-from unskew.models.passes import Gradients, plain_gradients
+from unskew.models.passes import Passes, passes
 from unskew.round.client_memory import SavedStates
 from unskew.round.descent import descend
-from unskew.round.jobs import Answer, Job
+from unskew.round.jobs import Answer, Job, visit_key
 from unskew.round.schedules import in_round
+from unskew.round.update import new_room, update_layout
 from unskew.round.update import update as weighted_update
-from unskew.round.update import update_layout
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class ClientSide:
     memory: SavedStates | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
     own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
+    room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
 
     @cached_property
     def weights(self) -> Tensors:
@@ -68,9 +69,25 @@ class ClientSide:
         return update_layout(self.packed)
 
     @cached_property
-    def plain_gradients(self) -> Gradients | None:
-        """The gradients of the mean cross-entropy by hand, where the network has them."""
-        return None if from_outside(self.network) else plain_gradients(self.network)
+    def outside(self) -> bool:
+        """Whether the network is not one of ours."""
+        return from_outside(self.network)
+
+    @cached_property
+    def trained(self) -> list[Tensor]:
+        """The parameters that are trained."""
+        return list(self.params.values())
+
+    @cached_property
+    def passes(self) -> Passes | None:
+        """The network's passes by hand, where all its layers are known."""
+        return None if self.outside else passes(self.network)
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether clients minimise the mean cross-entropy and nothing else."""
+        own = self.algorithm
+        return not (own.margin or own.terms) and own.blend is None and own.head is None
 
     @cached_property
     def classifier(self) -> tuple[str, ...]:
@@ -81,6 +98,11 @@ class ClientSide:
     def device(self) -> torch.device:
         """What this side trains on: the device of its images and its network."""
         return self.train.device
+
+    @cached_property
+    def planned(self) -> dict[Key, Plan]:
+        """Plans that were drawn ahead, by the key of their visit."""
+        return {}
 
     @cached_property
     def _received(self) -> list[tuple[Tensors, Tensors]]:
@@ -164,6 +186,20 @@ def survey(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: s
     return sums
 
 
+def plan_ahead(side: ClientSide, shared: Tensors, visits: Sequence[Visit], key: Key) -> None:
+    """Draw the plans of the next visits that train, one after another.
+
+    They are the same in any order. Between two trainings drawing takes four times as long: its code has to come back
+    from memory each time.
+    """
+    side.planned.clear()
+    local, clients = in_round(side.algorithm.local, shared), side.population.clients
+    for visit in visits:
+        if 0 <= visit.client < clients:  # any other fails when its turn comes
+            own = visit_key(key, visit)
+            side.planned[own] = plan(side.population.examples(visit.client), visit.take, local, own)
+
+
 def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
     """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64.
 
@@ -172,11 +208,11 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     """
     algorithm = side.algorithm
     local = in_round(algorithm.local, shared)
-    batches = plan(side.population.examples(visit.client), visit.take, local, key)
+    batches = side.planned.pop(key, None) or plan(side.population.examples(visit.client), visit.take, local, key)
     memory = {} if side.memory is None else side.memory.recall(visit)
     before = side.start(shared)
     received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-    with seeded(key.fold("forward")) if from_outside(side.network) else nullcontext():
+    with seeded(key.fold("forward")) if side.outside else nullcontext():
         loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
     steps = len(batches.counts)

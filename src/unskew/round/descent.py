@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, batches: Plan, local: Local) -> float:
     """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
     losses = list[Tensor]()
-    values = list(side.params.values())
-    update = optimizer(values, local)
-    gradients_of = _gradients(side, shared, memory, client, values)
+    update = optimizer(side.trained, local, len(batches.counts))
+    by_hand = side.passes if side.plain else None
+    gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
         loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
@@ -34,31 +34,30 @@ def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, b
     return _total(losses, batches.counts)
 
 
-def _gradients(
-    side: "ClientSide", shared: Tensors, memory: Tensors, client: int, values: list[Tensor]
+def _by_autograd(
+    side: "ClientSide", shared: Tensors, memory: Tensors, client: int
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]:
-    """From images and labels to the loss and its gradients: by hand where the objective is plain, else by autograd."""
-    network, algorithm = side.network, side.algorithm
-    plain = not (algorithm.margin or algorithm.terms) and algorithm.blend is None and algorithm.head is None
-    if plain and side.plain_gradients is not None:
-        return side.plain_gradients
-    counts = side.counts(client).to(side.device)
+    """From images and labels to the loss that the methods make and its gradients."""
+    algorithm, counts = side.algorithm, side.counts(client).to(side.device)
+    encoder = side.network.encoder if side.passes is None else side.passes.encode
     encode, predict = _references(side, shared, memory)
 
-    def by_autograd(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
-        features = network.encoder(images)
+    def gradients_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        features = encoder(images)
         logits = side.logits(features)
         others = partial(encode, images), partial(predict, images)
         seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
         value = objective(algorithm, seen).value()
-        gradients = torch.autograd.grad(value, values, materialize_grads=True)  # zero where a parameter is not used
+        gradients = torch.autograd.grad(value, side.trained, materialize_grads=True)  # zero for one that is not used
         return value.detach(), gradients
 
-    return by_autograd
+    return gradients_of
 
 
 def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
     """Σ loss·count, in the order of the steps."""
+    if len(losses) == 1:
+        return losses[0].item() * counts[0]
     total = 0.0
     for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
         total += loss * count

@@ -75,13 +75,18 @@ def find_job(text: str, table: Mapping[str, Job]) -> tuple[Job, str]:
     raise UserError(f"no job is called {name!r}; {nearest(name, table)}")
 
 
+def visit_key(key: Key, visit: Visit) -> Key:
+    """What a visit draws from, made from its round's key."""
+    return key.fold("client", visit.client, visit.repeat)
+
+
 def attempt(
     side: "ClientSide", job: tuple[Job, str], shared: Tensors, visit: Visit | TestPart, key: Key
 ) -> Done | Failure:
     """Run the job for one visit: its result, or the reason why it failed."""
     work, options = job
     if isinstance(visit, Visit):
-        client, repeat, key = visit.client, visit.repeat, key.fold("client", visit.client, visit.repeat)
+        client, repeat, key = visit.client, visit.repeat, visit_key(key, visit)
     else:
         client, repeat = None, 0
     try:

@@ -8,7 +8,6 @@ import os
 import selectors
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from unskew.core.context import neutral
@@ -129,7 +128,7 @@ class Pool:
             if (slot := self._free_slot(worker, work)) is None or not (places := work.next_group(len(self._workers))):
                 return
             worker.tasks[slot] = places
-            worker.send({"slot": slot, "visits": [(place, asdict(work.visits[place])) for place in places]})
+            worker.send({"slot": slot, "visits": [(place, vars(work.visits[place])) for place in places]})
 
     def _free_slot(self, worker: Worker, work: Work) -> int | None:
         """A slot for the next group's results; those of a worker that has nothing to do are copied out of one."""

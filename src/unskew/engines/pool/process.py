@@ -37,6 +37,7 @@ class Worker:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
+            start_new_session=True,  # Linux divides busy cores among sessions: see start.py
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(map(os.path.abspath, filter(None, sys.path))),

@@ -77,10 +77,16 @@ class ResultFile:
         """The next vector will be the first one."""
         self._end = ALIGN
 
+    def room(self, count: int) -> Tensor:
+        """Room for a vector behind the last one."""
+        return self.read(self._end, count)
+
     def write(self, vector: Tensor) -> tuple[int, int]:
-        """Copy a vector behind the last one; where it begins, and how many numbers it has."""
+        """Write a vector behind the last one, unless it was made there: where it begins, how many numbers it has."""
         where = (self._end, vector.numel())
-        self.read(*where).copy_(vector)
+        room = self.read(*where)
+        if room.data_ptr() != vector.data_ptr():
+            room.copy_(vector)
         self._end += -(-vector.numel() * DOUBLE // ALIGN) * ALIGN
         return where
 

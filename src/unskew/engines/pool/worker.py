@@ -5,7 +5,7 @@
 
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,13 +14,13 @@ from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
 from unskew.core.packing import PackedSums
 from unskew.core.tensors import Layout
-from unskew.core.types import Failure, Tensors
+from unskew.core.types import Failure, Tensors, Visit
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
 from unskew.engines.work import visit_from
-from unskew.round.client import ClientSide
+from unskew.round.client import ClientSide, plan_ahead, train
 from unskew.round.jobs import Job, attempt, find_job
 
 
@@ -35,7 +35,7 @@ def main(line: int, data: int, weights: int, *others: int) -> None:
     memories = others[SLOTS] if len(others) > SLOTS else None
     side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
     side = replace(side, secret=bytes.fromhex(hello["secret"]))
-    inbox, desk = SharedFile(weights), _Desk(side, [ResultFile(each) for each in others[:SLOTS]])
+    inbox, desk = SharedFile(weights), Desk(side, [ResultFile(each) for each in others[:SLOTS]])
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:
         if "begin" in message:
@@ -44,13 +44,13 @@ def main(line: int, data: int, weights: int, *others: int) -> None:
             parent.send(desk.answer(message["slot"], message["visits"]))
 
 
-@dataclass
-class _Desk:
+class Desk:
     """Where the visits of a job are done, group by group."""
 
-    side: ClientSide
-    files: list[ResultFile]
-    told: Layout | None = None  # the last layout that the parent was told: it is long and nearly always the same
+    def __init__(self, side: ClientSide, files: list[ResultFile]) -> None:
+        self.files, self.file = files, files[0]
+        self.side = replace(side, room=lambda count: self.file.room(count))  # an update is made where it is sent from
+        self.told: Layout | None = None  # the last layout that the parent was told: long, and nearly always the same
 
     def begin(self, job: tuple[Job, str], shared: Tensors, message: dict[str, Any]) -> None:
         """The visits from here on are about this job."""
@@ -58,13 +58,17 @@ class _Desk:
 
     def answer(self, slot: int, visits: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
         """Do a group of visits, each with its place in the round; what the parent is told of them."""
-        file, results = self.files[slot], list[dict[str, Any]]()
-        answer = {"slot": slot, "results": results}
+        self.file = file = self.files[slot]
         file.clear()
-        for place, fields in visits:
+        results = list[dict[str, Any]]()
+        answer = {"slot": slot, "results": results}
+        group = [(place, visit_from(fields)) for place, fields in visits]
+        if self.job[0] is train and len(group) > 1:
+            plan_ahead(self.side, self.shared, [visit for _, visit in group if isinstance(visit, Visit)], self.key)
+        for place, visit in group:
             file.running = place
             try:
-                done = attempt(self.side, self.job, self.shared, visit_from(fields), self.key)
+                done = attempt(self.side, self.job, self.shared, visit, self.key)
             except StorageFailure as error:
                 return answer | {"storage": str(error), "lost": isinstance(error, LostMemory)}
             if isinstance(done, Failure):
