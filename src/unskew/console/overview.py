@@ -24,7 +24,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     return [
         (
             "data",
-            f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes)} classes, "
+            f"{images.name}: {len(images.train):,} train, {_evaluation(seen)}, {len(images.classes):,} classes, "
             f"{width}x{height} {kind}",
         ),
         ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
