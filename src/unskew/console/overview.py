@@ -103,7 +103,7 @@ def _steps(local: Local) -> str:
 
 def _stopping(config: Config) -> list[str]:
     """What --patience will do, and that it looks at the test set."""
-    if config.patience is None:
+    if config.patience is None or not config.rounds:
         return []
     words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
     return [
