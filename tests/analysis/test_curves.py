@@ -1,6 +1,7 @@
 """How training went: sums by hand, seeds together, runs that were evaluated at other rounds."""
 
 import json
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
@@ -148,6 +149,26 @@ def test_the_words_tell_where_it_ended_and_its_best():
     assert "60.00% in round 2" in said
     assert "its best" in curves.curves_findings(made([0.2, 0.6]))[0]
     assert "in round" not in curves.curves_findings(made([0.2, 0.6]))[0]
+
+
+def test_a_run_that_kept_its_best_round_tells_of_that_round():
+    (said,) = curves.curves_findings(replace(made([0.2, 0.6, 0.5]), kept=2))
+    assert "The model is that of round 2, the best of 3 rounds: it gets 60.00% of the test images right, for" in said
+    assert "50.00%" not in said
+
+
+def test_a_line_that_ends_before_some_of_its_seeds_do_is_said():
+    runs = {"a": made([0.1, 0.2]), "b": made([0.1, 0.2, 0.3], seed=1), "c": made([0.5, 0.6], method="moon")}
+    (said,) = curves.cut_short(runs)
+    assert said == "fedavg: what comes after round 2, as not all of its seeds went on (up to 3)"
+    assert curves.cut_short({"a": made([0.1]), "b": made([0.2], seed=1)}) == []
+
+
+def test_an_option_that_some_settings_were_not_given_is_named_so():
+    assert setting_names([SETTINGS | {"patience": "2"}, SETTINGS]) == [
+        "fedavg · patience 2",
+        "fedavg · without patience",
+    ]
 
 
 def test_pictures_of_one_run():

@@ -146,6 +146,7 @@ def test_a_quoted_text_stays_the_same_text(source):
         ("fedavg + 7", "method: expected a name, found '7'", 9),
         ("'fedavg'", "method: expected a name, found \"'fedavg'\"", 0),
         ("fedavg(#)", "cannot read '#' here", 7),
+        ("available(traces/a.csv)", "cannot read '/' here; put a file's name in quotes", 16),
         ("fedavg  §", "cannot read '§' here", 8),
         ("fedavg(1.2.3)", "cannot read '1' here", 7),
         ("fedavg(5x)", "cannot read '5' here", 7),

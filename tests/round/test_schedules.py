@@ -81,6 +81,11 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(text, message):
         schedules.check_schedule(text)
 
 
+def test_without_rounds_any_schedule_fits():
+    for text in ("cosine", "step(every=2)", "constant(warmup=3)"):
+        check_rounds(Local(schedule=text), 0)
+
+
 def test_a_schedule_that_does_not_fit_the_rounds_or_the_rate_is_refused():
     with pytest.raises(UserError, match="a warm-up of 5 rounds leaves none of --rounds 5"):
         check_rounds(Local(schedule="cosine(warmup=5)"), 5)

@@ -53,6 +53,7 @@ def test_a_summary_is_counted_by_hand():
     assert (found.clients, found.left_out, found.partly) == (3, 1, 1)
     assert (found.worst, found.p50) == (0.2, 0.4)
     assert found.p10 == pytest.approx(0.24)
+    assert (found.p20, found.p80, found.p90) == pytest.approx((0.28, 0.52, 0.56))
     assert found.mean == pytest.approx(0.4)
     assert found.by_examples == pytest.approx((0.2 + 0.4 + 2 * 0.6) / 4)
     assert found.deviation == pytest.approx(math.sqrt(0.08 / 3))
@@ -202,3 +203,6 @@ def test_a_summary_comes_back_from_json():
     inner = spread(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
     outer = Spread(**{**asdict(inner), "own_images": inner})
     assert Spread.of_json(asdict(outer)) == outer
+    of_before = {name: value for name, value in asdict(inner).items() if name not in ("p20", "p40", "own_images")}
+    assert Spread.of_json(of_before).p20 is None
+    assert outer.words().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")

@@ -225,7 +225,7 @@ REFUSED = {
     "ridge(expand=5)": "it sees random features beside the network's own (expand)",
     "ccvr(relu=true, tukey=0.5)": "features pass a transformation first (relu, tukey)",
     "oracle": "it pools real features, which no federation could do",
-    "lda + private(epsilon=1, clip=1)": "features are clipped first (private)",
+    "lda + private(epsilon=1, clip=1)": "features are clipped first (private); leave private out of it",
     "lda + ridge": "training starts from one classifier, these are lda and ridge; name one",
     "fedprox": "changes the training (terms); name calibrations alone",
     "secure": "names no calibration",
@@ -244,7 +244,7 @@ def test_what_cannot_become_the_classifier_is_refused_by_name_before_a_folder_is
 
 
 def test_what_the_method_does_to_its_classifier_or_its_statistics_counts(tmp_path):
-    with pytest.raises(UserError, match=r"scaled to length 1 \(clsnorm\)"):
+    with pytest.raises(UserError, match=r"scaled to length 1 \(clsnorm\); leave --start out, or clsnorm$"):
         run(tmp_path / "run", rounds=1, start="lda", method="clsnorm")
     with pytest.raises(UserError, match=r'without secure, which the method has; give --start "lda \+ secure"$'):
         run(tmp_path / "run", rounds=1, start="lda", method="fedavg + ridge + secure")

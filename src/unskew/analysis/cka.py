@@ -80,7 +80,7 @@ def take_cka(
     run.notes += [f"{layer} gives the same output for all images in {counted(n, 'model')}: CKA counts as 0 there"
                       for layer, n in still.items() if n]  # fmt: skip
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
-        run.notes.append(f"the models of {len(models)} of {everyone} clients are compared")
+        run.notes.append(f"the models of {len(models)} of {everyone:,} clients are compared")
     different = ~torch.eye(len(models), dtype=torch.bool)
     return Similarity(
         round=number,

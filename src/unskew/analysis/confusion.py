@@ -189,7 +189,7 @@ def confusion_findings(values: Confusion) -> list[str]:
         among = f", the best of {tried} on the test images," if tried > 1 else ""
         sentences.append(
             f"Calibration by {name}{among} {moved} accuracy, {overall(values, 'before'):.2%} to "
-            f"{overall(values, name):.2%}: {len(risen)} of {len(known)} classes gain; the worst class has "
+            f"{overall(values, name):.2%}: {len(risen):,} of {len(known):,} classes gain; the worst class has "
             f"{before[worst]:.0%} before ({values.classes[worst]}) and {after[low]:.0%} after "
             f"({values.classes[low]}){limit}."
         )

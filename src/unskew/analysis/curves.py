@@ -37,6 +37,7 @@ class Curves:
     loss: list[float]
     train_loss: list[float | None]  # of every round; None where nobody came
     calibrated: dict[str, float]  # accuracy after each calibration
+    kept: int | None = None  # with --patience: the round whose model the run ended with
 
 
 def take_curves(run: FinishedRun) -> Curves:
@@ -69,6 +70,7 @@ def take_curves(run: FinishedRun) -> Curves:
         loss=[float(rows[place].get("loss", 0.0)) for place in known],
         train_loss=[float(row["train_loss"]) if "train_loss" in row else None for row in rows],
         calibrated={name: each.accuracy for name, each in result.calibrations.items()},
+        kept=result.best_round,
     )
 
 
@@ -95,12 +97,17 @@ def _on(values: Curves) -> str:
     return "validation" if "validation" in values.settings else "test"
 
 
-def draw_together(runs: Sequence[Curves]) -> list[Chart]:
-    """Accuracy of several runs; those that differ in the seed alone become one line, their mean, with a band."""
+def _by_setting(runs: Sequence[Curves]) -> dict[str, list[Curves]]:
+    """The runs of each setting, by its name; those of one setting differ in the seed alone."""
     groups: dict[str, list[Curves]] = {}
     for name, each in zip(setting_names([each.settings for each in runs]), runs, strict=True):
         groups.setdefault(name, []).append(each)
-    charts = []
+    return groups
+
+
+def draw_together(runs: Sequence[Curves]) -> list[Chart]:
+    """Accuracy of several runs; those that differ in the seed alone become one line, their mean, with a band."""
+    groups, charts = _by_setting(runs), list[Chart]()
     for against, (words, kind) in AGAINST.items():
         marks: list[Mark] = []
         for colour, (label, group) in enumerate(groups.items()):
@@ -118,7 +125,7 @@ def draw_together(runs: Sequence[Curves]) -> list[Chart]:
         charts.append(
             Chart(
                 f"curves-{against}", f"Accuracy by {words.split(',')[0]}",
-                f"Test accuracy against {words}; the best run ends at {best:.2%}.", marks,
+                f"Accuracy against {words}; the best run ends at {best:.2%}.", marks,
                 x=Axis(words, low=0, kind=kind), y=Axis("accuracy", low=0, kind="percent"),
             )
         )  # fmt: skip
@@ -146,16 +153,17 @@ def curves_findings(values: Curves) -> list[str]:
     """Where accuracy ended, whether it was still rising, what it cost."""
     if not values.accuracy:
         return ["The run was never evaluated."]
-    last, best = values.accuracy[-1], max(values.accuracy)
+    last, best, trained = values.accuracy[-1], max(values.accuracy), counted(values.round[-1], "round")
     when = values.round[values.accuracy.index(best)]
-    peak = "its best" if best == last else f"its best was {best:.2%} in round {when}"
-    words = (
-        f"After {counted(values.round[-1], 'round')} the model gets {last:.2%} of the {_on(values)} images right "
-        f"({peak}), for "
-    )
-    return [
-        f"{words}{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of clients' training."
-    ]
+    if values.kept in values.round:
+        kept = values.accuracy[values.round.index(values.kept)]
+        told = f"The model is that of round {values.kept}, the best of {trained}: it gets {kept:.2%}"
+        peak = ""
+    else:
+        told = f"After {trained} the model gets {last:.2%}"
+        peak = " (its best)" if best == last else f" (its best was {best:.2%} in round {when})"
+    spent = f"{format_bytes(values.bytes[-1])} sent and {format_duration(values.seconds[-1])} of clients' training"
+    return [f"{told} of the {_on(values)} images right{peak}, for {spent}."]
 
 
 def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
@@ -166,6 +174,18 @@ def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
     columns = [Column(title, kind) for title, kind in zip(titles, kinds, strict=True)]
     table = Table("Every round", columns, [[row.get(name) for name in names] for row in run.rows])
     return [*draw_curves(values), table]
+
+
+def cut_short(runs: Mapping[str, Curves]) -> list[str]:
+    """Which lines end before some of their runs do: a mean is over all seeds or it is not drawn."""
+    said = []
+    for name, group in _by_setting(list(runs.values())).items():
+        ends = [max(each.round, default=0) for each in group]
+        if len(set(ends)) > 1:
+            said.append(
+                f"{name}: what comes after round {min(ends):,}, as not all of its seeds went on (up to {max(ends):,})"
+            )
+    return said
 
 
 def compare_curves(runs: Mapping[str, Curves]) -> list[Chart]:
@@ -182,13 +202,14 @@ CURVES = Measure(
     show=show_curves,
     title="How training went",
     text=(
-        "Accuracy on the test images, against rounds, against the batches of the largest client (the others wait for "
-        "it), against bytes and against time."
+        "Accuracy against rounds, against the batches of the largest client (the others wait for it), against bytes "
+        "and against time."
     ),
     compare=Comparison(
         title="How training went",
         text="Runs that differ only in the seed are one line, their mean, with a band of one standard deviation.",
         draw=compare_curves,
+        left_out=cut_short,
     ),
     calibrations=True,
     folder_only="curves",

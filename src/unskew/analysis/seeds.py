@@ -35,9 +35,15 @@ def setting_names(settings: Sequence[dict[str, str]]) -> list[str]:
 
 
 def _value(settings: dict[str, str], key: str) -> str:
-    """The option's value; its default where the settings, which may be of before it was there, do not have it."""
-    return settings.get(key, OPTIONS[key].default_text if key in OPTIONS else "")
+    """The option's value; its default where the settings, which may be of before it was there, do not have it.
+
+    Empty where the option was not given and has no default that is a value.
+    """
+    known = key in OPTIONS and OPTIONS[key].default is not None
+    return settings.get(key, OPTIONS[key].default_text if known else "")
 
 
 def _option(key: str, value: str) -> str:
-    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value or 'none'}"
+    if not value:
+        return f"without {key.replace('_', ' ')}"
+    return value if key in ("data", "partition", "model") else f"{key.replace('_', ' ')} {value}"

@@ -234,7 +234,7 @@ def skew_findings(values: Skew) -> list[str]:
     each = sizes_in_words(np.asarray(values.sizes))
     classes = f"{values.few:.0f}" if values.few == round(values.few) else f"{values.few:.1f}"
     words = f"{_count(values):,} clients hold {each}; for half of them, {classes} or fewer of "
-    words += f"the {len(values.classes)} classes make up 90% of their examples."
+    words += f"the {len(values.classes):,} classes make up 90% of their examples."
     how = "nearly the same labels everywhere" if values.emd < 0.1 else f"EMD {values.emd:.2f} on a scale from 0 to 2"
     return [f"{words} Label skew: {how}."]
 

@@ -89,7 +89,9 @@ def _drawn(request: Request, runs: Sequence[FinishedRun], against: str | None) -
         charts = [chart for chart in charts if chart.name == f"curves-{against}"]
         if not charts:
             raise UserError(f"--against is for curves, not for {request.text}; leave it out")
-    return charts, list(request.call("compare.findings", compare.findings, values))
+    left_out = request.call("compare.left_out", compare.left_out, values)
+    said = [*request.call("compare.findings", compare.findings, values), *(f"not shown: {each}" for each in left_out)]
+    return charts, said
 
 
 def _beside(given: Sequence[Path], found: Sequence[Path]) -> Path:

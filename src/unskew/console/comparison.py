@@ -124,7 +124,8 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
     """What came out of each run, with a figure for whatever any run has."""
     names = list(dict.fromkeys(name for one in compared for name in one.result.calibrations))
     relative = any(one.result.relative_accuracy is not None for one in compared)
-    told = any(one.result.clients_accuracy is not None for one in compared)
+    spreads = [one.result.clients_accuracy for one in compared]
+    told, own = (any(map(bool, each)) for each in (spreads, [each and each.own_images for each in spreads]))
     table = []
     for one in compared:
         result = one.result
@@ -140,7 +141,7 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
             for share in SHARES:
                 reached = one.rounds_to.get(share)
                 row[f"to {share} %"] = Figure(reached, 0, bool(one.rounds_to) and reached is None)
-        row |= _clients(result, names, told)
+        row |= _clients(result, names, told, own)
         row["loss"] = Figure(result.loss, 4)
         row["MB up"] = Figure(result.bytes_up / 1e6, 1)
         row |= {f"MB up, {name}": Figure(each.bytes_up / 1e6 if each else None, 1) for name, each in made.items()}
@@ -150,15 +151,19 @@ def figures(compared: Sequence[Compared]) -> list[dict[str, Figure]]:
     return table
 
 
-def _clients(result: Result, names: Sequence[str], told: bool) -> dict[str, Figure]:
-    """The accuracy of the worst client and of the tenth from below, before calibration and after each."""
+def _clients(result: Result, names: Sequence[str], told: bool, own: bool) -> dict[str, Figure]:
+    """The accuracy of the worst client and of the tenth from below and Jain's index, before and after calibration."""
     spreads = {"": result.clients_accuracy}
     for name in names:
         made = result.calibrations.get(name)
         spreads[f", {name}"] = made.clients_accuracy if made else None
-    figures = {f"{word}{name}": None if each is None else getattr(each, word)
-               for name, each in spreads.items() for word in ("worst", "p10")}  # fmt: skip
-    return {name: _percent(figure) for name, figure in figures.items()} if told else {}
+    figures = dict[str, Figure]()
+    for name, each in spreads.items() if told else ():
+        figures |= {f"{word}{name}": _percent(getattr(each, word, None)) for word in ("worst", "p10")}
+        figures[f"fairness{name}"] = Figure(getattr(each, "jain", None), 3)
+        if own:
+            figures[f"worst{name}, own images"] = _percent(getattr(each and each.own_images, "worst", None))
+    return figures
 
 
 def as_table(compared: Sequence[Compared], width: int = 80, sheet: Sheet | None = None) -> Group:

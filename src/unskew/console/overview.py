@@ -23,7 +23,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     return [
         (
             "data",
-            f"{images.name}: {_train(seen)}, {_evaluation(seen)}, {len(images.classes)} classes, "
+            f"{images.name}: {_train(seen)}, {_evaluation(seen)}, {len(images.classes):,} classes, "
             f"{width}x{height} {kind}",
         ),
         ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
@@ -110,7 +110,7 @@ def _steps(local: Local) -> str:
 
 def _stopping(config: Config) -> list[str]:
     """What --patience will do, and that it looks at the test set."""
-    if config.patience is None:
+    if config.patience is None or not config.rounds:
         return []
     words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
     return [

@@ -162,7 +162,8 @@ def _tokens(source: str) -> list[_Token]:
         match = _TOKEN.match(source, at)
         if match is None:
             start = at + len(source[at:]) - len(source[at:].lstrip())
-            raise complain(source, start, f"cannot read {source[start]!r} here")
+            hint = "; put a file's name in quotes" if source[start] in "/\\~" else ""
+            raise complain(source, start, f"cannot read {source[start]!r} here{hint}")
         kind = str(match.lastgroup)
         if kind == "name" and len(match.group(kind)) > MAX_NAME:
             message = f"a name of {len(match.group(kind)):,} characters; {MAX_NAME} is the most"

@@ -55,6 +55,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "private": private,
 }
 
+ON_FEATURES = ("moon", "prototypes", "fedeccr")  # whose terms act on the features and on nothing behind them
 NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")  # slots
 
 
@@ -64,6 +65,16 @@ def parse_method(source: str, local: Local | None = None, base: Algorithm | None
     Methods of other packages are written ``package.module:function(…)``.
     """
     return compose(parse_methods(source), base or Algorithm(local=local or Local()))
+
+
+def refuse_on_frozen_features(source: str) -> None:
+    """Refuse methods that act on the features, for a run that trains the classifier alone."""
+    for call in text.parse_calls(source, "method"):
+        if call.name in ON_FEATURES:
+            raise UserError(
+                f"{call.name} with --train classifier: it acts on the features, and these are frozen; train more "
+                f'layers, such as --train "last(2)", or leave {call.name} out'
+            )
 
 
 def parse_calibrations(source: str) -> Algorithm:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
-from statistics import fmean, stdev
 from typing import Any
 
 from unskew.analysis import MEASURES, parse_measure
@@ -19,6 +18,7 @@ from unskew.core.units import counted, format_bytes
 from unskew.report.page import Page, Section
 from unskew.report.run_page import requests
 from unskew.runs.result import Calibration, Result
+from unskew.runs.spread import spread
 from unskew.runs.study import FinishedRun
 
 MAX_RUNS = 40  # on one page
@@ -167,22 +167,17 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
         return []
     rows: list[list[Cell]] = []
     for label, group in groups.items():
-        accuracies = [result.accuracy for result in group]
         made = [each for each in candidates({label: group}) if each.classifier]
         best = best_of(made) if made else None
-        after = list(best.scores.values()) if best else []
+        after = spread(best.scores.values()) if best else None
+        before = spread(result.accuracy for result in group)
         rows.append([
-            label, len(group), fmean(accuracies), _deviation(accuracies), best.classifier if best else None,
-            fmean(after) if after else None, _deviation(after),
+            label, len(group), before.words(100) if before else None, best.classifier if best else None,
+            after.words(100) if after else None,
         ])  # fmt: skip
-    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, mean", "percent"),
-               Column("± deviation", "percent"), Column("best calibration"), Column("its mean", "percent"),
-               Column("± deviation ", "percent")]  # fmt: skip
-    return [Table("Over seeds", columns, rows)]
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return stdev(values) if len(values) > 1 else None
+    columns = [Column("settings"), Column("seeds", "count"), Column("accuracy, %", "number"),
+               Column("best calibration"), Column("after it, %", "number")]  # fmt: skip
+    return [Table("Over seeds", columns, rows, "Mean ± sample deviation.")]
 
 
 def _usable(result: Result) -> list[Calibration]:

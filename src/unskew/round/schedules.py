@@ -85,8 +85,8 @@ def check_schedule(source: str) -> None:
 
 
 def check_rounds(local: Local, rounds: int) -> None:
-    """Refuse a schedule that does not fit the number of rounds or the rate."""
-    if local.schedule == "constant":
+    """Refuse a schedule that does not fit the number of rounds or the rate; where there are none, any does."""
+    if local.schedule == "constant" or not rounds:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:

@@ -47,12 +47,22 @@ class Spread:
     by_examples: float  # the mean weighted by what each client has: training examples, or test images
     deviation: float
     jain: float
+    p20: float | None = None  # the other deciles; None in results of before
+    p30: float | None = None
+    p40: float | None = None
+    p60: float | None = None
+    p70: float | None = None
+    p80: float | None = None
     own_images: "Spread | None" = None  # on the clients' own test images, where the data names their owners
 
     def words(self) -> str:
         """The summary in a line."""
-        told = f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}; fairness {self.jain:.3f} (Jain)"
-        return told + (f"; {self.left_out:,} left out" if self.left_out else "")
+        told = f"{self._marks()}; fairness {self.jain:.3f} (Jain)"
+        told += f"; {self.left_out:,} left out" if self.left_out else ""
+        return told + ("" if self.own_images is None else f"; on their own test images {self.own_images._marks()}")
+
+    def _marks(self) -> str:
+        return f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}"
 
     @staticmethod
     def of_json(values: Any) -> "Spread | None":
@@ -123,21 +133,19 @@ def spread(seen: ByClient, own: ByClient | None = None) -> Spread | None:
     values = seen.accuracy[known]
     if not len(values):
         return None
-    p10, p50, p90 = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    deciles = np.quantile(values, np.arange(1, 10) / 10).tolist()
     squares = float(np.square(values).sum())
     return Spread(
         clients=len(values),
         left_out=len(known) - len(values),
         partly=int((known & ~seen.whole).sum()),
         worst=float(values.min()),
-        p10=p10,
-        p50=p50,
-        p90=p90,
         mean=float(values.mean()),
         by_examples=float(np.average(values, weights=seen.counted[known])),
         deviation=float(values.std()),
         jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all the same: all wrong
         own_images=None if own is None else spread(own),
+        **{f"p{place}0": value for place, value in enumerate(deciles, 1)},
     )
 
 

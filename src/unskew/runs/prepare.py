@@ -97,6 +97,8 @@ def prepare(
         augmentation=_augmentation(config.augmentation, images) if config.augment else config.augmentation,
         during=plain_spelling(config.during) if config.during else None,
     )
+    if model.layers == 1 and given.method is None:
+        methods.refuse_on_frozen_features(method)
     algorithm = algorithm_for(filled.local())
     check_rounds(algorithm.local, filled.rounds)
     if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):

@@ -44,7 +44,7 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
         names = " and ".join(each.text for each in start.finish)
         raise UserError(f"--start {source}: training starts from one classifier, these are {names}; name one")
     finisher, needs = start.finish[0], start.finish[0].needs
-    because = ""
+    because, instead = "", "give lda, ridge or ccvr"
     if isinstance(needs, RealFeatures):
         because = "it pools real features, which no federation could do"
     elif needs.layers > 1:
@@ -54,11 +54,12 @@ def parse_start(source: str, algorithm: Algorithm) -> Algorithm:
     elif finisher.bends:
         because = "features pass a transformation first (relu, tukey)"
     elif start.private is not None:
-        because = "features are clipped first (private)"
+        because, instead = "features are clipped first (private)", "leave private out of it"
     elif algorithm.head is not None:
         because = "the method uses the classifier's rows scaled to length 1 (clsnorm)"
+        instead = "leave --start out, or clsnorm"
     if because:
-        raise UserError(f"--start {source} cannot become the network's classifier: {because}; give lda, ridge or ccvr")
+        raise UserError(f"--start {source} cannot become the network's classifier: {because}; {instead}")
     if lacking := [each for each in protections(algorithm) if each not in protections(start)]:
         added = " + ".join([source, *lacking])
         raise UserError(
