@@ -25,9 +25,7 @@ DECAYS = ("all", "weights")
 def optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> Update:
     """The update that the settings ask for, of these parameters; ``steps`` says how many there will be, if known."""
     if steps == 1 and local.momentum and uses_sgd(local):
-        local = replace(
-            local, momentum=0.0
-        )  # the first step is the gradient's own: nothing reads the momentum after it
+        local = replace(local, momentum=0.0)  # a first step is the gradient's own, and nothing reads the momentum then
     make = sgd if local.optimizer == "sgd" else parse_optimizer(local.optimizer)
     if local.decay == "all" or local.weight_decay == 0:
         return make(values, local)
