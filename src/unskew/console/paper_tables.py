@@ -12,7 +12,7 @@ from unskew.core.units import counted, format_duration
 from unskew.reproduce.availability import missing_data
 from unskew.reproduce.cells import Asked
 from unskew.reproduce.estimate import Speeds, seconds_together
-from unskew.reproduce.plan import jobs_of
+from unskew.reproduce.plan import Job, jobs_of
 from unskew.reproduce.recipe import SCALES
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.results import (
@@ -28,30 +28,35 @@ from unskew.reproduce.results import (
 )  # fmt: skip
 from unskew.reproduce.wording import Told, difference_words
 
+WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}
 
 
 def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
-    """Every table and figure, with what it takes: data, runs, time at each scale."""
-    table = Table()
-    for name, look in (("name", {"no_wrap": True}), ("what", {}), ("data", {}), ("cells", {"justify": "right"}),
-                       *((scale, {"justify": "right"}) for scale in SCALES)):  # fmt: skip
-        table.add_column(name, **look)  # type: ignore[arg-type]
+    """Every table and figure, with what it takes: data, runs, time at each scale. Two lines each, on any terminal."""
     lacking: dict[str, str] = {}
+    lines: list[Text] = []
+    paper = ""
     with StageProgress(out) as progress:
         speeds = Speeds.of_machine(lambda words: progress(words, 0, 0))
         for name in names():
             each = recipe(name)
+            if each.paper.reference != paper:
+                paper = each.paper.reference
+                lines.append(Text(f"\n{paper}", "bold"))
             jobs = {scale: jobs_of([(each, Asked(scale, data))]) for scale in SCALES}
             used = list(dict.fromkeys(job.config.data for job in jobs["paper"]))
             missing = missing_data(used, data_dir)
             lacking |= missing
+            cells = counted(len(each.rows) * len(each.columns), "cell")
             words = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
-            took = [_estimated(seconds_together(those, speeds), len(those)) for those in jobs.values()]
-            table.add_row(name, each.title, words, str(len(each.rows) * len(each.columns)), *took)
-    out.print(table)
+            took = [f"{scale} {_estimated(those, speeds)}" for scale, those in jobs.items()]
+            lines.append(Text(f"{name:{WIDTH}}", "cyan").append(each.title, "default"))
+            lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {words}", *took]), "dim"))
+    for line in lines:
+        out.print(line, soft_wrap=True)
     out.print(
-        "Times are estimates for this machine, if it does nothing else; runs that tables share are trained once. One "
+        "\nTimes are estimates for this machine, if it does nothing else; runs that tables share are trained once. One "
         "of them: unskew reproduce ccvr/table2 --scale small",
         soft_wrap=True,
     )
@@ -62,12 +67,13 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
         )
 
 
-def _estimated(seconds: float | None, runs: int) -> str:
+def _estimated(jobs: Sequence[Job], speeds: Speeds) -> str:
+    seconds, runs = seconds_together(jobs, speeds), counted(len(jobs), "run")
     if seconds is None:
-        return f"{runs} runs"
+        return runs
     hours = seconds / 3600
     time = f"{hours / 24:,.0f} days" if hours > 72 else f"{hours:,.0f} h" if hours > 10 else format_duration(seconds)
-    return f"{counted(runs, 'run')}, {time}"
+    return f"{time} ({runs})"
 
 
 def show_table(out: Console, result: TableResult, said: Told, files: Sequence[Path]) -> None:
