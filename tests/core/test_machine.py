@@ -1,6 +1,9 @@
 """Devices by name: what there is, and one clear message for what there is not."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +144,11 @@ def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
     for name in ("cpu", "cuda:1", "mps"):
         synchronize(torch.device(name))
     assert asked == ["cuda:1", "mps"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no such groups here")
+def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others():
+    words = "from unskew.core.machine import keep_priority; keep_priority(); print(open('/proc/self/autogroup').read())"
+    nice = ["nice", "-n", "7", sys.executable, "-c", words]
+    said = subprocess.run(nice, capture_output=True, text=True, start_new_session=True, check=True).stdout
+    assert int(said.split()[-1]) >= 7

@@ -4,7 +4,7 @@ import os
 import re
 import resource
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
@@ -18,6 +18,16 @@ CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with it, cuBLAS adds in the s
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def keep_priority() -> None:
+    """Give this process's own session the priority that it was started with: Linux gives a new session the usual one.
+
+    Cores are divided among sessions first (autogroup), so ``nice`` alone would no longer count.
+    """
+    with suppress(OSError, ValueError):
+        parents = int(Path(f"/proc/{os.getppid()}/autogroup").read_text().rsplit(maxsplit=1)[-1])
+        Path("/proc/self/autogroup").write_text(str(max(os.nice(0), parents)))
 
 
 def physical_memory() -> float:

@@ -17,8 +17,11 @@ def main(life: int) -> None:
     os.dup2(2, 1)  # what code from outside prints must not get between the lines
     from pathlib import Path
 
+    from unskew.core.machine import keep_priority
     from unskew.runs.config import Config
     from unskew.sweeps.work import Task, do
+
+    keep_priority()
 
     def answer(**values: Any) -> None:
         answers.write(json.dumps(values) + "\n")

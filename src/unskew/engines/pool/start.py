@@ -7,7 +7,6 @@ Every worker is a session of its own. Where other programs are busy too, Linux d
 (autogroup): all workers in their parent's session would have one program's share together, however many they are.
 """
 
-import contextlib
 import os
 import signal
 import sys
@@ -17,18 +16,13 @@ import threading
 def start(*descriptors: int) -> None:
     """Watch the parent, then import what a worker needs, and serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
-    _keep_priority()
     threading.Thread(target=_end_with_parent, args=(descriptors[1],), daemon=True).start()
+    from unskew.core.machine import keep_priority
     from unskew.engines.pool.worker import main
 
+    keep_priority()
     line, _, *others = descriptors
     main(line, *others)
-
-
-def _keep_priority() -> None:
-    """A session has a priority too, and a new one has the usual: give it the one that this process was started with."""
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(os.nice(0)))
 
 
 def _end_with_parent(life: int) -> None:
