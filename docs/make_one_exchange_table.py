@@ -13,11 +13,12 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
@@ -125,10 +126,17 @@ def measured(
             accuracies, sent = [], []
             for text in PARTITIONS:
                 rows = [read_metrics(runs[text, seed, kind].path) for seed in SEEDS]
-                accuracies.append([accuracy_at_round(each, mark) or 0.0 for each in rows])
+                accuracies.append([_reached(each, mark) for each in rows])
                 sent += [sum(row["bytes_up"] for row in each[:mark]) for each in rows]
             lines.append(_line(f"{words}, {mark} {'round' if mark == 1 else 'rounds'}", accuracies, sent))
     return lines
+
+
+def _reached(rows: Sequence[Mapping[str, Any]], mark: int) -> float:
+    accuracy = accuracy_at_round(rows, mark)
+    if accuracy is None:
+        sys.exit(f"round {mark} was not evaluated: give marks that are multiples of --evaluate-every")
+    return accuracy
 
 
 def _line(name: str, accuracies: Sequence[Sequence[float]], sent: Sequence[int]) -> str:
