@@ -120,15 +120,27 @@ class Live:
 
     def kill(self, name: str) -> None:
         """All of it at once, as when the power fails."""
-        for number in [*marked(self.mark(name)), self.commands[name].process.pid]:
-            os.kill(number, signal.SIGKILL)
-        self.commands.pop(name).process.wait(30)
+        watcher = self.commands.pop(name).process
+        watcher.kill()
+        while left := marked(self.mark(name)):  # one may have started another meanwhile
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+        watcher.wait(30)
+
+    def programs(self, name: str, word: str) -> list[int]:
+        """The processes of it whose command line has this word."""
+        found = []
+        for number in marked(self.mark(name)):
+            with suppress(OSError):  # it has ended meanwhile
+                if word in Path(f"/proc/{number}/cmdline").read_text():
+                    found.append(number)
+        return found
 
     def kill_program(self, name: str, word: str) -> None:
         """One program of it, the one whose command line has this word."""
-        for number in marked(self.mark(name)):
-            if word in Path(f"/proc/{number}/cmdline").read_text():
-                os.kill(number, signal.SIGKILL)
+        for number in self.programs(name, word):
+            os.kill(number, signal.SIGKILL)
 
     def run(self, out: Path, recipe: str, say=lambda line: None, **more) -> None:
         file = self.path / f"{out.name}.toml"
