@@ -126,6 +126,29 @@ def test_a_resumed_run_waits_for_the_clients_it_began_with(tmp_path):
     assert result.weights_sha256 == loop(tmp_path, **options).weights_sha256
 
 
+def test_a_calibration_that_misses_a_client_ends_the_run_and_a_resumed_one_makes_it(tmp_path):
+    exchange, away = exchange_of(make_nodes(tmp_path)), {}
+
+    def observe(event):
+        if getattr(event, "round", None) == 2:
+            away[101] = exchange.answers.pop(101)
+            exchange.pause(5)
+
+    options = {"method": "fedavg + lda", "rounds": 2}
+    with pytest.raises(UserError, match="node node-1 is not connected; the run is finished without it; with all nodes"):
+        federated(tmp_path, exchange, observe=observe, rules=Rules(wait=30), **options)
+    assert read_result(tmp_path / "run").calibrations == {}
+    exchange.answers.update(away)
+    exchange.pause(5)
+    result = federated(tmp_path, exchange, resume=True, **options)
+    theirs = loop(tmp_path, **options)
+    assert result.weights_sha256 == theirs.weights_sha256
+    assert accuracies(result) == accuracies(theirs)
+    assert {each.state for each in examine(tmp_path / "run")} == {WHOLE}
+    with pytest.raises(UserError, match="is finished"):
+        federated(tmp_path, exchange, resume=True, **options)
+
+
 class Stop(Exception):
     pass
 
