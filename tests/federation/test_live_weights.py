@@ -1,10 +1,16 @@
 """Three nodes over TLS and one process give the same weights, for every kind of method: between real processes."""
 
+import subprocess
+
 import pytest
 from live import LOCAL, Live, recipe
 
 import unskew
+from unskew.federation import flower
+from unskew.federation.flower import environment
 from unskew.runs.result import read_result
+
+pytestmark = pytest.mark.heavy
 
 METHODS = ("fedavgm(0.9) + fedvc(64) + fedir + ccvr", "moon", "scaffold", "fedeccr")
 
@@ -19,7 +25,6 @@ def live(tmp_path_factory):
         made.close()
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("method", METHODS)
 def test_three_nodes_over_tls_give_the_weights_of_one_process(live, tmp_path, method):
     live.run(tmp_path / "run", recipe(3, 2, method), min_replies=3)
@@ -32,3 +37,13 @@ def test_three_nodes_over_tls_give_the_weights_of_one_process(live, tmp_path, me
     assert result.weights_sha256 == alone.weights_sha256
     accuracies = [{name: each.accuracy for name, each in made.calibrations.items()} for made in (result, alone)]
     assert accuracies[0] == accuracies[1]
+
+
+def test_flowers_own_command_runs_the_app_folder_with_the_recipe_beside_it(live):
+    (live.path / "recipe.toml").write_text(recipe(3, 1, "fedavg", data="digits"))
+    ended = subprocess.run(
+        [flower.program("flwr"), "run", str(live.federation.app), "--stream"],
+        env=environment(live.federation.flower_home), capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert read_result(live.path / "runs" / "first").engine == "flower"
