@@ -138,9 +138,9 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
             try:
                 finish(engine, side, model, side.algorithm, key, keep, by_image=by_image)
-            except UserError as error:  # resuming would fail in the same way: what was trained is written now
+            except UserError as error:  # what was trained is written now: for want of a calibration nothing is lost
                 conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending)
-                instead = f"the run is finished without it; another: unskew calibrate {path} METHOD"
+                instead = f"the run is finished without it; {_later(prepared, path)}"
                 raise UserError(f"{error}; {instead}") from error
             return conclude(
                 prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending
@@ -149,6 +149,13 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             if done[0].round:
                 save()
             raise
+
+
+def _later(prepared: Prepared, path: Path) -> str:
+    """How a run gets a calibration that could not be made."""
+    if prepared.nodes is not None:  # most likely a node was away
+        return "with all nodes there, resume the run and it is made"
+    return f"another: unskew calibrate {path} METHOD"
 
 
 def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[ServerState, Progress]:

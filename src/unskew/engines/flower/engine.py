@@ -16,7 +16,7 @@ from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.post import SILENT, Answer
 from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results, shown
-from unskew.engines.flower.session import POLL, Session
+from unskew.engines.flower.session import Session, between_looks
 from unskew.engines.flower.template import Template
 
 AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
@@ -91,7 +91,8 @@ class FederatedEngine:
     def _until_answered(self, work: _Work) -> None:
         """Ask for every visit once, and wait until each was answered or its time is over."""
         exchange = self._session.post.exchange
-        until = exchange.now() + self._session.rules.deadline
+        began = exchange.now()
+        until = began + self._session.rules.deadline
         self._session.look()
         while True:
             self._ask(work, until)
@@ -101,7 +102,7 @@ class FederatedEngine:
                 self.progress(len(work.results), len(work.visits))
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
-            exchange.pause(POLL)
+            exchange.pause(between_looks(exchange.now() - began))
         for place in range(len(work.visits)):
             work.results.setdefault(place, LeftOut(SILENT, again=True))
         work.open.clear()

@@ -14,7 +14,7 @@ from unskew.engines.flower.replies import shown
 
 LOOK = 2.0  # seconds between looks at who is connected
 FAREWELL = 10.0  # seconds that nodes have to hear that a run is over: what Flower has not delivered then is dropped
-POLL = 0.1  # seconds between looks for replies
+POLL, LONGEST_POLL = 0.1, 2.0  # seconds between looks for replies, at first and where they take long
 
 Say = Callable[[str], None]
 
@@ -192,6 +192,11 @@ class Session:
             return
         self.note(_joined(said.node, new, before))
         self.joined(self.members)
+
+
+def between_looks(waited: float) -> float:
+    """Seconds until replies are looked for again: a look costs both sides, and a long wait needs fewer of them."""
+    return min(max(POLL, waited / 20), LONGEST_POLL)
 
 
 def _order(said: Description) -> tuple[int, str]:
