@@ -26,6 +26,7 @@ from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
 from unskew.engines.pool.engine import Pool
 from unskew.engines.pool.shared import SharedFile
+from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.local_optimizers import optimizer
@@ -51,7 +52,8 @@ class EngineSetup:
 
     def client_side(self) -> ClientSide:
         """All that a process needs to do any client's work."""
-        side = replace(build(self.blueprint, self.data, self.memories), secret=self.secret)
+        side = build(self.blueprint, self.data, self.memories)
+        side = replace(side, secret=self.secret, sessions=Sessions.temporary())
         if self.memories is None and side.algorithm.remember:
             memory = ClientMemory(side.algorithm.remember, side.weights, anonymous_file())
             return replace(side, memory=memory)
@@ -69,7 +71,7 @@ def open_pool(setup: EngineSetup) -> Engine:
     side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
     workers = max(1, setup.workers)
     layout = shared.write(with_shares(setup.data, workers))
-    return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret)
+    return Pool(setup.blueprint, shared, layout, workers, side.memory, side.secret, side.sessions)
 
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {"loop": open_loop, "pool": open_pool}

@@ -28,6 +28,7 @@ from unskew.round.schedules import in_round
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
+    from unskew.privacy.sessions import Sessions
     from unskew.round.algorithm import Algorithm
 
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
@@ -48,6 +49,7 @@ class ClientSide:
     population: Population
     memory: ClientMemory | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
+    sessions: "Sessions | None" = None  # what the clients of this machine have answered in secure sums
 
     @cached_property
     def weights(self) -> Tensors:
@@ -179,6 +181,8 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
+    if algorithm.mechanism is not None:
+        sums = algorithm.mechanism.clipped(sums)
     kept = side.memory.values(visited) if side.memory is not None and visit.keep else None
     if options:  # recording: what is looked at travels beside the sums
         sums |= tensors.prefixed(watched(side, shared, visit, Watch.from_text(options)), "watch/")

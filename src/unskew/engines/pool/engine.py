@@ -24,6 +24,7 @@ from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.pool.process import Worker, unpack
 from unskew.engines.pool.shared import SharedFile
+from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory, Slots
 
 FILES = 12  # open at one time while a worker is started, beside those that stay
@@ -37,7 +38,7 @@ class Pool:
 
     def __init__(
         self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None,
-        secret: bytes = b"",
+        secret: bytes = b"", sessions: Sessions | None = None,
     ) -> None:  # fmt: skip
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
             wanted = f"a pool of {workers} workers needs {needed} more open files"
@@ -45,6 +46,7 @@ class Pool:
         tensors = data.read(layout)
         self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
         self._memory, self._slots = memory, Slots()
+        self._sessions = sessions or Sessions.temporary()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
         self._hello: dict[str, Any] = {
@@ -102,14 +104,14 @@ class Pool:
             worker.close()
         self._workers.clear()
         self._selector.close()
-        for file in (self._weights, self._data, self._memory):
+        for file in (self._weights, self._data, self._memory, self._sessions):
             if file is not None:
                 file.close()
 
     def _start(self, number: int) -> Worker:
         device = worker_device(self._device, device_count(self._device), number)
         hello = self._hello | {"blueprint": self._hello["blueprint"] | {"device": device}}
-        worker = Worker([self._data, self._weights], self._memory, hello, number)
+        worker = Worker([self._data, self._weights], self._sessions, self._memory, hello, number)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker
@@ -243,6 +245,6 @@ def _failure(visit: Visit | TestPart, reason: str) -> Failure:
 
 def _length(roster: Roster, job: str, visit: Visit | TestPart) -> int:
     """How long a visit takes beside others, in examples: the long ones are begun first."""
-    if isinstance(visit, TestPart) or job.partition(" ")[0] != "train":
+    if isinstance(visit, TestPart) or not job.partition(" ")[0].endswith("train"):  # masked and rounded too
         return 1
     return roster.size(visit.client) if visit.take is None else visit.take

@@ -18,20 +18,22 @@ from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, SharedFile
+from unskew.privacy.sessions import Sessions
 from unskew.round.jobs import attempt, find_job
 
 
 def main(line: int, data: int, weights: int, *others: int) -> None:
-    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS RESULTS [MEMORIES]."""
+    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS RESULTS SESSIONS [MEMORIES]."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parent = Line(socket.socket(fileno=line))
     if (hello := parent.receive()) is None:
         return
     sys.path[:] = hello["path"]
-    memories = others[SLOTS] if len(others) > SLOTS else None
+    sessions, *kept = others[SLOTS:]
+    memories = kept[0] if kept else None
     side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
-    side = replace(side, secret=bytes.fromhex(hello["secret"]))
+    side = replace(side, secret=bytes.fromhex(hello["secret"]), sessions=Sessions(sessions))
     inbox, slots = SharedFile(weights), [SharedFile(each) for each in others[:SLOTS]]
     told: list[Layout | None] = [None for _ in slots]
     parent.send({"ready": True})
