@@ -14,6 +14,7 @@ import torch
 import analysis
 import calibration
 import frozen
+import masking
 import methods
 import million
 import population
@@ -53,6 +54,7 @@ def main():
         "calibration": lambda: calibration.suite(images, 2 * options.repeats),
         "analysis": lambda: analysis.suite(images),
         "frozen": lambda: frozen.suite(images),
+        "masking": lambda: masking.suite(options.repeats),
         "reliability": lambda: reliability.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),
     }
