@@ -25,6 +25,7 @@ from unskew.engines.flower.compact import Known, compacted, factor_of
 from unskew.engines.flower.messages import BadMessage, field
 from unskew.engines.flower.node_data import Fitted, NodeData
 from unskew.engines.flower.node_memory import NodeMemory
+from unskew.engines.flower.node_secret import NodeSecret
 from unskew.engines.jobs import JOBS
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import MemoryFormat
@@ -60,7 +61,7 @@ class NodeRun:
     """The node's part in one run; its weights are scratch, and one message is worked on at a time."""
 
     def __init__(
-        self, agreement: Agreement, data: NodeData, frozen: Tensors, folder: Path, *, secret: bytes, device: str,
+        self, agreement: Agreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
         plugins: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.agreement = agreement
@@ -76,7 +77,9 @@ class NodeRun:
         self._memory = None
         if side.algorithm.remember:
             self._memory = NodeMemory(folder / "memories", MemoryFormat(side.algorithm.remember, side.weights))
-        self.side: ClientSide = replace(side, memory=self._memory, secret=secret, own_tests=held.tests)
+        self.side: ClientSide = replace(
+            side, memory=self._memory, secret=own.secret, sessions=own.sessions, own_tests=held.tests
+        )
 
     def asked(self, header: Mapping[str, Any]) -> Asked:
         """What the header of a message asks for; refused where it is not for this node."""

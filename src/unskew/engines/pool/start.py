@@ -1,7 +1,8 @@
 """The start of a worker process, run as a script: the parent is watched before the long imports begin.
 
-``python start.py LINE LIFE DATA WEIGHTS RESULTS RESULTS [MEMORIES]`` with inherited descriptors. As ``python -m`` its
-packages would be imported first, PyTorch with them, and a worker whose parent dies then would stay for seconds.
+``python start.py LINE LIFE DATA WEIGHTS RESULTS RESULTS SESSIONS [MEMORIES]`` with inherited descriptors. As
+``python -m`` its packages would be imported first, PyTorch with them, and a worker whose parent dies then would stay
+for seconds.
 """
 
 import os
