@@ -21,7 +21,7 @@ from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed
 from unskew.privacy.ciphers import derived_key
 from unskew.privacy.recovery import unmask
 from unskew.privacy.rounding import as_steps
-from unskew.privacy.secure_jobs import Rounded, mask_keys, mask_openings, mask_shares, masked_job
+from unskew.privacy.secure_jobs import MaskedJob, Rounded, mask_keys, mask_openings, mask_shares
 from unskew.privacy.sessions import Sessions, new_session
 
 CLIENTS, WORDS, DROPPED = 100, 1_000_000, 33
@@ -60,7 +60,7 @@ def _session(sides):
     publics = {member.number: member.public for member in members}
     agreement = Agreement(session, question["threshold"], publics, NAME)
     sums = {"delta": torch.randn(WORDS, generator=Key(1).torch(), dtype=torch.float64)}
-    masked = masked_job(NAME, lambda *given: Rounded(as_steps(sums, given[-1], "client 0")))
+    masked = MaskedJob(NAME, lambda *given: Rounded(as_steps(sums, given[-1], "client 0")))
     stages = [
         ("keys", mask_keys, {}),
         ("shares", mask_shares, {"secure/keys": torch.from_numpy(rows.as_bytes(publics, CLIENTS, 64)),

@@ -18,8 +18,9 @@ from unskew.core.types import Failure, Outcome, Visit
 from unskew.engines.blueprint import build
 from unskew.engines.loop import Loop
 from unskew.privacy.fixed_point import Layout
+from unskew.privacy.questions import MOST_MEMBERS
 from unskew.privacy.secure_statistics import secure_statistics
-from unskew.privacy.secure_sum import MOST_MEMBERS, secure_words
+from unskew.privacy.secure_sum import secure_words
 from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
 from unskew.privacy.sessions import Sessions
 from unskew.round import driver

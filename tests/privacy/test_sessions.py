@@ -59,6 +59,29 @@ def test_a_session_is_opened_one_way_and_only_by_who_answered(sessions):
         sessions.answer(0, FIRST, AGREED, 1)
 
 
+def test_records_of_two_processes_join_to_what_both_did(sessions):
+    for visit in (0, 3):
+        other = Sessions.temporary()
+        other.join(0, sessions.content(0))
+        other.answer(0, FIRST, AGREED, visit)
+        sessions.join(0, other.content(0))
+        other.close()
+    for visit in (0, 3):
+        with pytest.raises(UserError, match="a session is answered once"):
+            sessions.answer(0, FIRST, AGREED, visit)
+    sessions.open(0, FIRST, AGREED, b"q" * 32, 0)
+    before = sessions.content(0)
+    sessions.join(0, Record(FIRST, AGREED, 1).to_bytes())  # one that says less takes nothing back
+    sessions.join(0, b"")
+    assert sessions.content(0) == before
+    for odd in (Record(FIRST, OTHER, 1), Record(FIRST, AGREED, 1, b"r" * 32)):
+        with pytest.raises(UserError, match=r"client 0 refuses: it (takes part in another|has opened this)"):
+            sessions.join(0, odd.to_bytes())
+    sessions.join(0, Record(SECOND, OTHER).to_bytes())
+    with pytest.raises(UserError, match="a later session"):
+        sessions.agree(0, FIRST, AGREED)
+
+
 def test_a_record_is_what_was_written(sessions):
     record = Record(FIRST, AGREED, 1 << 255 | 1, OTHER)
     assert Record.from_bytes(record.to_bytes()) == record

@@ -14,6 +14,7 @@ from unskew.core.key import Key
 from unskew.core.types import Sums, Tensors, TestPart, Visit
 from unskew.models.cut import cut
 from unskew.privacy.secure_statistics import MASKED_STATISTICS, masked_statistics_job
+from unskew.privacy.secure_updates import protected
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import IMAGES, scored
 from unskew.round.jobs import Job
@@ -55,4 +56,5 @@ JOBS: Mapping[str, Job] = {
     "moments": moments,
     MASKED_STATISTICS: masked_statistics_job(client_statistics),
     "evaluate-calibrated": evaluate_calibrated,
+    **protected({"evaluate-calibrated": evaluate_calibrated}),
 }

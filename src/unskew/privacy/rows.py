@@ -22,10 +22,15 @@ LOW, HIGH = "low/", "high/"
 Bytes = npt.NDArray[np.uint8]
 
 
+def numbers_for(length: int) -> int:
+    """P, the numbers that so many bytes take."""
+    return -(-length // PACK)
+
+
 def packed(content: Bytes) -> Tensor:
     """[…, L] bytes as […, P] float64."""
     length = content.shape[-1]
-    padded = np.zeros((*content.shape[:-1], -(-length // PACK), PACK), np.float64)
+    padded = np.zeros((*content.shape[:-1], numbers_for(length), PACK), np.float64)
     padded.reshape(*content.shape[:-1], -1)[..., :length] = content
     return torch.from_numpy(padded @ 256.0 ** np.arange(PACK))
 

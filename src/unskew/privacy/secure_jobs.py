@@ -23,16 +23,19 @@ from unskew.privacy import rows
 from unskew.privacy.agreement import (
     BOX_BYTES,
     MOST_CLIENTS,
+    PUBLIC_BYTES,
     Agreement,
     Member,
     member_number,
+    named,
     require_enough,
 )
 from unskew.privacy.ciphers import derived_key
+from unskew.privacy.questions import Question, members_of
 from unskew.privacy.sessions import Sessions
 from unskew.privacy.shamir import SHARE_BYTES
 from unskew.round.client import ClientSide
-from unskew.round.jobs import Answer, Job, job_text
+from unskew.round.jobs import Answer, job_text
 
 CAME = "came"  # [n], 1 for the member whose answer this is
 CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
@@ -46,6 +49,8 @@ class Rounded:
     words: dict[str, Tensor]
     kept: Tensors | None = None
 
+
+Shapes = dict[str, tuple[int, ...]]  # of an answer's sums, by name
 
 # the work behind a masked answer; the text is the inner job's, the number that of the clients in the sum
 Work = Callable[[ClientSide, Tensors, Visit, Key, str, int], Rounded]
@@ -69,15 +74,20 @@ def mask_shares(side: ClientSide, shared: Tensors, visit: Visit, key: Key, optio
     return part.came() | {"shares": rows.in_row(part.row, part.count, sealed)}
 
 
-def masked_job(name: str, work: Work) -> Job:
+@dataclass(frozen=True)
+class MaskedJob:
     """The job of that name: the client's work, masked before it leaves the client."""
 
-    def masked(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
+    name: str
+    work: Work
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
+        """The masked words, and what the client keeps."""
         part = _Part(side, shared, visit, options)
         part.require_enough(part.listed("sharing"))
-        if part.agreement.about != job_text(name, part.inner):
-            raise UserError(f"client {visit.client} refuses to answer {name}: agreed was {part.agreement.about}")
-        done = work(side, shared, visit, key, part.inner, part.count)
+        if part.agreement.about != job_text(self.name, part.inner):
+            raise UserError(f"client {visit.client} refuses to answer {self.name}: agreed was {part.agreement.about}")
+        done = self.work(side, shared, visit, key, part.inner, part.count)
         words = done.words | {CHECK: torch.ones((), dtype=torch.int64)}
         names = sorted(words)
         vector = torch.cat([words[name].flatten() for name in names])
@@ -87,7 +97,22 @@ def masked_job(name: str, work: Work) -> Job:
         part.sessions.answer(visit.client, part.agreement.session, part.agreement.digest, visit.repeat)
         return Answer(part.came() | rows.halves(masked), done.kept)
 
-    return masked
+    def shapes(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Shapes:
+        """The names and shapes of an answer, from the work of anybody: a server knows them without any mask."""
+        count = len(members_of(shared))
+        done = self.work(side, shared, visit, key, Question.from_text(options).options, count)
+        words = {name: tuple(value.shape) for name, value in done.words.items()} | {CHECK: ()}
+        return {CAME: (count,)} | {half + name: words[name] for name in sorted(words) for half in (rows.LOW, rows.HIGH)}
+
+
+def shapes_of(name: str, count: int) -> Shapes | None:
+    """The names and shapes of an answer to one of the exchanges around the work; None for the work itself."""
+    own = {
+        "mask-keys": ("keys", (count, rows.numbers_for(PUBLIC_BYTES))),
+        "mask-shares": ("shares", (count, count, rows.numbers_for(BOX_BYTES))),
+        "mask-openings": ("opened", (count, count, rows.numbers_for(SHARE_BYTES))),
+    }
+    return {CAME: (count,), own[name][0]: own[name][1]} if name in own else None
 
 
 def mask_openings(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
@@ -95,9 +120,7 @@ def mask_openings(side: ClientSide, shared: Tensors, visit: Visit, key: Key, opt
     part = _Part(side, shared, visit, options)
     sharing, answered = part.listed("sharing"), part.listed("answered")
     part.require_enough(answered)
-    received = shared["secure/shares"][:, part.row].numpy()  # [n, BOX_BYTES], of each member for this one
-    boxes = {number: received[row].tobytes() for row, number in enumerate(part.numbers) if number in sharing}
-    shares = part.member.opened(part.agreement, boxes, sharing, answered)
+    shares = part.member.opened(part.agreement, part.sealed_for_it(), sharing, answered)
     question = hashlib.sha256(b"unskew opening 1 " + json.dumps([sorted(sharing), sorted(answered)]).encode()).digest()
     part.sessions.open(visit.client, part.agreement.session, part.agreement.digest, question, visit.repeat)
     contents = {part.numbers.index(other): share for other, share in shares.items()}
@@ -114,13 +137,14 @@ class _Part:
                 "this engine has no secret or no record of sessions for secure sums; its author gives ClientSide both "
                 "(EngineSetup.client_side does)"
             )
-        fields = json.loads(options)
         self.sessions: Sessions = side.sessions
-        self.inner: str = fields.get("options", "")
-        self._fields, self._shared, self._client = fields, shared, visit.client
-        self.numbers = [member_number(*pair) for pair in shared["secure/members"].tolist()]
+        self._question, self._shared = Question.from_text(options), shared
+        self.inner = self._question.options
+        self.numbers = members_of(shared)
         self.count = len(self.numbers)
-        number, session = member_number(visit.client, visit.repeat), bytes.fromhex(fields["session"])
+        number, session = member_number(visit.client, visit.repeat), self._question.session
+        if number not in self.numbers:
+            raise UserError(f"{named(number)} is not among the members of the secure sum")
         seed = derived_key(side.secret, b"unskew member seed 1 " + number.to_bytes(8, "big"), session)
         self.member = Member(number, session, seed)
         self.row = self.numbers.index(number)
@@ -128,14 +152,24 @@ class _Part:
     @cached_property
     def agreement(self) -> Agreement:
         """What the server says that all members agree on."""
-        rows_of = dict(zip(self.numbers, self._shared["secure/keys"].tolist(), strict=True))
+        rows_of = dict(zip(self.numbers, self._sent("keys").tolist(), strict=True))
         publics = {number: bytes(rows_of[number]) for number in self.listed("present")}
-        return Agreement(self.member.session, int(self._fields["threshold"]), publics, str(self._fields["about"]))
+        return Agreement(self.member.session, self._question.threshold, publics, self._question.about)
 
     def listed(self, name: str) -> list[int]:
         """The members of whom the server says so."""
-        flags = self._shared[f"secure/{name}"].tolist()
+        flags = self._sent(name).tolist()
         return [number for number, there in zip(self.numbers, flags, strict=True) if there]
+
+    def sealed_for_it(self) -> dict[int, bytes]:
+        """What each other member sealed for this one, by number."""
+        received = self._sent("shares")[:, self.row].numpy()  # [n, BOX_BYTES]
+        return {number: received[row].tobytes() for row, number in enumerate(self.numbers)}
+
+    def _sent(self, name: str) -> Tensor:
+        if (value := self._shared.get(f"secure/{name}")) is None:
+            raise UserError(f"the server sends no secure/{name} with its question")
+        return value
 
     def require_enough(self, numbers: list[int]) -> None:
         """Refuse a sum over too few clients, however often they come."""

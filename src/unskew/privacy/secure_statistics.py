@@ -10,7 +10,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Tensors, Visit
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.secure_jobs import Rounded, masked_job
+from unskew.privacy.secure_jobs import MaskedJob, Rounded
 from unskew.privacy.secure_sum import secure_words
 from unskew.round.client import ClientSide
 from unskew.round.jobs import Job
@@ -52,4 +52,4 @@ def masked_statistics_job(measure: Measure) -> Job:
         statistics = measure(side, shared, visit, request)
         return Rounded({VECTOR: layout.quantised(statistics, clients, f"client {visit.client}")})
 
-    return masked_job(MASKED_STATISTICS, work)
+    return MaskedJob(MASKED_STATISTICS, work)

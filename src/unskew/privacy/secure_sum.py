@@ -8,10 +8,9 @@ does not come about. The clients' side is ``secure_jobs``.
 Shapes: n members, the visits that were asked, in their order.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,13 +21,12 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Mask, Outcome, Tensors, Visit
 from unskew.privacy import rows
 from unskew.privacy.agreement import BOX_BYTES, MIN_CLIENTS, PUBLIC_BYTES, Agreement, member_number, shares_needed
+from unskew.privacy.questions import MEMBERS, MOST_MEMBERS, Question
 from unskew.privacy.recovery import unmask
 from unskew.privacy.secure_jobs import CAME, CHECK
 from unskew.privacy.sessions import new_session
 from unskew.privacy.shamir import SHARE_BYTES
 from unskew.round.jobs import job_text
-
-MOST_MEMBERS = 2000  # every member sends every other a share: a table of n² boxes
 
 
 @dataclass(frozen=True)
@@ -89,12 +87,10 @@ class _Session:
     def summed(self, job: str, options: str, shared: Tensors) -> dict[str, Tensor]:
         """All four exchanges, one after another."""
         count, about = len(self._visits), job_text(job, options)
-        question = json.dumps(
-            {"session": self._id.hex(), "threshold": self._needed, "about": about, "options": options}
-        )
+        question = Question(self._id, self._needed, about, options).to_text()
         everyone = self._enough(np.ones(count, dtype=bool), "take part")
         pairs = [(visit.client, visit.repeat) for visit in self._visits]
-        sent: Tensors = {"secure/members": torch.tensor(pairs, dtype=torch.int64)}
+        sent: Tensors = {MEMBERS: torch.tensor(pairs, dtype=torch.int64)}
         outcome, present = self._asked("mask-keys", question, sent, everyone)
         self._enough(present, "gave keys")
         publics = rows.unpacked(outcome.sums["keys"], PUBLIC_BYTES)  # [n, PUBLIC_BYTES]
@@ -130,6 +126,8 @@ class _Session:
     def _asked(self, job: str, question: str, sent: Tensors, who: Mask, *, quiet: bool = True) -> tuple[Outcome, Mask]:
         """A job's outcome, and who answered it."""
         visits = [self._visits[place] for place in _places(who)]
+        if quiet:  # around the work itself nobody keeps anything
+            visits = [replace(visit, ticket=None, keep=False) for visit in visits]
         with _silent(self._engine, quiet):
             outcome = self._engine.map_sum(job_text(job, question), sent, visits, self._key, round=self._round)
         self.failures += outcome.failures

@@ -11,10 +11,11 @@ from unskew.core.key import Key
 from unskew.core.types import Engine, Outcome, Sums, Tensors, Visit
 from unskew.privacy import rows
 from unskew.privacy.rounding import as_steps, from_steps
-from unskew.privacy.secure_jobs import Rounded, mask_keys, mask_openings, mask_shares, masked_job
+from unskew.privacy.secure_jobs import MaskedJob, Rounded, mask_keys, mask_openings, mask_shares
 from unskew.privacy.secure_sum import secure_words
 from unskew.round.client import JOBS as ROUND_JOBS
 from unskew.round.client import ClientSide
+from unskew.round.evaluation import JOBS as EVALUATION_JOBS
 from unskew.round.jobs import Answer, Job, job_text
 
 MASKED, ROUNDED = "masked-", "rounded-"  # before the name of a round's job
@@ -74,10 +75,15 @@ def _rounded_job(inner: Job) -> Job:
     return rounded
 
 
+def protected(jobs: Mapping[str, Job]) -> dict[str, Job]:
+    """The same jobs masked, and rounded without masks, for what ``SecureUpdates`` and ``RoundedUpdates`` ask."""
+    masked = {MASKED + name: MaskedJob(MASKED + name, _work(job)) for name, job in jobs.items()}
+    return {**masked, **{ROUNDED + name: _rounded_job(job) for name, job in jobs.items()}}
+
+
 JOBS: Mapping[str, Job] = {
     "mask-keys": mask_keys,
     "mask-shares": mask_shares,
     "mask-openings": mask_openings,
-    **{MASKED + name: masked_job(MASKED + name, _work(job)) for name, job in ROUND_JOBS.items()},
-    **{ROUNDED + name: _rounded_job(job) for name, job in ROUND_JOBS.items()},
+    **protected({**ROUND_JOBS, **EVALUATION_JOBS}),
 }

@@ -9,7 +9,7 @@ from unskew.core.plugins import require_extra
 from unskew.privacy.agreement import MIN_CLIENTS
 from unskew.privacy.ledger import PrivateRounds, Spent, spent_on
 from unskew.privacy.private_updates import PrivateUpdates
-from unskew.privacy.secure_sum import MOST_MEMBERS
+from unskew.privacy.questions import MOST_MEMBERS
 from unskew.privacy.secure_updates import SecureUpdates
 from unskew.round.algorithm import Algorithm
 from unskew.runs.recording import Recorded

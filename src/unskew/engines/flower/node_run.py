@@ -26,7 +26,9 @@ from unskew.engines.flower.messages import BadMessage, field
 from unskew.engines.flower.node_data import Fitted, NodeData
 from unskew.engines.flower.node_memory import NodeMemory
 from unskew.engines.flower.node_secret import NodeSecret
+from unskew.engines.flower.promises import check_masked, check_threshold
 from unskew.engines.jobs import JOBS
+from unskew.privacy.questions import MEMBERS, row_of
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import MemoryFormat
 from unskew.round.jobs import Done, attempt, find_job
@@ -85,6 +87,7 @@ class NodeRun:
         """What the header of a message asks for; refused where it is not for this node."""
         job = field(header, "job", str)
         check_plugins(job.partition(" ")[0], self._plugins)
+        check_masked(job, self.side.algorithm)
         path = field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
             raise BadMessage("its key is not a path of texts and whole numbers")
@@ -116,6 +119,7 @@ class NodeRun:
     def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
         """Do the job for each visit."""
         job = find_job(asked.job, JOBS)
+        check_threshold(asked.job, shared, self.side.algorithm)
         if self._memory is not None:
             self._memory.clear(asked.visits, asked.keep)
         return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
@@ -132,7 +136,9 @@ class NodeRun:
             return Answered(about | {"failure": str(error)})
         if isinstance(result, Failure):
             return Answered(about | {"failure": result.reason})
-        return self._result(about, result, Known(shared, visit.weight, factor_of(result.sums, visit.weight)))
+        factor = factor_of(result.sums, visit.weight)
+        known = Known(shared, visit.weight, factor, row_of(shared, visit), len(shared.get(MEMBERS, ())))
+        return self._result(about, result, known)
 
     def _result(self, about: dict[str, Any], result: Done, known: Known) -> Answered:
         sent = compacted(result.sums, known)

@@ -102,5 +102,7 @@ class Ranks:
             _AT_WORK.release()
         if self._side.memory is not None:
             self._side.memory.close()
+        if self._side.sessions is not None:
+            self._side.sessions.close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # on its way out, between two jobs
             raise self._others.instead_of_interrupt() from None
