@@ -11,7 +11,7 @@ from unskew.engines.flower.messages import opened
 
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"keys$|seeds$|low$|high$")  # fmt: skip
+                r"(came|keys|shares|opened)$|(low|high)/(statistics|check)$")  # fmt: skip
 JOB = {"kind", "run", "number", "agreement", "job", "round", "seed", "key", "visits", "keep"}
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep"}
 RESULT = {"client", "repeat", "forms", "factor", "receipt", "anew"}

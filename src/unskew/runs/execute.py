@@ -102,7 +102,10 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             for state, row in () if leading is not None and leading.over else rounds:
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
-                    score = evaluate(engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last)
+                    score = evaluate(
+                        engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last,
+                        exchange=side.algorithm.exchange,
+                    )  # fmt: skip
                     scored = (state.round, score) if last or not by_image else None
                     row = replace(
                         row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures)
@@ -126,7 +129,10 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             final = done[0] if leading is None or leading.best is None else leading.best.state
             model, calibrated = driver.as_used(side.algorithm, final.tensors, side.classifier), list[Calibrated]()
             if scored is None or scored[0] != final.round:  # resumed after its last round, or an earlier one was best
-                again = evaluate(engine, final.tensors, len(prepared.images.test), key, by_image=by_image)
+                again = evaluate(
+                    engine, final.tensors, len(prepared.images.test), key, by_image=by_image,
+                    exchange=side.algorithm.exchange,
+                )  # fmt: skip
                 scored = (final.round, again)
             ending = scored[1], progress.start
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made

@@ -34,7 +34,7 @@ from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.read_data import read_data
 from unskew.runs.result import RESULT, Result, read_result
-from unskew.runs.terms import agreed_terms, why_not
+from unskew.runs.terms import agreed_terms, why_not, why_too_late
 from unskew.runs.train import rehearse
 
 TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
@@ -74,6 +74,8 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
+    if prepared.algorithm.mechanism is not None:
+        session.fits = lambda said: why_not(said, terms) or why_too_late(said, terms)
     path = asked.out
     if before is None:
         rehearse(prepared)

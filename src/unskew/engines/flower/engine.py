@@ -15,6 +15,7 @@ from unskew.engines.flower.members import Member
 from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.post import SILENT, Answer
+from unskew.engines.flower.purpose import Purpose
 from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results, shown
 from unskew.engines.flower.session import Session, between_looks
 from unskew.engines.flower.template import Template
@@ -124,17 +125,20 @@ class FederatedEngine:
                 del work.results[place]
             work.open = again
             self._until_answered(work)
-        if work.counted < needed and work.job.partition(" ")[0] == "train":
+        least = min(len(work.visits), self._session.rules.min_replies)
+        if work.counted < least and Purpose.of(work.job).trains:
             raise UserError(
-                f"round {work.round}: only {work.counted} of the {needed} replies that it needs came within "
+                f"round {work.round}: only {work.counted} of the {least} replies that it needs came within "
                 f"{self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
             )
 
     def _needed(self, work: _Work) -> int:
-        name = work.job.partition(" ")[0]
-        if name == "train":
-            return min(len(work.visits), self._session.rules.min_replies)
-        return 1 if name.startswith("evaluate") else len(work.visits)
+        """How many replies are waited for. A secure sum can do without some from its second exchange on."""
+        purpose, every = Purpose.of(work.job), len(work.visits)
+        least = min(every, self._session.rules.min_replies) if purpose.trains else 1
+        if purpose.threshold:
+            return min(every, max(least, purpose.threshold)) if purpose.under_way or purpose.may_miss else every
+        return least if purpose.may_miss else every
 
     def _ask(self, work: _Work, until: float) -> None:
         """Send what can be sent now; a visit to a client whose node is not there has failed."""
