@@ -148,6 +148,8 @@ class FederatedEngine:
         for place in sorted(work.open):
             member = self._session.members.by_number.get(work.visits[place].client)
             away = "is not connected" if member is None else self._session.absent(member.node)
+            if member is not None and self._session.describing(member.node):
+                continue  # it is back, and can be asked in a moment
             if member is None or away is not None:
                 name = "its node" if member is None else f"node {member.node_name}"
                 work.results[place] = LeftOut(f"{name} {away}", again=True)
@@ -187,7 +189,7 @@ class FederatedEngine:
 
     def _take(self, work: _Work, answer: Answer) -> None:
         if answer.letter.kind != "job":
-            if answer.problem is not None and answer.letter.kind == "agree":
+            if answer.problem is not None and answer.letter.kind in ("agree", "describe"):
                 again = LeftOut(answer.problem, again=not answer.bad)
                 self._fail(work, self._places_of(work, answer.letter.node), again)
             return

@@ -88,6 +88,12 @@ class Session:
             return f"is left out: {self._refused[node]}"
         return None if node in self.described else "has not said what it brings since it came back"
 
+    def describing(self, node: int) -> bool:
+        """Whether the node has come back and is about to say what it brings."""
+        if node not in self._there or node in self.described.keys() | self._silent.keys() | self._refused.keys():
+            return False
+        return any(letter.node == node for letter in self.post.waiting("describe"))
+
     def agree_on(self, agreement: Agreement, frozen: Tensors) -> None:
         """What every member is told before its first job; ``numbers`` are filled in for each node."""
         self._agreement, self._frozen = agreement, Body.of(list(frozen.items()))
