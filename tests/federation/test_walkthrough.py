@@ -58,7 +58,7 @@ def test_the_walk_through_does_what_it_says(tmp_path):
             if words[:2] == ["federation", "init"]:
                 words += ["--port", str(free_pair())]  # 8000 may be in use here
             if words[:2] == ["federation", "status"]:
-                until(lambda: len(last_seen(read_federation(tmp_path / "fed"))) == 2)
+                until(lambda: len(last_seen(read_federation(tmp_path / "fed"))) == 3)
             command = unskew(words, tmp_path)
             if behind:
                 background.append(command)
