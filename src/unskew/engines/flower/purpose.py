@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from unskew.privacy.agreement import MIN_CLIENTS
 from unskew.privacy.questions import Question
 from unskew.privacy.secure_updates import MASKED, ROUNDED
 
@@ -29,7 +30,7 @@ class Purpose:
         if not is_secure(job):
             return Purpose(name.removeprefix(ROUNDED))
         question = Question.from_text(options)
-        return Purpose(question.work.removeprefix(MASKED), question.threshold, name != "mask-keys")
+        return Purpose(question.work.removeprefix(MASKED), max(question.threshold, MIN_CLIENTS), name != "mask-keys")
 
     @property
     def trains(self) -> bool:
