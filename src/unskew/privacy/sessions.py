@@ -143,8 +143,10 @@ class Sessions:
         self._change(client, lambda record: record.joined(Record.from_bytes(slot.ljust(SLOT, b"\0"))))
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self.descriptor)
+        """Close the file; once is enough."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _change(self, client: int, change: Callable[[Record], Record]) -> None:
         if not 0 <= client < MOST_CLIENTS:
