@@ -9,7 +9,7 @@ MINUTES ?= 10
 export CHROMIUM
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test check format faults bench peers pictures methods-table calibration-table epsilon-table transfer-table one-exchange-table gallery test-all lock clean
+.PHONY: help setup browser run test check format faults bench peers pictures methods-table calibration-table epsilon-table updates-table transfer-table one-exchange-table gallery test-all lock clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ one-exchange-table: $(READY) ## Measure one exchange of statistics against round
 
 epsilon-table: $(READY) ## Measure calibrations under differential privacy over ten draws and write docs/privacy.md: minutes
 	$(BIN)/python docs/make_epsilon_table.py
+
+updates-table: $(READY) ## Measure training under private updates by the noise and write docs/privacy.md: minutes
+	$(BIN)/python docs/make_updates_table.py
 
 gallery: $(READY) ## Make docs/gallery.md from real runs: CIFAR-10 (UNSKEW_DATA, an hour) or digits (minutes)
 	$(BIN)/python docs/make_gallery.py

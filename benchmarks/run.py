@@ -15,6 +15,7 @@ import analysis
 import calibration
 import flower
 import frozen
+import masking
 import methods
 import million
 import photographers
@@ -61,6 +62,7 @@ def main():
         "analysis": lambda: analysis.suite(images),
         "flower": lambda: flower.suite(images, 2 * options.repeats),
         "frozen": lambda: frozen.suite(images),
+        "masking": lambda: masking.suite(options.repeats),
         "reliability": lambda: reliability.suite(options.repeats),
         "torchrun": lambda: ranks.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),

@@ -1,5 +1,8 @@
 """Every calibration and every protection gives the same classifier on a device as on the CPU."""
 
+import os
+from dataclasses import replace
+
 import pytest
 import torch
 from placed import on, side_of, small
@@ -12,6 +15,7 @@ from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
+from unskew.privacy.sessions import Sessions
 from unskew.round.jobs import job_text
 from unskew.runs.finish import finish
 
@@ -35,8 +39,10 @@ KNOBS = [
 PROTECTIONS = [name for name, method in METHODS.items() if method.__module__ == "unskew.methods.protections"]
 PROTECTED = {
     "withhold": "ccvr(per_class=20, epochs=2) + withhold(2)",
-    "secure": "ccvr(per_class=20, epochs=2) + secure",
+    "secure": "ccvr(per_class=20, epochs=2) + secure(updates=true)",
     "private": "lda + private(epsilon=50, delta=0.1, clip=2)",
+    "private-updates": "lda + private-updates(noise=0.1)",
+    "rounded": "lda + rounded",
 }
 
 
@@ -45,7 +51,7 @@ def calibrated(federated):
     state, side, events = federated.run(2), side_of(federated), []
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
-    engine = Loop(side_of(federated))
+    engine = Loop(replace(side_of(federated), secret=os.urandom(32), sessions=Sessions.temporary()))
     done = finish(engine, side, state.tensors, side.algorithm, Key(0), events.append)
     forecasts = [event.forecast for event in events if isinstance(event, Forecasted)]
     return done, forecasts

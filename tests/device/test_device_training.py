@@ -51,6 +51,7 @@ def test_every_method_gives_the_same_bits_as_on_the_cpu(home, name):
 )
 def test_every_kind_of_network_and_augmentation_gives_the_same_bits(home, model, options, monkeypatch):
     monkeypatch.setattr(ConvPool, "forward", ConvPool.plain)  # the CPU's own form of it rounds otherwise
+    monkeypatch.setattr("unskew.round.client.passes", lambda network: None)
     here = small(model=model, **options)
     assert same(on(home.device, here).run(2), here.run(2))
 

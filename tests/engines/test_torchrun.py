@@ -28,6 +28,7 @@ from unskew.round.evaluation import evaluate
 from unskew.runs.options import OPTIONS
 
 MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
+ROUNDED = ("secure(updates=true)", "rounded")  # the same bits without masks
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,11 @@ def opened(small):
 def test_two_ranks_give_the_bits_of_the_loop_in_one_run_after_another(two):
     for method in ("fedavg", MEMORIES):
         assert same(federation(method).run(3, "torchrun"), federation(method).run(3)), method
+
+
+def test_masks_are_the_same_whichever_rank_does_a_clients_next_exchange(two):
+    for method in ("secure(updates=true) + scaffold", "secure(updates=true) + fedvc(16)"):
+        assert same(federation(method).run(2, "torchrun"), federation(method.replace(*ROUNDED)).run(2)), method
 
 
 def test_results_are_added_in_the_order_of_the_visits(two):
@@ -183,7 +189,7 @@ def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
     federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
     known = (
         {"open", "secret", "remembers"}, {"tensor", "dtype", "shape"}, {"build"}, {"close"},
-        {"begin", "weights", "seed", "key"}, {"number", "place", "visit"},
+        {"begin", "weights", "seed", "key"}, {"number", "place", "visit", "record"},
     )  # fmt: skip
     assert all(set(json.loads(json.dumps(message))) in known for message in told)
     visits = [message["visit"] for message in told if "visit" in message]

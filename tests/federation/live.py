@@ -1,13 +1,16 @@
 """A real federation on loopback for tests: the same commands that people type, each in its own process."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
+from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.data import partition_files
 from unskew.federation.folder import read_node, toml
@@ -23,6 +26,21 @@ from unskew.runs.folder import write_arrays
 from unskew.runs.prepare import read_data, split
 
 PATIENCE = 240.0  # seconds: machines that run tests are busy
+LOCAL = {"epochs": 1, "batch": 32, "lr": 0.02}
+
+
+def recipe(clients: int, rounds: int, method: str = "fedavgm(0.9)", **more) -> str:
+    """A recipe whose images are at the nodes, evaluated at its end."""
+    options = {"data": "nodes", "clients": clients, "method": method, "rounds": rounds, "evaluate_every": rounds}
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in {**options, **LOCAL, **more}.items())
+
+
+def rounds_done(out: Path) -> list[dict]:
+    """The lines of the run's metrics so far."""
+    with suppress(FileNotFoundError):
+        whole, _, _ = (out / "metrics.jsonl").read_text().rpartition("\n")  # a line may be in the middle of its writing
+        return [json.loads(line) for line in whole.splitlines()]
+    return []
 
 
 class Command:
@@ -102,15 +120,27 @@ class Live:
 
     def kill(self, name: str) -> None:
         """All of it at once, as when the power fails."""
-        for number in [*marked(self.mark(name)), self.commands[name].process.pid]:
-            os.kill(number, signal.SIGKILL)
-        self.commands.pop(name).process.wait(30)
+        watcher = self.commands.pop(name).process
+        watcher.kill()
+        while left := marked(self.mark(name)):  # one may have started another meanwhile
+            for number in left:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+        watcher.wait(30)
+
+    def programs(self, name: str, word: str) -> list[int]:
+        """The processes of it whose command line has this word."""
+        found = []
+        for number in marked(self.mark(name)):
+            with suppress(OSError):  # it has ended meanwhile
+                if word in Path(f"/proc/{number}/cmdline").read_text():
+                    found.append(number)
+        return found
 
     def kill_program(self, name: str, word: str) -> None:
         """One program of it, the one whose command line has this word."""
-        for number in marked(self.mark(name)):
-            if word in Path(f"/proc/{number}/cmdline").read_text():
-                os.kill(number, signal.SIGKILL)
+        for number in self.programs(name, word):
+            os.kill(number, signal.SIGKILL)
 
     def run(self, out: Path, recipe: str, say=lambda line: None, **more) -> None:
         file = self.path / f"{out.name}.toml"
@@ -126,6 +156,34 @@ class Live:
         for name in left:
             end_all(self.mark(name))
         assert not any(left.values()), left
+
+
+class Run(threading.Thread):
+    """A run in the background: how it ended is in ``trouble``, what it printed in ``said``."""
+
+    def __init__(self, live: Live, out: Path, text: str, **more) -> None:
+        super().__init__(daemon=True)
+        self.said: list[str] = []
+        self.trouble: UserError | None = None
+        self.out = out
+        self._work = lambda: live.run(out, text, self.said.append, **more)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except UserError as error:
+            self.trouble = error
+
+    def reaches(self, number: int, seconds: float = 400) -> list[dict]:
+        """Wait until so many rounds are done, or the run has ended; the rounds that are done."""
+        until(lambda: len(rounds_done(self.out)) >= number or not self.is_alive(), seconds, f"round {number}")
+        return rounds_done(self.out)
+
+    def wait(self, seconds: float = 600) -> "Run":
+        self.join(seconds)
+        assert not self.is_alive(), self.said
+        return self
 
 
 def until(condition, seconds: float = PATIENCE, what: str = "it") -> None:

@@ -5,58 +5,14 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from live import Command, Live, until
+from live import LOCAL, Command, Live, Run, recipe, rounds_done, until
 
 import unskew
-from unskew.core.errors import UserError
 from unskew.federation.folder import read_node, toml
 
 pytestmark = pytest.mark.heavy
-
-RECIPE = """
-data = "nodes"
-clients = {clients}
-method = "{method}"
-rounds = {rounds}
-evaluate_every = {rounds}
-epochs = 1
-batch = 32
-lr = 0.02
-"""
-
-
-def recipe(clients, rounds, method="fedavgm(0.9)"):
-    return RECIPE.format(clients=clients, rounds=rounds, method=method)
-
-
-def rounds_done(out: Path) -> list[dict]:
-    with suppress(FileNotFoundError):
-        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return []
-
-
-class Run(threading.Thread):
-    """A run in the background: how it ended is in ``trouble``, what it printed in ``said``."""
-
-    def __init__(self, live, out, text, **more):
-        super().__init__(daemon=True)
-        self.said, self.trouble = [], None
-        self._work = lambda: live.run(out, text, self.said.append, **more)
-        self.start()
-
-    def run(self):
-        try:
-            self._work()
-        except UserError as error:
-            self.trouble = error
-
-    def wait(self, seconds=600):
-        self.join(seconds)
-        assert not self.is_alive(), self.said
-        return self
 
 
 @pytest.fixture
@@ -72,7 +28,7 @@ def live(tmp_path):
 def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live, tmp_path):
     out = tmp_path / "run"
     run = Run(live, out, recipe(3, 6, "scaffold"), deadline=40.0, min_replies=2)
-    until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
+    run.reaches(2)
     live.kill("c")
     live.start("c")
     run.wait()
@@ -90,7 +46,7 @@ def test_a_node_killed_in_round_3_of_6_does_not_stop_the_run_and_comes_back(live
 def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live, tmp_path):
     out = tmp_path / "run"
     run = Run(live, out, recipe(3, 5, "scaffold"), min_replies=3)
-    until(lambda: len(rounds_done(out)) >= 2 or not run.is_alive(), 400)
+    run.reaches(2)
     live.kill("server")
     run.wait()
     assert run.trouble is not None
@@ -100,7 +56,7 @@ def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live
     result = json.loads((out / "result.json").read_text())
     alone = unskew.run(
         data="digits", partition=f"file:{live.partition}", clients=3, method="scaffold", rounds=5, evaluate_every=5,
-        epochs=1, batch=32, lr=0.02, engine="loop", out=tmp_path / "alone",
+        engine="loop", out=tmp_path / "alone", **LOCAL,
     )  # fmt: skip
     assert result["weights_sha256"] == alone.weights_sha256
 
@@ -151,7 +107,7 @@ def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path)
     try:
         live.start("server", "a", "b")
         run = Run(live, out, recipe(2, 4), deadline=120.0)
-        until(lambda: len(rounds_done(out)) >= 1 or not run.is_alive(), 400)
+        run.reaches(1)
         relay.whole.clear()
         time.sleep(10)
         relay.whole.set()

@@ -2,7 +2,7 @@
 
 Down: a job by its text, shared tensors, visits (client, weight, take, an opaque ticket), a key. Up: float64 sums,
 receipts, failures with reasons. Never: the number of an example, a label, a feature, a client's memory, or, under
-``secure``, the unmasked statistics of one client.
+``secure``, what one client sent without its masks.
 """
 
 import json
@@ -17,19 +17,24 @@ from federation import federation
 from unskew import engines
 from unskew.calibration import parse_calibration
 from unskew.calibration.federated import Federation
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import TestPart, Visit
 from unskew.engines.blueprint import build
+from unskew.engines.outcomes import add_outcomes
 from unskew.engines.pool.shared import Line
 from unskew.methods import METHODS, parse_method
-from unskew.privacy.masking import MIN_CLIENTS
+from unskew.privacy.agreement import MIN_CLIENTS
+from unskew.privacy.fixed_point import Layout
+from unskew.privacy.rows import joined
+from unskew.privacy.secure_statistics import secure_statistics
 from unskew.round import driver
 from unskew.round.evaluation import evaluate
 
 SIZES = (23, 17, 1, 11)  # 52 examples of 4 classes
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"keys$|seeds$|low$|high$")  # fmt: skip
+                r"(came|keys|shares|opened)$|(low|high)/")  # fmt: skip
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "start", "stop"}
 TRAINING = [name for name in METHODS if not parse_method(name).finish or parse_method(name).statistics]
 
@@ -138,50 +143,130 @@ def test_calibration_sends_statistics_and_no_feature(source):
     assert "moments" in {job.partition(" ")[0] for job, *_ in crossed}
 
 
-def test_under_secure_the_server_never_sees_the_clear_statistics_of_one_client():
-    """Of every sum that comes up one client's part is taken alone: it must say nothing without the others."""
-    small, crossed = crossed_in("fedavg", rounds=1, finish=["ccvr(per_class=20) + secure"])
-    jobs = [job.partition(" ")[0] for job, *_ in crossed]
-    assert jobs[-3:] == ["public-keys", "masked-statistics", "mask-seeds"]
-    assert "moments" not in jobs
-    assert not list(looked_at(crossed))
-    job, shared, visits, key, _ = crossed[-2]
+class Wire(Border):
+    """An engine that does every visit alone, as on a wire between machines, and keeps each client's own message."""
+
+    def __init__(self, engine):
+        super().__init__(engine)
+        self.messages = []  # (the job's name, the visit, what this client sent)
+
+    def map_sum(self, job, shared, visits, key, *, round=0):
+        outcomes = [self._engine.map_sum(job, shared, [visit], key, round=round) for visit in visits]
+        for visit, outcome in zip(visits, outcomes, strict=True):
+            self.messages.append((job.partition(" ")[0], visit, outcome.sums))
+        outcome = add_outcomes(outcomes)
+        self.crossed.append((job, shared, visits, key, outcome))
+        return outcome
+
+
+def sent_under(method, finish=None):
+    """One round, and a calibration: every client's messages, and what it would have sent in the clear, by client."""
+    sizes = (23, 17, 9, 11)  # of one example the label counts are a one among zeros, which may be anything
+    small = federation(method, sizes=sizes, dtype="float32", epochs=1)
     setup = engines.EngineSetup(small.blueprint, small.data, 1)
-    engine = engines.open_engine("loop", setup)
-    clear = engine.map_sum(f"moments {json.loads(job.partition(' ')[2])['request']}", shared, visits[:1], key).sums
-    alone = _masked_alone(engine, job, shared, visits, key)
-    engine.close()
-    words = np.concatenate([value.numpy().ravel() for value in clear.values()])
-    assert np.count_nonzero(words) > 100
-    assert np.count_nonzero(alone == np.round(words * 2.0**24)) < 3  # by chance
-    assert 0.45 < (alone.astype(np.uint64) >> np.uint64(63)).mean() < 0.55  # as good as random bits
+    wire, state = Wire(engines.open_engine("loop", setup)), small.state()
+    driver.run_round(small.algorithm, wire, state, small.key, per_round=len(sizes))
+    if finish:
+        algorithm, side = parse_method(finish, small.blueprint.local), build(small.blueprint, small.data)
+        calibrating = Federation(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
+        calibrating.calibrated(algorithm.finish[0])
+    plain, clear = engines.open_engine("loop", setup), {client: {} for client in range(len(sizes))}
+    for job, shared, visits, key, _ in list(wire.crossed):
+        name, _, text = job.partition(" ")
+        if not name.startswith(("masked-", "rounded-")):
+            continue
+        inner = name.partition("-")[2]
+        if inner == "statistics":
+            inner = f"moments {json.loads(json.loads(text)['options'])['request']}"
+        for visit in visits:
+            sums = plain.map_sum(inner, shared, [visit], key).sums
+            clear[visit.client] |= {f"{name}/{each}": value for each, value in sums.items()}
+    plain.close()
+    wire.close()
+    return small, wire, clear
 
 
-def _masked_alone(engine, job, shared, visits, key):
-    """[W], what the first client sends: with keys of the engine's own secret, as every client has them."""
-    question = json.loads(job.partition(" ")[2])
-    keys = engine.map_sum(f"public-keys {json.dumps({'session': question['session']})}", shared, visits, key).sums[
-        "keys"
-    ]
-    mine = shared | {"secure/keys": keys.to(torch.uint8)}
-    sums = engine.map_sum(job, mine, visits[:1], key).sums
-    low, high = (sums[name].numpy().astype(np.uint64) for name in ("low", "high"))
-    return low + (high << np.uint64(32))
+def needles_of(small, clear):
+    """What must not be found in any message, by name: bytes of images, features, label counts and clear sums."""
+    side = build(small.blueprint, small.data)
+    side.load(small.state().tensors, training=False)
+    for client, sums in clear.items():
+        examples = side.population.examples(client)
+        yield f"label counts of client {client}", side.counts(client).double().numpy().tobytes()
+        yield f"label counts of client {client}", side.counts(client).numpy().tobytes()
+        yield f"an image of client {client}", small.data["train/images"][int(examples[0])].numpy().tobytes()[:16]
+        with torch.no_grad():
+            feature = side.network.encoder(side.train.batch(torch.tensor([int(examples[0])]))[0])[0]
+        yield f"a feature of client {client}", feature[feature != 0][:4].numpy().tobytes()
+        for name, value in sums.items():
+            values = value[value != 0].flatten()[:4]
+            for bits in (24, 32):
+                yield f"{name} of client {client}", (values * 2.0**bits).round().long().numpy().tobytes()
+            yield f"{name} of client {client}", values.numpy().tobytes()
+            yield f"{name} of client {client}", values.float().numpy().tobytes()
+
+
+def test_under_secure_updates_no_message_of_a_client_has_anything_of_its_own_in_the_clear():
+    """Update, statistics of methods, label counts, losses, statistics of a calibration: as sums, words or raw bytes."""
+    method = "secure(updates=true) + scaffold + prototypes + fedir"
+    small, wire, clear = sent_under(method, "ccvr(per_class=20) + secure")
+    jobs = list(dict.fromkeys(job for job, *_ in wire.messages))
+    assert jobs == [
+        "mask-keys", "mask-shares", "masked-survey", "mask-openings", "masked-train", "masked-statistics",
+    ]  # fmt: skip
+    assert not list(looked_at(wire.crossed))
+    assert {name.split("/")[0] for sums in clear.values() for name in sums} == {
+        "masked-survey", "masked-train", "masked-statistics",
+    }  # fmt: skip
+    content = b"\0\0".join(value.numpy().tobytes() for _, _, sums in wire.messages for value in sums.values())
+    needles = [(name, needle) for name, needle in needles_of(small, clear) if len(needle) >= 12]
+    assert len(needles) > 300
+    assert [name for name, needle in needles if needle in content] == []
+    for job, visit, sums in wire.messages:
+        if job.startswith("masked-"):
+            words = {name: value.numpy().ravel() for name, value in joined(sums).items()}
+            alone = np.concatenate(list(words.values())).view(np.uint64)
+            assert len(alone) < 30 or 0.4 < (alone >> np.uint64(63)).mean() < 0.6  # as good as random bits
+            assert same_words(job, words, clear[visit.client]) == 0
+
+
+def same_words(job, words, clear):
+    """How many of a client's words, masked or not, are what it would have sent in the clear."""
+    known = {name: np.round(value.numpy().ravel() * 2.0**32).astype(np.int64) for name, value in clear.items()}
+    named = {name: known[f"{job}/{name}"] for name in words if f"{job}/{name}" in known}
+    return sum(np.count_nonzero((words[name] == value) & (value != 0)) for name, value in named.items())
+
+
+def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
+    """The check itself: without masks all of it is there."""
+    small, wire, clear = sent_under("rounded + scaffold + prototypes + fedir")
+    (job, visit, sums), *_ = [message for message in wire.messages if message[0] == "rounded-train"]
+    words = {name: value.numpy().ravel() for name, value in joined(sums).items()}
+    assert same_words(job, words, clear[visit.client]) > 1000
+    clear_bytes = b"".join(value.tobytes() for value in words.values())
+    assert any(needle in clear_bytes for name, needle in needles_of(small, clear) if len(needle) >= 12)
+
+
+def test_under_secure_statistics_the_server_never_sees_those_of_one_client():
+    _, wire, clear = sent_under("fedavg", "ccvr(per_class=20) + secure")
+    jobs = [job.partition(" ")[0] for job, *_ in wire.crossed]
+    assert jobs[-4:] == ["mask-keys", "mask-shares", "masked-statistics", "mask-openings"]
+    assert "moments" not in jobs
+    for job, visit, sums in wire.messages:
+        if job == "masked-statistics":
+            alone = joined(sums)["statistics"].numpy().view(np.uint64)
+            steps = [np.round(value.numpy().ravel() * 2.0**24) for value in clear[visit.client].values()]
+            assert np.count_nonzero(np.isin(alone, np.concatenate(steps)[np.concatenate(steps) > 0])) == 0
+            assert 0.45 < (alone >> np.uint64(63)).mean() < 0.55  # as good as random bits
 
 
 def test_fewer_clients_than_a_secure_sum_needs_are_refused():
-    from unskew.core.errors import UserError
-    from unskew.privacy.fixed_point import Layout
-    from unskew.privacy.secure_sum import secure_statistics
-
     small = federation("fedavg", sizes=SIZES, dtype="float32")
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     needs = parse_calibration("lda").needs
     visits = [Visit(client, 1.0) for client in range(MIN_CLIENTS - 1)]
-    with pytest.raises(
-        UserError, match=f"a secure sum over {MIN_CLIENTS - 1} clients is refused; at least {MIN_CLIENTS} are needed"
-    ):
-        secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), visits, Key(0))
+    with pytest.raises(UserError, match=f"2 clients take part, and a secure sum needs {MIN_CLIENTS}"):
+        secure_statistics(engine, small.state().tensors, needs, Layout.of(4, 64, needs.form), visits, Key(0), 0.66)
     engine.close()
 
 

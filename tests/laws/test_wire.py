@@ -1,17 +1,21 @@
-"""Law 10 between machines: the messages of a federation have what the architecture's table names, and no image."""
+"""Law 10 between machines: the messages of a federation have what the architecture's table names, and no image.
+
+Under ``secure`` all bytes that go between server and nodes are read, and nothing of a single client is in them.
+"""
 
 import re
 
 import numpy as np
 import pytest
 
+from leaks import Leaks
 from nodes import exchange_of, federated, make_nodes
 from unskew.data.sources import load
 from unskew.engines.flower.messages import opened
 
 DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"keys$|seeds$|low$|high$")  # fmt: skip
+                r"(came|keys|shares|opened)$|(low|high)/(statistics|check)$")  # fmt: skip
 JOB = {"kind", "run", "number", "agreement", "job", "round", "seed", "key", "visits", "keep"}
 VISIT = {"client", "weight", "take", "repeat", "ticket", "keep"}
 RESULT = {"client", "repeat", "forms", "factor", "receipt", "anew"}
@@ -59,3 +63,54 @@ def test_no_clients_memory_is_in_a_message(tmp_path):
     federated(tmp_path, exchange, method="scaffold", rounds=2, observe=observe)
     assert len(set(kept)) >= 6
     assert not any(each in reply.body for each in set(kept) for reply in wire)
+
+
+METHOD = "scaffold + fedir + prototypes + ccvr(per_class=20)"
+
+
+def listened(tmp_path, method, **options):
+    """All bytes of a run's messages, up and down, and what of the clients could be in them."""
+    nodes, content, leaks = make_nodes(tmp_path, 4), [], Leaks()
+
+    def between(node, question, reply):
+        content.extend((question.header, question.body, reply.header, reply.body))
+        leaks.add_work(nodes[node], question)
+        if nodes[node]._runs and node not in known:
+            known.add(node)
+            leaks.add_data(nodes[node], node - 100)
+        return reply
+
+    known = set()
+    exchange = exchange_of(nodes, between=between)
+    result = federated(tmp_path, exchange, clients=4, method=method, data="nodes", **options)
+    assert len(known) == 4
+    return b"|".join(content), leaks, result
+
+
+def test_under_secure_no_byte_on_the_wire_is_of_a_single_client(tmp_path):
+    """No image, no feature, no label counts, no update, no statistics, no metrics; as floats, fixed point or words."""
+    content, leaks, result = listened(tmp_path, f"{METHOD} + secure(updates=true)")
+    assert list(result.calibrations) == ["ccvr(per_class=20) + secure"]
+    assert all(row["clients"] == 4 for row in result.history)
+    assert len(leaks.known) > 10_000
+    assert leaks.found(content) == set()
+
+
+def test_the_same_look_finds_everything_where_nothing_is_masked(tmp_path):
+    content, leaks, _ = listened(tmp_path, METHOD, rounds=1)
+    assert leaks.found(content) == {"an update", "a client's statistics", "a client's metrics", "label counts"}
+    for what in ("an image", "a feature"):  # never sent: put into a message they are found, at any place
+        needles = [needle for needle, known in leaks.known.items() if what in known]
+        assert len(needles) > 100
+        assert all(
+            leaks.found(content[:1001] + needle + content[:99]) >= {what} for needle in needles[:: len(needles) // 5]
+        )
+
+
+def test_the_same_look_finds_updates_where_only_statistics_are_masked_and_what_is_rounded(tmp_path):
+    for each in "ab":
+        (tmp_path / each).mkdir()
+    content, leaks, _ = listened(tmp_path / "a", "fedavg + ccvr(per_class=20) + secure", rounds=1)
+    assert leaks.found(content) == {"an update", "a client's metrics", "label counts"}  # of the nodes' test images
+    content, leaks, _ = listened(tmp_path / "b", "fedavg + rounded", rounds=1)
+    assert "an update" in leaks.found(content)

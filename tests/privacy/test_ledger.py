@@ -1,8 +1,11 @@
 """Releases add up, once each, and never to less than another accountant finds."""
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 
-from unskew.privacy.ledger import Release, Spent, total, with_release
+from unskew.privacy.ledger import PrivateRounds, Release, Spent, spent_on, total, with_release
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -43,3 +46,40 @@ def test_the_same_release_counts_once_and_another_is_never_taken_back():
     assert [each.id for each in with_release(both, release("a")).releases] == ["a", "b"]
     assert both.words() == "ε 12.26 at δ 1e-05 for every example, over 2 releases of statistics"
     assert Spent.of_json(None) is None
+
+
+ROUNDS = PrivateRounds(3.0, 1e-5, 20, 1.0, 2.0, "poisson", replaced=False, example_epsilon=4.0)
+
+
+def test_rounds_of_private_updates_alone_promise_to_clients():
+    spent = spent_on((), ROUNDS)
+    assert (spent.epsilon, spent.delta) == (3.0, 1e-5)
+    assert spent.words() == "ε 3 at δ 1e-05 for every client, over 20 rounds of updates"
+    replaced = spent_on((), replace(ROUNDS, replaced=True, rounds=1))
+    assert replaced.words() == "ε 3 at δ 1e-05 for every client whose data are replaced, over 1 round of updates"
+    assert spent_on(()) is None
+
+
+def test_rounds_and_statistics_add_up_for_every_example():
+    """ε of an example whose client's data are replaced, and that of the statistics; both δ."""
+    spent = with_release(spent_on((), ROUNDS), release("a", 8.0, 1e-6))
+    assert (spent.epsilon, spent.delta) == pytest.approx((12.0, 1.1e-5))
+    assert spent.updates == ROUNDS
+    assert spent.words() == (
+        "ε 12 at δ 1.1e-05 for every example, over one release of statistics and all updates; "
+        "the updates alone: ε 3 at δ 1e-05 for every client, over 20 rounds"
+    )
+    both = with_release(spent, release("b"))
+    assert both.epsilon == pytest.approx(total([release("a", 8.0, 1e-6), release("b")])[0] + 4.0)
+
+
+def test_what_was_spent_is_read_back_from_json_and_what_is_not_it_is_refused():
+    for spent in (spent_on((), ROUNDS), with_release(spent_on((), ROUNDS), release("a")), spent_on([release("a")])):
+        written = json.loads(json.dumps(asdict(spent)))
+        assert Spent.of_json(written) == spent
+        if spent.updates is None:
+            assert Spent.of_json({key: value for key, value in written.items() if key != "updates"}) == spent
+    broken = json.loads(json.dumps(asdict(spent_on((), ROUNDS))))
+    broken["updates"]["rounds"] = "many"
+    with pytest.raises(ValueError, match="rounds must be a whole number"):
+        Spent.of_json(broken)

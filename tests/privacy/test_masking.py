@@ -1,7 +1,5 @@
 """Masks cancel exactly, one client's vector is noise, and what cannot be added up is refused in its client's name."""
 
-import hashlib
-import hmac
 import sys
 from dataclasses import replace
 
@@ -14,7 +12,8 @@ from hypothesis import strategies as st
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.privacy import masking
+from unskew.privacy import ciphers
+from unskew.privacy.agreement import Agreement, shares_needed
 from unskew.privacy.fixed_point import Layout
 from unskew.privacy.masking import Masking, secure_sum, unmasked_sum
 
@@ -39,11 +38,20 @@ def callables(held):
 
 
 def exchanged(held, layout, session=SESSION, least=2):
-    """The clients' maskings and their vectors of one session."""
-    maskings = {client: Masking.new(client) for client in held}
-    peers = {client: masking.public for client, masking in maskings.items()}
-    vectors = {c: maskings[c].masked(held[c], layout, peers, session, least=least) for c in held}
-    return maskings, vectors
+    """The clients' maskings, what they agreed on, what they sealed for each other, and their vectors."""
+    maskings = {client: Masking.new(client, session) for client in held}
+    publics = {client: masking.public for client, masking in maskings.items()}
+    agreement = Agreement(session, shares_needed(0.66, len(held)), publics, layout.about())
+    boxes = {client: masking.boxes(agreement, least=least) for client, masking in maskings.items()}
+    vectors = {c: maskings[c].masked(held[c], layout, held) for c in held}
+    return maskings, agreement, boxes, vectors
+
+
+def opened_by(maskings, boxes, answered):
+    return {
+        client: maskings[client].opened({o: boxes[o][client] for o in maskings if o != client}, answered)
+        for client in answered
+    }
 
 
 def same(left, right):
@@ -56,10 +64,10 @@ def same(left, right):
 @given(form=st.sampled_from(FORMS), clients=st.integers(2, 6), data=st.data())
 def test_masks_cancel_exactly_whoever_drops_out(form, clients, data):
     """The sum over those who stayed is that of their rounded vectors, integer for integer."""
-    staying = data.draw(st.sets(st.integers(0, clients - 1), min_size=2))
+    staying = data.draw(st.sets(st.integers(0, clients - 1), min_size=shares_needed(0.51, clients)))
     layout = Layout.of(C, D, form)
     held = {client: statistics_of(client, form) for client in range(clients)}
-    found = secure_sum(callables(held), layout, dropped=held.keys() - staying, least=2)
+    found = secure_sum(callables(held), layout, dropped=held.keys() - staying, threshold=0.51, least=2)
     plain = sum(layout.quantised(held[client], len(staying), "test") for client in staying)
     assert torch.equal(layout.quantised(found, 1, "test"), plain)
     same(found, layout.statistics(plain, "test"))
@@ -106,7 +114,7 @@ def test_a_single_masked_vector_looks_uniform():
     mask leaves; nothing of the counts shows."""
     layout = Layout.of(100, 10)
     held = {client: ClassStatistics.empty(100, 10) for client in range(3)}
-    for vector in exchanged(held, layout)[1].values():
+    for vector in exchanged(held, layout)[3].values():
         content = np.frombuffer(vector.numpy().tobytes(), dtype=np.uint8).astype(float)
         assert len(content) == layout.bytes
         error = (256**2 - 1) ** 0.5 / 12**0.5 / len(content) ** 0.5
@@ -117,101 +125,68 @@ def test_a_single_masked_vector_looks_uniform():
 
 
 def test_two_clients_with_the_same_statistics_send_different_vectors_and_so_does_one_in_two_sessions():
-    layout = Layout.of(C, D)
-    maskings, vectors = exchanged({client: statistics_of(1) for client in range(3)}, layout)
-    peers = {client: masking.public for client, masking in maskings.items()}
-    again = maskings[0].masked(statistics_of(1), layout, peers, b"another session!")
-    assert not bool((vectors[0] == vectors[1]).any())
-    assert not bool((vectors[0] == again).any())
+    layout, held = Layout.of(C, D), {client: statistics_of(1) for client in range(3)}
+    first, second = (exchanged(held, layout, session)[3] for session in (SESSION, b"another session!"))
+    assert not bool((first[0] == first[1]).any())
+    assert not bool((first[0] == second[0]).any())
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
-def test_the_sum_stays_masked_while_one_vector_is_missing(missing):
-    """Also after all others have opened: what is left carries the masks that they share with the missing one."""
+def test_the_sum_stays_masked_where_a_vector_is_missing_that_all_say_has_come(missing):
+    """What is left carries the masks that the others share with the missing one."""
     layout = Layout.of(C, D)
-    maskings, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
-    del vectors[missing]
-    opened = {client: maskings[client].opened(SESSION) for client in vectors}
+    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
+    opened = opened_by(maskings, boxes, vectors)
+    lost = torch.zeros_like(vectors.pop(missing))
     with pytest.raises(UserError, match="do not cancel"):
-        unmasked_sum(vectors, opened, layout)
+        unmasked_sum({**vectors, missing: lost}, agreement, maskings, opened, layout)
 
 
-def test_an_attempt_that_was_repeated_can_never_be_opened():
-    """A vector that arrives late completes the first attempt; without the seeds, which nobody gives, it says nothing,
-    and the difference of the two sums, which is the late client's statistics, is never seen."""
+def test_a_session_is_answered_once_in_one_agreement_and_opened_one_way():
+    layout = Layout.of(C, D)
+    held = {client: statistics_of(client) for client in range(5)}
+    maskings, agreement, boxes, vectors = exchanged(held, layout)
+    with pytest.raises(UserError, match="client 1 refuses to answer: a session is answered once"):
+        maskings[1].masked(statistics_of(1), layout, held)
+    with pytest.raises(UserError, match="client 1 refuses to answer: it takes part in another agreement"):
+        maskings[1].boxes(replace(agreement, threshold=5))
+    received = {other: boxes[other][1] for other in held if other != 1}
+    maskings[1].opened(received, vectors)
+    with pytest.raises(UserError, match="client 1 refuses to open: it has opened for other clients"):
+        maskings[1].opened(received, [0, 1, 2, 4])
+
+
+def test_nothing_is_answered_before_shares_are_out_and_nothing_opened_before_an_answer():
+    layout = Layout.of(C, D)
+    early = Masking.new(0, SESSION)
+    with pytest.raises(UserError, match=r"client 0 refuses to answer: it has handed out no shares \(boxes\)"):
+        early.masked(statistics_of(0), layout, range(3))
+    others = {client: Masking.new(client, SESSION) for client in (1, 2)} | {0: early}
+    publics = {client: masking.public for client, masking in others.items()}
+    early.boxes(Agreement(SESSION, 2, publics, layout.about()))
+    with pytest.raises(UserError, match="client 0 refuses to open: it has not answered"):
+        early.opened({}, range(3))
+
+
+def test_a_client_that_leaves_after_its_answer_is_in_the_sum_all_the_same():
     layout = Layout.of(C, D)
     held = {client: statistics_of(client) for client in range(4)}
-    maskings, first = exchanged(held, layout)
-    peers = {client: maskings[client].public for client in (0, 1, 2)}
-    second = {client: maskings[client].masked(held[client], layout, peers, b"the second session") for client in peers}
-    for client in peers:
-        with pytest.raises(UserError, match=f"client {client} refuses to open"):
-            maskings[client].opened(SESSION)
-    opened = {client: maskings[client].opened(b"the second session") for client in peers}
-    unmasked_sum(second, opened, layout)
-    with pytest.raises(UserError, match="do not cancel"):
-        unmasked_sum(first, {**opened, 3: maskings[3].opened(SESSION)}, layout)
+    maskings, agreement, boxes, vectors = exchanged(held, layout)
+    opened = opened_by(maskings, boxes, vectors)
+    del opened[2]
+    same(unmasked_sum(vectors, agreement, held, opened, layout), secure_sum(callables(held), layout))
+    del opened[0]
+    with pytest.raises(UserError, match="2 of 4 clients opened their shares, 3 are needed; the sum stays masked"):
+        unmasked_sum(vectors, agreement, held, opened, layout)
 
 
-def test_a_session_is_answered_once_and_none_after_one_was_opened():
+def test_another_layout_than_the_agreed_one_is_refused():
     layout = Layout.of(C, D)
-    maskings, _ = exchanged({client: statistics_of(client) for client in range(3)}, layout)
-    peers = {client: masking.public for client, masking in maskings.items()}
-    with pytest.raises(UserError, match="client 1 refuses to answer: a session is answered once"):
-        maskings[1].masked(statistics_of(1), layout, peers, SESSION)
-    maskings[1].opened(SESSION)
-    with pytest.raises(UserError, match="none after one was opened"):
-        maskings[1].masked(statistics_of(1), layout, peers, b"another session!")
-
-
-def test_a_client_that_leaves_before_it_opens_costs_the_sum():
-    layout = Layout.of(C, D)
-    maskings, vectors = exchanged({client: statistics_of(client) for client in range(4)}, layout)
-    with pytest.raises(UserError, match="client 2 has not both answered and opened"):
-        unmasked_sum(vectors, {client: maskings[client].opened(SESSION) for client in (0, 1, 3)}, layout)
-
-
-def test_clients_of_different_layouts_or_peers_do_not_add_up_to_anything():
-    layout, other = Layout.of(C, D), Layout.of(C, D, bits=20)
-    maskings = {client: Masking.new(client) for client in range(4)}
-    peers = {client: masking.public for client, masking in maskings.items() if client < 3}
-    for odd, odd_layout in ((peers, other), ({**peers, 3: maskings[3].public}, layout)):
-        session = odd_layout.about().encode() + bytes([len(odd)])
-        vectors = {
-            client: maskings[client].masked(
-                statistics_of(client), odd_layout if client == 2 else layout, odd if client == 2 else peers, session
-            )
-            for client in range(3)
-        }
-        opened = {client: maskings[client]._seed[1] for client in range(3)}
-        with pytest.raises(UserError, match="do not cancel"):
-            unmasked_sum(vectors, opened, layout)
-
-
-def test_the_mask_of_a_pair_is_chacha20_under_hkdf_of_the_shared_secret():
-    """RFC 7748, section 6.1: the two keys and their secret. RFC 5869 written out with hmac. The self-mask and x are
-    taken off, so that what is left of the client with the smaller number is m_01."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-
-    def stream(key, words):
-        drawn = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor().update(bytes(8 * words))
-        return np.frombuffer(drawn, "<u8")
-
-    alice = bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a")
-    bob = bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb")
-    secret = bytes.fromhex("4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742")
-    maskings = [Masking(place, X25519PrivateKey.from_private_bytes(key)) for place, key in enumerate((alice, bob))]
-    layout = Layout.of(C, D, "diagonal")
-    peers = {masking.client: masking.public for masking in maskings}
-    vector = maskings[0].masked(statistics_of(1, "diagonal"), layout, peers, SESSION, least=2).numpy().view(np.uint64)
-    plain = layout.quantised(statistics_of(1, "diagonal"), 2, "test").numpy().view(np.uint64)
-    pair = b"".join(place.to_bytes(8, "big") + public for place, public in peers.items())
-    info = b"unskew secure sum 1 diagonal over 5 classes of 3 features in steps of 2^-24" + pair
-    extracted = hmac.digest(SESSION, secret, "sha256")
-    key = hmac.digest(extracted, info + hashlib.sha256(pair).digest() + b"\x01", "sha256")
-    mask = vector - plain - stream(maskings[0].opened(SESSION), len(vector))
-    assert np.array_equal(mask, stream(key, len(vector)))
+    maskings = {client: Masking.new(client, SESSION) for client in range(3)}
+    publics = {client: masking.public for client, masking in maskings.items()}
+    maskings[0].boxes(Agreement(SESSION, 2, publics, layout.about()))
+    with pytest.raises(UserError, match=r"client 0 refuses to answer: agreed was full .* 2\^-24"):
+        maskings[0].masked(statistics_of(0), Layout.of(C, D, bits=20), publics)
 
 
 def test_a_mask_starts_as_the_standard_has_it():
@@ -221,7 +196,7 @@ def test_a_mask_starts_as_the_standard_has_it():
 
 def test_a_mask_made_in_chunks_is_the_same_stream(monkeypatch):
     whole = masked_zeros(100)
-    monkeypatch.setattr(masking, "CHUNK", 7)
+    monkeypatch.setattr(ciphers, "CHUNK", 7)
     assert np.array_equal(masked_zeros(100), whole)
 
 
@@ -286,42 +261,31 @@ def test_statistics_that_cannot_be_true_are_refused_in_their_clients_name():
             secure_sum(clients, Layout.of(C, D))
 
 
-def test_a_vector_or_a_seed_of_the_wrong_kind_is_refused_in_its_clients_name():
+def test_a_vector_of_the_wrong_kind_is_refused_in_its_clients_name():
     layout = Layout.of(C, D)
-    maskings, vectors = exchanged({client: statistics_of(client) for client in range(3)}, layout)
-    opened = {client: masking.opened(SESSION) for client, masking in maskings.items()}
+    maskings, agreement, boxes, vectors = exchanged({client: statistics_of(client) for client in range(3)}, layout)
+    opened = opened_by(maskings, boxes, vectors)
     for broken in (vectors[1][:-1], vectors[1].double()):
         with pytest.raises(UserError, match="vector of client 1 is refused"):
-            unmasked_sum({**vectors, 1: broken}, opened, layout)
-    with pytest.raises(UserError, match="seed of client 2 is refused"):
-        unmasked_sum(vectors, {**opened, 2: b"short"}, layout)
+            unmasked_sum({**vectors, 1: broken}, agreement, maskings, opened, layout)
 
 
 def test_too_few_clients_are_refused_by_server_and_clients():
     layout = Layout.of(C, D)
-    clients = callables({client: statistics_of(client) for client in range(3)})
+    clients = callables({client: statistics_of(client) for client in range(5)})
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
-        secure_sum(clients, layout, dropped=[1])
+        secure_sum(clients, layout, dropped=[1, 2, 3])
+    with pytest.raises(UserError, match="client 0 refuses to open: 3 of 5 members answered, 4 must"):
+        secure_sum(clients, layout, dropped=[1, 2])
+    two = [Masking.new(client, SESSION) for client in range(2)]
     with pytest.raises(UserError, match="a sum over 2 clients would reveal too much"):
-        Masking.new(0).masked(statistics_of(0), layout, {1: Masking.new(1).public}, SESSION)
+        two[0].boxes(Agreement(SESSION, 2, {each.client: each.public for each in two}, layout.about()))
     with pytest.raises(UserError, match="least=1"):
         secure_sum(clients, layout, least=1)
     with pytest.raises(UserError, match="dropped names client 9"):
         secure_sum(clients, layout, dropped=[9])
-
-
-def test_keys_that_are_not_what_they_seem_are_refused():
-    layout, own, other = Layout.of(C, D), Masking.new(0), Masking.new(1)
-    for peers in ({0: other.public, 1: other.public}, {1: own.public}, {1: other.public, 2: other.public}):
-        with pytest.raises(UserError, match="a public key is not its owner's"):
-            own.masked(statistics_of(0), layout, peers, SESSION, least=2)
-    for public in (bytes(32), b"short"):
-        with pytest.raises(UserError, match="client 0 refuses the public key of client 1"):
-            own.masked(statistics_of(0), layout, {1: public}, hashlib.sha256(public).digest(), least=2)
-    with pytest.raises(UserError, match="at least 16 random bytes, not 1"):
-        own.masked(statistics_of(0), layout, {1: other.public}, b"1", least=2)
     with pytest.raises(UserError, match="client -1"):
-        Masking.new(-1)
+        Masking.new(-1, SESSION)
 
 
 def test_a_layout_says_what_it_cannot_be():
@@ -335,7 +299,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "cryptography", None)
     with pytest.raises(UserError, match=r'pip install "unskew\[privacy\]"'):
-        Masking.new(0)
+        assert Masking.new(0, SESSION).public
 
 
 def one_class(sums):
@@ -349,5 +313,5 @@ def one_class(sums):
 def masked_zeros(words):
     """A vector of zeros and the stream of a key of zeros."""
     vector = np.zeros(words, dtype=np.uint64)
-    masking._add_stream(vector, bytes(32), 1)
+    ciphers.add_stream(vector, bytes(32), 1)
     return vector

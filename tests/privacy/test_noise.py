@@ -15,7 +15,8 @@ from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.noise import SENSITIVITY, Guarantee, _normal, clipped, min_count, noisy
+from unskew.privacy.gaussian import normal
+from unskew.privacy.noise import SENSITIVITY, Guarantee, clipped, min_count, noisy
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -154,7 +155,7 @@ def test_sigma_falls_with_epsilon_and_with_delta_and_is_counted_in_radii(epsilon
 
 def test_the_noise_is_gaussian():
     """200 000 draws: moments, and shares beyond 1, 2 and 3 standard deviations, all within 5 standard errors."""
-    drawn = _normal((200_000,), Key(0), "test")
+    drawn = normal((200_000,), Key(0), "test")
     assert abs(float(drawn.mean())) < 5 / 200_000**0.5
     assert abs(float(drawn.square().mean()) - 1) < 5 * (2 / 200_000) ** 0.5
     assert abs(float((drawn**3).mean())) < 5 * (15 / 200_000) ** 0.5

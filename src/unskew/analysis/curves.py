@@ -168,11 +168,15 @@ def curves_findings(values: Curves) -> list[str]:
 
 def show_curves(run: FinishedRun, values: Curves) -> list[Element]:
     """The charts, and a table of every round."""
-    names = ("round", "accuracy", "loss", "train_loss", "clients", "examples", "batches_max", "bytes_up", "seconds")
-    kinds = ("count", "percent", "number", "number", "count", "count", "count", "bytes", "seconds")
-    titles = ("round", "accuracy", "loss", "training loss", "clients", "examples", "batches, most", "sent up", "time")
-    columns = [Column(title, kind) for title, kind in zip(titles, kinds, strict=True)]
-    table = Table("Every round", columns, [[row.get(name) for name in names] for row in run.rows])
+    shown = [
+        ("round", "count", "round"), ("accuracy", "percent", "accuracy"), ("loss", "number", "loss"),
+        ("train_loss", "number", "training loss"), ("clients", "count", "clients"), ("examples", "count", "examples"),
+        ("batches_max", "count", "batches, most"), ("bytes_up", "bytes", "sent up"), ("seconds", "seconds", "time"),
+    ]  # fmt: skip
+    if any("epsilon" in row for row in run.rows):
+        shown.append(("epsilon", "number", "ε so far"))
+    columns = [Column(title, kind) for _, kind, title in shown]
+    table = Table("Every round", columns, [[row.get(name) for name, *_ in shown] for row in run.rows])
     return [*draw_curves(values), table]
 
 

@@ -13,8 +13,8 @@ from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
+from unskew.privacy.agreement import MIN_CLIENTS
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.masking import MIN_CLIENTS
 from unskew.privacy.noise import sensitivity_known
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def protections(algorithm: "Algorithm") -> list[str]:
     if algorithm.private is not None:
         words.append(str(algorithm.private))
     if algorithm.secure:
-        words.append("secure")
+        words.append(str(algorithm.secure))
     return words
 
 

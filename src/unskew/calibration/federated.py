@@ -28,7 +28,7 @@ from unskew.models.cut import cut
 from unskew.privacy.fixed_point import Layout
 from unskew.privacy.ledger import Release
 from unskew.privacy.noise import noisy
-from unskew.privacy.secure_sum import secure_statistics
+from unskew.privacy.secure_statistics import secure_statistics
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text
 
@@ -105,7 +105,7 @@ class Federation:
 
     def statistics(self, finisher: Finisher, request: StatisticsRequest) -> tuple[ClassStatistics, int, float]:
         """What was asked for, of all clients together; bytes and seconds."""
-        question = request, self.algorithm.secure, self.algorithm.private
+        question = request, self.algorithm.secure is not None, self.algorithm.private
         if question in self.known:
             return self.known[question]
         name, began = named(finisher, self.algorithm), time.perf_counter()
@@ -149,10 +149,11 @@ class Federation:
     def gather(self, request: StatisticsRequest, centres: Tensor | None) -> ClassStatistics:
         """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""
         shared = self.model if centres is None else self.model | {"centres": centres}
-        if not self.algorithm.secure:
+        if (secure := self.algorithm.secure) is None:
             return gathered_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
-        return secure_statistics(self.engine, shared, request, layout, every_client(self.engine), self.key)
+        visits = every_client(self.engine)
+        return secure_statistics(self.engine, shared, request, layout, visits, self.key, secure.threshold)
 
     def sent_bytes(self, request: StatisticsRequest) -> int:
         """What all clients together send: each only the classes it holds; all classes where they are masked."""

@@ -13,7 +13,8 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Sums, Tensors, TestPart, Visit
 from unskew.models.cut import cut
-from unskew.privacy.secure_sum import mask_seed, masked_statistics_job, public_key
+from unskew.privacy.secure_statistics import MASKED_STATISTICS, masked_statistics_job
+from unskew.privacy.secure_updates import protected
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import IMAGES, scored
 from unskew.round.jobs import Job
@@ -53,8 +54,7 @@ def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart | Visi
 
 JOBS: Mapping[str, Job] = {
     "moments": moments,
-    "public-keys": public_key,
-    "masked-statistics": masked_statistics_job(client_statistics),
-    "mask-seeds": mask_seed,
+    MASKED_STATISTICS: masked_statistics_job(client_statistics),
     "evaluate-calibrated": evaluate_calibrated,
+    **protected({"evaluate-calibrated": evaluate_calibrated}),
 }

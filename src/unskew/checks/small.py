@@ -1,5 +1,6 @@
 """A small federation of random images that the laws are tried on: quick to train, not good to look at."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from unskew.core.types import Engine, ImageSet, Local, ServerState, Split, Tenso
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
+from unskew.privacy.sessions import Sessions
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client_memory import ClientMemory, anonymous_file
@@ -96,6 +98,7 @@ class Federation:
         if self.value is None:
             return engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
         side = replace(build(self.blueprint, self.data), algorithm=algorithm)
+        side = replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
         if algorithm.remember:
             descriptor = anonymous_file() if memories is None else memories
             side = replace(side, memory=ClientMemory(algorithm.remember, tensors.of_module(side.network), descriptor))

@@ -104,11 +104,15 @@ class Screen:
 def round_figures(row: Metrics) -> str:
     """A round's loss, accuracy where evaluated, and rate."""
     accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
-    if row.train_loss is None:
+    if row.void is not None:
+        return f"does not count: {row.void}{accuracy}"
+    if not row.clients and row.epsilon is None:
         return f"nobody came{accuracy}"
+    loss = f"{row.clients} came" if row.train_loss is None else f"loss {row.train_loss:.3f}"
+    spent = "" if row.epsilon is None else f"  ε {row.epsilon:.4g}"
     rate = "" if row.lr is None else f"  lr {row.lr:.4g}"
     away = f"  {row.clients} came, {row.absent} did not" if row.absent else ""
-    return f"loss {row.train_loss:.3f}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
+    return f"{loss}{spent}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
 
 
 def calibration_lines(event: Event) -> list[str]:

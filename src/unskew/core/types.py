@@ -281,3 +281,6 @@ class Outcome:
     failures: tuple[Failure, ...] = ()
     receipts: Mapping[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    void: str = ""  # why there are no sums, where an exchange needs more clients than stayed
+    bytes_up: int | None = None  # what all visits sent, where an exchange counts it; None: as ``statistics`` counts it
+    bytes_down: int = 0  # what an exchange sent them beside the model

@@ -32,6 +32,7 @@ from unskew.engines.torchrun.follower import follow
 from unskew.engines.torchrun.join import expect, gather
 from unskew.engines.torchrun.launch import check_command as check_command
 from unskew.engines.torchrun.launch import launched
+from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.local_optimizers import optimizer
@@ -57,7 +58,8 @@ class EngineSetup:
 
     def client_side(self) -> ClientSide:
         """All that a process needs to do any client's work."""
-        side = replace(build(self.blueprint, self.data, self.memories), secret=self.secret)
+        side = build(self.blueprint, self.data, self.memories)
+        side = replace(side, secret=self.secret, sessions=Sessions.temporary())
         if self.memories is None and side.algorithm.remember:
             memory = ClientMemory(side.algorithm.remember, side.weights, anonymous_file())
             return replace(side, memory=memory)
@@ -76,7 +78,7 @@ def open_pool(setup: EngineSetup) -> Engine:
     workers = max(1, setup.workers)
     layout = shared.write(with_shares(setup.data, workers))
     memory = side.memory if isinstance(side.memory, ClientMemory) else None
-    return Pool(setup.blueprint, shared, layout, workers, memory, side.secret)
+    return Pool(setup.blueprint, shared, layout, workers, memory, side.secret, side.sessions)
 
 
 def open_torchrun(setup: EngineSetup) -> Engine:

@@ -61,6 +61,7 @@ class Loop:
         self._slots.pin(tickets)
 
     def close(self) -> None:
-        """Close the memories' file."""
-        if self._side.memory is not None:
-            self._side.memory.close()
+        """Close the files of memories and sessions."""
+        for file in (self._side.memory, self._side.sessions):
+            if file is not None:
+                file.close()

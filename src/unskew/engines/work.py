@@ -137,9 +137,14 @@ def examples_of(roster: Roster, visit: Visit | TestPart) -> int:
     return roster.size(visit.client) if visit.take is None else visit.take
 
 
+def trains(job: str) -> bool:
+    """Whether a job trains, masked and rounded too."""
+    return job.partition(" ")[0].endswith("train")
+
+
 def length_of(roster: Roster, job: str, visit: Visit | TestPart) -> int:
     """How long a visit takes beside others, in examples: the long ones are begun first."""
-    if isinstance(visit, TestPart) or job.partition(" ")[0] != "train":
+    if isinstance(visit, TestPart) or not trains(job):
         return 1
     return examples_of(roster, visit)
 

@@ -42,7 +42,7 @@ class MLflow:
         self._client.update_run(self._id, status="RUNNING")
         names = self._client.get_run(self._id).data.metrics
         self._once = frozenset(name for name in names if name.startswith("calibration-"))
-        return {metric.step for metric in self._client.get_metric_history(self._id, "train_loss")}
+        return {metric.step for metric in self._client.get_metric_history(self._id, "examples")}
 
     def write(self, step: int, figures: Figures) -> None:
         """Queue the figures, and write the queue once a second."""

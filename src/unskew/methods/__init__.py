@@ -22,7 +22,7 @@ from unskew.methods.fedvc import fedvc
 from unskew.methods.finishers import FINISHERS
 from unskew.methods.margins import balanced, fedlc, fedrs
 from unskew.methods.moon import moon
-from unskew.methods.protections import private, secure, withhold
+from unskew.methods.protections import private, private_updates, rounded, secure, withhold
 from unskew.methods.prototypes import prototypes
 from unskew.methods.scaffold import scaffold
 from unskew.round.algorithm import Algorithm, Method, Named, compose
@@ -53,6 +53,8 @@ METHODS: dict[str, Callable[..., Method]] = {
     "withhold": withhold,
     "secure": secure,
     "private": private,
+    "private-updates": private_updates,
+    "rounded": rounded,
 }
 
 ON_FEATURES = ("moon", "prototypes", "fedeccr")  # whose terms act on the features and on nothing behind them

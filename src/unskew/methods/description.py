@@ -10,7 +10,7 @@ from unskew.core.errors import UserError
 from unskew.methods import METHODS, required, takes_algorithm
 from unskew.round.algorithm import Algorithm, Method
 
-PROTECTIONS = {"withhold", "secure", "private"}  # slots that protect the statistics of a calibration
+PROTECTIONS = {"withhold", "secure", "private", "mechanism", "exchange"}  # slots that protect what clients send
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ GROUPS = (
     Group("training", "Training: what the clients do"),
     Group("server", "Server: how it moves"),
     Group("calibration", "Calibration: a new classifier after the last round"),
-    Group("privacy", "Privacy: protection of a calibration's statistics"),
+    Group("privacy", "Privacy: protection of what clients send"),
 )
 
 
@@ -91,6 +91,6 @@ def _group(slots: set[str]) -> Group:
     training, server, calibration, privacy = GROUPS
     if "finish" in slots:
         return calibration
-    if slots and slots <= PROTECTIONS:
+    if (slots and slots <= PROTECTIONS) or "mechanism" in slots:
         return privacy
     return server if slots == {"server"} else training

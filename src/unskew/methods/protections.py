@@ -1,9 +1,18 @@
-"""Methods that keep a calibration's statistics private. Training does not change. See docs/privacy.md."""
+"""Methods that keep what clients send private: a calibration's statistics, a round's updates. See docs/privacy.md."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
-from unskew.core.types import PrivacyBudget
+from unskew.core.key import Key
+from unskew.core.protection import THRESHOLD, SecureAggregation
+from unskew.core.roster import Roster
+from unskew.core.types import PrivacyBudget, Sampler, Visit
+from unskew.privacy.private_updates import PrivateUpdates
+from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
+from unskew.round.aggregation import weighted_mean
 from unskew.round.algorithm import Method
+from unskew.round.sampling import uniform
 
 
 def withhold(min_count: int = 5) -> Method:
@@ -19,14 +28,33 @@ def withhold(min_count: int = 5) -> Method:
     return lambda algorithm: replace(algorithm, withhold=min_count)
 
 
-def secure() -> Method:
-    """Masks every client's statistics: the server sees only their sum.
+def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
+    """Masks what every client sends: the server sees only the sum.
 
-    Pairwise masks from X25519 cancel in the sum, modulo 2^64; the sum is exact to 2^-24. Needs at least three clients.
+    A calibration's statistics; with ``updates`` also the sums of every round: updates, statistics of methods, metrics.
+    Pairwise masks from X25519 cancel in the sum, modulo 2^64. The sum is exact in steps of 2^-24 for a calibration's
+    statistics, of 2^-32 for a round. Where clients drop out, the shares of those that stay take the masks off: so many
+    as ``threshold`` says must stay, of those that began, or the sum does not come about. At least three clients.
+
+    Departs from the paper: without its signed round against a server that lies.
 
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
     """
-    return lambda algorithm: replace(algorithm, secure=True)
+    if not 0.5 < threshold <= 1:
+        raise ValueError(f"secure(threshold={threshold:g}): give the share that must stay, above 0.5 and at most 1")
+    masked = SecureAggregation(threshold)
+    if not updates:
+        return lambda algorithm: replace(algorithm, secure=masked)
+    return lambda algorithm: replace(algorithm, secure=masked, exchange=SecureUpdates(threshold))
+
+
+def rounded() -> Method:
+    """Rounds what clients send in a round as secure does, without masks.
+
+    It protects nothing. The result is that of ``secure(updates=true)`` to the last bit, without the time that masks
+    take: for studies, and to see that masks change nothing.
+    """
+    return lambda algorithm: replace(algorithm, exchange=RoundedUpdates())
 
 
 def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, release: bool = False) -> Method:
@@ -44,3 +72,51 @@ def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, relea
             raise ValueError(f"private({knob}={value:g}): give a number above 0{below}")
     budget = PrivacyBudget(epsilon, delta, clip, release)
     return lambda algorithm: replace(algorithm, private=budget)
+
+
+def private_updates(
+    clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5, sampling: str = "poisson", release: bool = False
+) -> Method:
+    """Clips updates and adds noise to their sum, for differential privacy.
+
+    ḡ = (Σ Δ_k·min(1, S/‖Δ_k‖) + N(0, (z·S)²))/K, S = ``clip``, z = ``noise``, K the clients of a round. (ε, δ) for
+    every client, all its examples together; an accountant says ε after each round. Clients count the same whatever they
+    hold. ``sampling`` is poisson (each client comes with the chance K/N; ε is smallest) or fixed (always K). Training
+    losses are not reported. The noise follows from the run's seed, for studies: anyone who knows the seed can remove
+    it. With ``release`` it comes from the operating system and cannot be repeated.
+
+    Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
+    """
+    if not 0 < clip < float("inf"):
+        raise ValueError(f"private-updates(clip={clip:g}): give the longest update, a number above 0")
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"private-updates(noise={noise:g}): give a number above 0, or 0 for none")
+    if not 0 < delta < 1:
+        raise ValueError(f"private-updates(delta={delta:g}): give a number between 0 and 1, below 1 / the clients")
+    if sampling not in SAMPLERS:
+        raise ValueError(f"private-updates(sampling={sampling}): give {' or '.join(SAMPLERS)}")
+    mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)
+    return lambda algorithm: replace(
+        algorithm,
+        available=_everyone_can,
+        sampler=SAMPLERS[sampling],
+        mechanism=mechanism,
+        aggregate=partial(weighted_mean),
+    )
+
+
+def _everyone_can(key: Key, number: int, roster: Roster) -> None:
+    """ε counts on a draw among all clients. The slot is claimed, so that a method that keeps some away is refused."""
+
+
+def _fixed(key: Key, roster: Roster, per_round: int) -> list[Visit]:
+    return [Visit(visit.client, 1.0) for visit in uniform(key, roster, per_round)]
+
+
+def _poisson(key: Key, roster: Roster, per_round: int) -> list[Visit]:
+    """Each client with the chance K/N, on its own; there may be none."""
+    comes = key.numpy().random(len(roster.inhabited)) < per_round / max(1, len(roster.inhabited))
+    return [Visit(client, 1.0) for client in roster.inhabited[comes].tolist()]
+
+
+SAMPLERS: Mapping[str, Sampler] = {"poisson": _poisson, "fixed": _fixed}

@@ -1,8 +1,11 @@
 """What a run has released under differential privacy, and what it adds up to.
 
-Every release is a Gaussian mechanism. Several of them on the same examples, chosen one after another, are exactly one
-with 1/r² = Σ 1/r_i², r being noise over sensitivity, so the total is tight: no other accountant gives less for them.
-It is said at the largest δ among them.
+Every release of statistics is a Gaussian mechanism. Several of them on the same examples, chosen one after another, are
+exactly one with 1/r² = Σ 1/r_i², r being noise over sensitivity, so their total is tight: no other accountant gives
+less for them. It is said at the largest δ among them.
+
+Rounds of private updates promise more: for a client with all its examples. A single example that a client has or has
+not is a client whose data are replaced; with that ε the rounds and the statistics are added up, and so are their δ.
 
 Reference: Dong, Roth, Su, "Gaussian Differential Privacy", JRSS B 2022, corollary 3.3 (composition).
 """
@@ -13,6 +16,7 @@ from typing import Any
 
 from unskew.core.plugins import require_extra
 from unskew.core.records import record_from
+from unskew.core.units import counted
 
 
 @dataclass(frozen=True)
@@ -27,12 +31,35 @@ class Release:
 
 
 @dataclass(frozen=True)
+class PrivateRounds:
+    """The private updates of a run's rounds, and what they promise to every client."""
+
+    epsilon: float
+    delta: float
+    rounds: int
+    clip: float
+    noise: float
+    sampling: str  # everyone, poisson or fixed
+    replaced: bool  # a client's data replaced by others; otherwise a client that is there or not
+    example_epsilon: float  # for an example that a client has or has not
+
+    def words(self) -> str:
+        """The promise in words."""
+        unit = "client whose data are replaced" if self.replaced else "client"
+        return f"ε {self.epsilon:.4g} at δ {self.delta:g} for every {unit}, over {counted(self.rounds, 'round')}"
+
+
+@dataclass(frozen=True)
 class Spent:
-    """All releases of a run, and the (ε, δ) that they promise together to every example."""
+    """All that a run has released, and the (ε, δ) that it promises together.
+
+    To every example; where private updates are all there is, to every client.
+    """
 
     epsilon: float
     delta: float
     releases: tuple[Release, ...]
+    updates: PrivateRounds | None = None
 
     @staticmethod
     def of_json(values: Any) -> "Spent | None":
@@ -41,13 +68,20 @@ class Spent:
             return None
         if not isinstance(values, Mapping) or not isinstance(values.get("releases"), list):
             raise ValueError("privacy has no list of releases")
-        return record_from(Spent, values, releases=tuple(map(_release, values["releases"])))
+        rounds = values.get("updates")
+        return record_from(
+            Spent, values, releases=tuple(map(_release, values["releases"])),
+            updates=None if rounds is None else record_from(PrivateRounds, rounds),
+        )  # fmt: skip
 
     def words(self) -> str:
         """The total in words."""
         count = len(self.releases)
+        if self.updates is not None and not count:
+            return f"{self.updates.words()} of updates"
         over = f"{count} releases" if count > 1 else "one release"
-        return f"ε {self.epsilon:.4g} at δ {self.delta:g} for every example, over {over} of statistics"
+        total = f"ε {self.epsilon:.4g} at δ {self.delta:g} for every example, over {over} of statistics"
+        return total if self.updates is None else f"{total} and all updates; the updates alone: {self.updates.words()}"
 
 
 def _release(row: Any) -> Release:
@@ -68,7 +102,17 @@ def with_release(spent: Spent | None, release: Release | None) -> Spent | None:
     else:
         names = dict.fromkeys([*before.calibrations, *release.calibrations])
         known[release.id] = replace(before, calibrations=tuple(names))
-    return Spent(*total(list(known.values())), tuple(known.values()))
+    return spent_on(tuple(known.values()), None if spent is None else spent.updates)
+
+
+def spent_on(releases: Sequence[Release], updates: PrivateRounds | None = None) -> Spent | None:
+    """What these releases of statistics and these rounds of updates promise together; None where there are none."""
+    if updates is None:
+        return Spent(*total(releases), tuple(releases)) if releases else None
+    if not releases:
+        return Spent(updates.epsilon, updates.delta, (), updates)
+    epsilon, delta = total(releases)
+    return Spent(epsilon + updates.example_epsilon, delta + updates.delta, tuple(releases), updates)
 
 
 def total(releases: Sequence[Release]) -> tuple[float, float]:

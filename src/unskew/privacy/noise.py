@@ -13,12 +13,10 @@ is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Priva
 Shapes: C classes, K of them released, d features.
 """
 
-import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +30,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import Tensors
+from unskew.privacy.gaussian import normal
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
 SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
@@ -96,13 +95,13 @@ def noisy(
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
         key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
-    counts = statistics.counts + sigma * _normal((classes,), key, "count")  # [C]
+    counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:
         words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
         warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
     number = counts[released].round().long()
-    sums = _rows(statistics, "sums", released) + (sigma * radius * _normal((classes, width), key, "sums"))[released]
+    sums = _rows(statistics, "sums", released) + (sigma * radius * normal((classes, width), key, "sums"))[released]
     release = _Release(statistics, released, number, sums, sigma * radius**2, key)
     noise = KnownNoise(sigma * radius, sigma * radius**2)
     second = NOISY_SECOND[type(statistics.form)](release)
@@ -158,7 +157,7 @@ def _noisy_full(release: _Release) -> Tensors:
 
 def _noisy_diagonal(release: _Release) -> Tensors:
     statistics, released = release.statistics, release.released
-    noise = release.scale * _normal((statistics.classes, statistics.width), release.key, "second")
+    noise = release.scale * normal((statistics.classes, statistics.width), release.key, "second")
     around = release.sums.square() / release.number[:, None]
     own = _rows(statistics, "squares", released) + noise[released] - around
     return {"squares": around + own.clamp(min=0)}
@@ -196,18 +195,8 @@ def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
 
 def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
     """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
-    noise = _normal((width, width), key, *path)
+    noise = normal((width, width), key, *path)
     return (noise + noise.t()) / 2
-
-
-def _normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
-    """Standard Gaussian noise from 64 random bits a value: a sign, and the quantile of 63 bits, out to 9.1."""
-    size = 8 * torch.Size(shape).numel()
-    drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
-    words = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
-    share = ((words & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
-    noise: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
-    return noise
 
 
 def _check_radius(radius: float) -> None:

@@ -1,126 +1,187 @@
-"""A secure sum through an engine: three jobs on the client's side, and the server's part that starts them.
+"""A secure sum through an engine, the server's side: it starts the clients' jobs and takes the masks off the sum.
 
-Every client derives its keys and its own mask from a secret of its machine, so that it needs no memory between the
-jobs. The server sees public keys, the sum of the masked vectors, and, once every client has answered, the seeds of
-their own masks: never the statistics of one client. An engine adds float64 sums, so a 64-bit word travels as two halves
-of 32 bits each; sums of up to two million of them are exact.
+Four exchanges: public keys, sealed shares, masked answers, opened shares. The server sees public keys, boxes that it
+cannot open, the sum of the masked answers, and shares that take the masks off this sum and no other: never what one
+client sent. A client that drops out on the way is left out of the sum, while at least t of n stay; with fewer the sum
+does not come about. The clients' side is ``secure_jobs``.
 
-Shapes: n clients, W words of a vector.
+Shapes: n members, the visits that were asked, in their order.
 """
 
-import json
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.request import StatisticsRequest
-from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.plugins import require_extra
-from unskew.core.types import Engine, Sums, Tensors, Visit
-from unskew.privacy.fixed_point import Layout
-from unskew.privacy.masking import MIN_CLIENTS, Words, derived_key, masked_vector, roster_hash, unmasked
-from unskew.round.client import ClientSide
-from unskew.round.jobs import Job, job_text
-
-HALF = 2**32
-MAX_CLIENTS = 2**21  # whose halves add up exactly in float64
-
-Measure = Callable[[ClientSide, Tensors, Visit, StatisticsRequest], ClassStatistics]
+from unskew.core.types import Engine, Failure, Mask, Outcome, Tensors, Visit
+from unskew.privacy import rows
+from unskew.privacy.agreement import BOX_BYTES, MIN_CLIENTS, PUBLIC_BYTES, Agreement, member_number, shares_needed
+from unskew.privacy.questions import MEMBERS, MOST_MEMBERS, Question
+from unskew.privacy.recovery import unmask
+from unskew.privacy.secure_jobs import CAME, CHECK
+from unskew.privacy.sessions import new_session
+from unskew.privacy.shamir import SHARE_BYTES
+from unskew.round.jobs import job_text
 
 
-def secure_statistics(
-    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, visits: Sequence[Visit], key: Key
-) -> ClassStatistics:
-    """The class statistics of all these clients together; of a single one the server learns nothing."""
-    if not MIN_CLIENTS <= len(visits) <= MAX_CLIENTS:
-        wanted = f"at least {MIN_CLIENTS}" if len(visits) < MIN_CLIENTS else f"at most {MAX_CLIENTS:,}"
-        raise UserError(f"a secure sum over {len(visits):,} clients is refused; {wanted} are needed")
-    session = {"session": os.urandom(32).hex()}
-    clients = torch.tensor([visit.client for visit in visits])
-    taking_part = {"secure/clients": clients}
-    keys = _summed(engine, job_text("public-keys", json.dumps(session)), taking_part, visits, key)["keys"]
-    taking_part["secure/keys"] = keys.to(torch.uint8)
-    question = {**session, "request": request.to_text(), "layout": [layout.classes, layout.width, layout.bits]}
-    job = job_text("masked-statistics", json.dumps(question))
-    total = _words(_summed(engine, job, shared | taking_part, visits, key))
-    seeds = _summed(engine, job_text("mask-seeds", json.dumps(question)), taking_part, visits, key)["seeds"]
-    return unmasked(total, [bytes(row) for row in seeds.to(torch.uint8).tolist()], layout)
+@dataclass(frozen=True)
+class SecureSum:
+    """The words of all who answered, int64 by name; none, and why, where the sum did not come about."""
+
+    words: Mapping[str, Tensor] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    receipts: Mapping[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what else happened on the way
+    void: str = ""
+    bytes_up: int = 0
+    bytes_down: int = 0  # beside what the work itself is sent
 
 
-def public_key(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-    """The job: the client's public key for this session, in its row of [n, 32]."""
-    private = _private_key(side, visit, bytes.fromhex(json.loads(options)["session"]))
-    return {"keys": _in_row(private.public_key().public_bytes_raw(), shared, visit)}
+class _TooFew(Exception):
+    """Fewer members are left than must stay."""
 
 
-def mask_seed(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-    """The job: the seed of the client's own mask, in its row of [n, 32], once every client has answered."""
-    question = _Question(options, shared)
-    return {"seeds": _in_row(question.seed(side, visit), shared, visit)}
+def secure_words(
+    engine: Engine, job: str, options: str, shared: Tensors, visits: Sequence[Visit], key: Key, *, threshold: float,
+    round: int = 0,
+) -> SecureSum:  # fmt: skip
+    """The sum of a masked job's words over these visits; of a single one the server learns nothing.
+
+    ``threshold`` is the share of the visits that must stay to the end.
+    """
+    if len(visits) > MOST_MEMBERS:
+        raise UserError(f"a secure sum over {len(visits):,} visits is refused; at most {MOST_MEMBERS:,} can take part")
+    session = _Session(engine, visits, key, threshold, round)
+    try:
+        words = session.summed(job, options, shared)
+    except _TooFew as reason:
+        engine.accept(session.receipts.values())  # no state refers to what clients kept of it
+        return session.outcome({}, {}, str(reason))
+    return session.outcome(words, session.receipts)
 
 
-def masked_statistics_job(measure: Measure) -> Job:
-    """The job: the client's statistics as ``measure`` takes them, masked before they leave it."""
+class _Session:
+    """One secure sum under way: who is asked, what has come so far."""
 
-    def masked_statistics(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-        question = _Question(options, shared)
-        vector = masked_vector(
-            measure(side, shared, visit, question.request), question.layout, question.public_keys, question.session,
-            client=visit.client, private=_private_key(side, visit, question.session), seed=question.seed(side, visit),
+    def __init__(self, engine: Engine, visits: Sequence[Visit], key: Key, threshold: float, number: int) -> None:
+        self._engine, self._visits, self._key, self._round = engine, list(visits), key, number
+        self._numbers = [member_number(visit.client, visit.repeat) for visit in visits]
+        self._needed = shares_needed(threshold, len(visits))
+        self._id = new_session()
+        self.failures: list[Failure] = []  # of visits that are not in the sum
+        self.receipts: Mapping[int, str] = {}
+        self._notes: list[str] = []
+        self._bytes_up = self._bytes_down = 0
+
+    def outcome(self, words: Mapping[str, Tensor], receipts: Mapping[int, str], void: str = "") -> SecureSum:
+        """What came of it."""
+        return SecureSum(
+            words, tuple(self.failures), receipts, tuple(self._notes), void, self._bytes_up, self._bytes_down
         )  # fmt: skip
-        words = vector.numpy().view(np.uint64)
-        halves = {"low": words % np.uint64(HALF), "high": words // np.uint64(HALF)}
-        return {name: torch.from_numpy(half.astype(np.float64)) for name, half in halves.items()}
 
-    return masked_statistics
+    def summed(self, job: str, options: str, shared: Tensors) -> dict[str, Tensor]:
+        """All four exchanges, one after another."""
+        count, about = len(self._visits), job_text(job, options)
+        question = Question(self._id, self._needed, about, options).to_text()
+        everyone = self._enough(np.ones(count, dtype=bool), "take part")
+        pairs = [(visit.client, visit.repeat) for visit in self._visits]
+        sent: Tensors = {MEMBERS: torch.tensor(pairs, dtype=torch.int64)}
+        outcome, present = self._asked("mask-keys", question, sent, everyone)
+        self._enough(present, "gave keys")
+        publics = rows.unpacked(outcome.sums["keys"], PUBLIC_BYTES)  # [n, PUBLIC_BYTES]
+        keys = {self._numbers[place]: publics[place].tobytes() for place in _places(present)}
+        agreement = Agreement(self._id, self._needed, keys, about)
+        self._count(up=PUBLIC_BYTES, down=PUBLIC_BYTES * int(present.sum()), of=present)
+
+        sent |= {"secure/keys": torch.from_numpy(publics), "secure/present": _flags(present)}
+        outcome, sharing = self._asked("mask-shares", question, sent, present)
+        self._enough(sharing, "handed out shares")
+        boxes = torch.from_numpy(rows.unpacked(outcome.sums["shares"], BOX_BYTES))  # [n, n, BOX_BYTES]: from, to
+        self._count(up=BOX_BYTES * (int(present.sum()) - 1), of=sharing)
+
+        sent["secure/sharing"] = _flags(sharing)
+        outcome, answered = self._asked(job, question, shared | sent, sharing, quiet=False)
+        self.receipts, masked = outcome.receipts, rows.joined(outcome.sums)
+        self._count(up=8 * sum(value.numel() for value in masked.values()), of=answered)
+        self._enough(answered, "answered")
+
+        sent |= {"secure/answered": _flags(answered), "secure/shares": boxes}
+        in_the_sum = len(self.failures)
+        outcome, opening = self._asked("mask-openings", question, sent, answered)
+        self._count(up=SHARE_BYTES * int(sharing.sum()), down=BOX_BYTES * (int(sharing.sum()) - 1), of=answered)
+        self._enough(opening, "opened their shares")
+        del self.failures[in_the_sum:]  # who left only now is in the sum all the same
+        shares = rows.unpacked(outcome.sums["opened"], SHARE_BYTES)  # [n, n, SHARE_BYTES]: by whom, of whom
+        opened = {
+            self._numbers[by]: {self._numbers[of]: shares[by, of].tobytes() for of in _places(sharing)}
+            for by in _places(opening)
+        }
+        return _unmasked(masked, agreement, self._of(sharing), self._of(answered), opened)
+
+    def _asked(self, job: str, question: str, sent: Tensors, who: Mask, *, quiet: bool = True) -> tuple[Outcome, Mask]:
+        """A job's outcome, and who answered it."""
+        visits = [self._visits[place] for place in _places(who)]
+        if quiet:  # around the work itself nobody keeps anything
+            visits = [replace(visit, ticket=None, keep=False) for visit in visits]
+        with _silent(self._engine, quiet):
+            outcome = self._engine.map_sum(job_text(job, question), sent, visits, self._key, round=self._round)
+        self.failures += outcome.failures
+        self._notes += outcome.notes
+        came = outcome.sums.get(CAME)
+        return outcome, np.zeros(len(who), dtype=bool) if came is None else who & (came.numpy() > 0)
+
+    def _enough(self, who: Mask, verb: str) -> Mask:
+        clients, given = len({self._visits[place].client for place in _places(who)}), int(who.sum())
+        if given < self._needed:
+            raise _TooFew(f"{given} of {len(who)} visits {verb}, and {self._needed} must for a secure sum")
+        if clients < MIN_CLIENTS:
+            raise _TooFew(f"{clients} clients {verb}, and a secure sum needs {MIN_CLIENTS}")
+        return who
+
+    def _of(self, who: Mask) -> list[int]:
+        return [self._numbers[place] for place in _places(who)]
+
+    def _count(self, up: int, of: Mask, down: int = 0) -> None:
+        self._bytes_up += up * int(of.sum())
+        self._bytes_down += down * int(of.sum())
 
 
-class _Question:
-    """What a client is asked under a secure sum, read from a job's text and what was sent along."""
-
-    def __init__(self, options: str, shared: Tensors) -> None:
-        fields = json.loads(options)
-        self.session = bytes.fromhex(fields["session"])
-        self.request = StatisticsRequest.from_text(fields["request"])
-        classes, width, bits = fields["layout"]
-        self.layout = Layout.of(classes, width, self.request.form, bits=bits)
-        rows = zip(shared["secure/clients"].tolist(), shared["secure/keys"].tolist(), strict=True)
-        self.public_keys = {client: bytes(row) for client, row in rows}
-
-    def seed(self, side: ClientSide, visit: Visit) -> bytes:
-        """The seed of the client's own mask: another for every session, layout and set of clients."""
-        info = b"unskew own mask 1 " + self.layout.about().encode() + roster_hash(self.public_keys)
-        return derived_key(side.secret, info + visit.client.to_bytes(8, "big"), self.session)
+def _unmasked(
+    masked: Mapping[str, Tensor], agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
+    opened: Mapping[int, Mapping[int, bytes]],
+) -> dict[str, Tensor]:  # fmt: skip
+    """The sums without masks, each under its name."""
+    names = sorted(masked)
+    vector = torch.cat([masked[name].flatten() for name in names])
+    unmask(vector.numpy().view(np.uint64), agreement, sharing, answered, opened)
+    parts = torch.split(vector, [masked[name].numel() for name in names])
+    words = {name: part.view(masked[name].shape) for name, part in zip(names, parts, strict=True)}
+    if int(words.pop(CHECK)) != len(answered):
+        raise UserError("the masks of a secure sum do not cancel: a client sent what was not agreed; the sum is lost")
+    return words
 
 
-def _private_key(side: ClientSide, visit: Visit, session: bytes) -> Any:
-    x25519 = require_extra("cryptography.hazmat.primitives.asymmetric.x25519")
-    secret = derived_key(side.secret, b"unskew private key 1 " + visit.client.to_bytes(8, "big"), session)
-    return x25519.X25519PrivateKey.from_private_bytes(secret)
+def _flags(who: Mask) -> Tensor:
+    return torch.from_numpy(who.astype(np.uint8))
 
 
-def _in_row(content: bytes, shared: Tensors, visit: Visit) -> Tensor:
-    clients = shared["secure/clients"]
-    rows = torch.zeros(len(clients), len(content), dtype=torch.float64)
-    rows[clients == visit.client] = torch.tensor(list(content), dtype=torch.float64)
-    return rows
+def _places(who: Mask) -> list[int]:
+    places: list[int] = np.flatnonzero(who).tolist()
+    return places
 
 
-def _words(sums: Mapping[str, Tensor]) -> Words:
-    """[W], the sum of the vectors modulo 2⁶⁴."""
-    low, high = (sums[name].numpy().astype(np.uint64) for name in ("low", "high"))
-    return low + (high << np.uint64(32))
-
-
-def _summed(engine: Engine, job: str, shared: Tensors, visits: Sequence[Visit], key: Key) -> Sums:
-    outcome = engine.map_sum(job, shared, visits, key)
-    if outcome.failures:
-        failure = outcome.failures[0]
-        raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
-    return outcome.sums
+@contextmanager
+def _silent(engine: Engine, quiet: bool) -> Iterator[None]:
+    """The exchanges around the work itself are not shown as progress."""
+    before = engine.progress
+    if quiet:
+        engine.progress = None
+    try:
+        yield
+    finally:
+        engine.progress = before

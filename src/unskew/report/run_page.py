@@ -150,6 +150,8 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
+    if result.privacy is not None:
+        facts.append(("privacy", f"ε {result.privacy.epsilon:.3g} at δ {result.privacy.delta:g}"))
     facts += [
         ("EMD", emd_words(result.emd)),
         ("clients", f"{result.clients:,}"),

@@ -4,11 +4,12 @@
 local SGD, updates weighted n_k/n, the server takes their mean.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from unskew.core.errors import UserError
+from unskew.core.protection import Exchange, Mechanism, SecureAggregation
 from unskew.core.types import (
     Aggregate,
     Arrive,
@@ -51,13 +52,15 @@ class Algorithm:
     correction: Correction | None = None  # what is added to every gradient
     local: Local = field(default_factory=Local)  # how they descend
     scale: Scale | None = None  # what a client multiplies its update by; None: 1
+    mechanism: Mechanism | None = None  # how updates are clipped, and their sum is given noise; None: not at all
+    exchange: Exchange | None = None  # how the clients' sums reach the server; None: as they are
     aggregate: Aggregate = weighted_mean  # how updates become one
     server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
     statistics: tuple[Statistic, ...] = ()  # what else travels
     remember: tuple[Memory, ...] = ()  # what clients keep between visits
     finish: "tuple[Finisher, ...]" = ()  # calibrations after the last round
     withhold: int = 0  # of a class's statistics: kept at home where a client has fewer examples
-    secure: bool = False  # statistics are masked, and only their sum is seen
+    secure: SecureAggregation | None = None  # statistics are masked, and only their sum is seen
     private: PrivacyBudget | None = None  # noise on the statistics' sum
 
 
@@ -98,7 +101,21 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                 )
             owner[slot.name] = named.name
         algorithm = changed
+    _check_covered(algorithm, owner)
     return algorithm
+
+
+def _check_covered(algorithm: Algorithm, owner: Mapping[str, str]) -> None:
+    """Where updates are private, nothing may be sent beside them: noise covers the updates alone."""
+    if algorithm.mechanism is None:
+        return
+    for each in algorithm.statistics:
+        if each.measure is not None or each.survey is not None:
+            other, private = owner.get(f"statistics/{each.name}", each.name), owner.get("mechanism", "private updates")
+            raise UserError(
+                f"{private} and {other}: clients would send {each.name} beside their updates, and no noise covers it; "
+                "leave one of them out"
+            )
 
 
 def _claim_names(slot: str, added: tuple[Any, ...], method: str, owner: dict[str, str]) -> None:

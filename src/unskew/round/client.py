@@ -32,6 +32,7 @@ from unskew.round.update import update as weighted_update
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
+    from unskew.privacy.sessions import Sessions
     from unskew.round.algorithm import Algorithm
 
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
@@ -50,6 +51,7 @@ class ClientSide:
     population: Population
     memory: SavedStates | None = None  # None: no method keeps anything
     secret: bytes = b""  # of this machine, for secure sums; the server never sees it
+    sessions: "Sessions | None" = None  # what the clients of this machine have answered in secure sums
     own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
     room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
 
@@ -219,7 +221,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
     numbers = (visit.weight, visit.weight / factor, loss, float(sum(batches.counts)), 1.0)
     update = weighted_update(side, shared, before, factor, numbers)
-    if not algorithm.statistics and side.memory is None and not options:
+    if not algorithm.statistics and algorithm.mechanism is None and side.memory is None and not options:
         return Answer(update)
     sums, model = update.by_name(), tensors.on_device(side.weights, "cpu")
     visited = Visited(
@@ -228,6 +230,8 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     for statistic in algorithm.statistics:
         if statistic.measure is not None:
             sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
+    if algorithm.mechanism is not None:
+        sums = algorithm.mechanism.clipped(sums)
     kept = side.memory.values(visited) if side.memory is not None and visit.keep else None
     if options:  # recording: what is looked at travels beside the sums
         sums |= tensors.prefixed(watched(side, shared, visit, Watch.from_text(options)), "watch/")

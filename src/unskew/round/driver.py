@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
-from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, ServerState, Tensors, Visit
+from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, ServerState, Sums, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client_memory import with_tickets
@@ -36,6 +36,9 @@ class Metrics:
     accuracy: float | None = None
     loss: float | None = None
     lr: float | None = None  # the clients' rate, where a schedule changes it
+    epsilon: float | None = None  # of all rounds so far, for every client, where updates are private
+    delta: float | None = None
+    void: str | None = None  # why the round does not count: the state is as before
     available: int | None = None  # clients that could be drawn, where a method says who can
     absent: int | None = None  # visits that were drawn and did not come, where a method keeps some away
     notes: tuple[str, ...] = ()  # what else happened: a client that joined, or lost its memory
@@ -67,13 +70,19 @@ def run_round(
         raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
     if algorithm.remember:
         visits = with_tickets(visits, state.clients)
-    if not visits:
+    if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
-    outcome = engine.map_sum("train", statistics.shared(state) | sent_rate(rate), visits, here, round=number)
+    shared = statistics.shared(state) | sent_rate(rate)
+    outcome = _exchanged(algorithm, engine, "train", shared, visits, here, number)
     _check_failures(outcome, number, "train", key, skip_failures)
-    sums = outcome.sums
-    info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, outcome))
+    if outcome.void:
+        void = _nobody_came(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
+        return replace(state, round=number), replace(
+            void, failures=outcome.failures, void=outcome.void, notes=outcome.notes
+        )
+    sums, epsilon = _released(algorithm, engine, outcome.sums, state, per_round, here)
+    info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, sums))
     gradient = algorithm.aggregate(sums)
     params, memory = algorithm.server.update(
         tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, info
@@ -88,19 +97,39 @@ def run_round(
         round=number,
         clients=reported,
         examples=examples,
-        train_loss=float(sums["metric/loss"]) / max(examples, 1),
-        batches_max=max(_steps(algorithm, engine, visit) for visit in visits),
-        bytes_up=statistics.bytes_up(sums, state.tensors, visits, reported, asked),
-        bytes_down=statistics.bytes_down(state, visits),
+        train_loss=float(sums["metric/loss"]) / max(examples, 1) if "metric/loss" in sums else None,
+        batches_max=max((_steps(algorithm, engine, visit) for visit in visits), default=0),
+        bytes_up=_bytes_up(outcome, state, visits, reported, asked),
+        bytes_down=statistics.bytes_down(state, visits) + outcome.bytes_down,
         seconds=perf_counter() - began,
         failures=outcome.failures,
         lr=rate,
+        epsilon=epsilon,
+        delta=None if epsilon is None or algorithm.mechanism is None else algorithm.mechanism.delta,
         available=drawn.available,
         absent=drawn.absent,
         notes=outcome.notes,
     )
     engine.accept(state.clients[client] for client in outcome.receipts if client in state.clients)
     return ServerState(number, params | buffers, memory, sent, {**state.clients, **outcome.receipts}), metrics
+
+
+def _released(
+    algorithm: "Algorithm", engine: Engine, sums: Sums, state: ServerState, per_round: int, key: Key
+) -> tuple[Sums, float | None]:
+    """The sums that the server uses, with noise where updates are private, and ε of all rounds with this one."""
+    if (mechanism := algorithm.mechanism) is None:
+        return sums, None
+    clients = len(engine.roster.inhabited)
+    expected = min(per_round, clients)
+    noisy = mechanism.noisy(sums, tensors.parameters(state.tensors), expected, key)
+    return noisy, mechanism.epsilon(state.round + 1, expected, clients)
+
+
+def _bytes_up(outcome: Outcome, state: ServerState, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
+    if outcome.bytes_up is not None:
+        return outcome.bytes_up + asked
+    return statistics.bytes_up(outcome.sums, state.tensors, visits, reported, asked)
 
 
 def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metrics:
@@ -128,24 +157,43 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    outcome = engine.map_sum("survey", {}, visits, key.fold("survey"))
+    outcome = _exchanged(algorithm, engine, "survey", {}, visits, key.fold("survey"))
     _check_failures(outcome, None, "survey", key, skip=False)
+    if outcome.void:
+        raise UserError(f"the survey before the first round: {outcome.void}")
     sent = statistics.after_survey(algorithm.statistics, state.sent, outcome.sums)
-    return replace(state, sent=sent), statistics.bytes_up(outcome.sums, state.tensors, visits, len(visits))
+    return replace(state, sent=sent), _bytes_up(outcome, state, visits, len(visits))
 
 
 def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
     """Stop at a failed client, unless failures are skipped and another client succeeded."""
     for failure in outcome.failures:
         when = "" if number is None else f", round {number}"
-        if not skip or not outcome.sums:
+        if not skip or not (outcome.sums or outcome.void):
             raise ClientFailure(
                 f"client {failure.client}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)"
             )
 
 
-def _turnout(engine: Engine, outcome: Outcome) -> float:
-    return float(outcome.sums["weight"]) / engine.roster.examples
+def _exchanged(
+    algorithm: "Algorithm",
+    engine: Engine,
+    job: str,
+    shared: Tensors,
+    visits: Sequence[Visit],
+    key: Key,
+    number: int = 0,
+) -> Outcome:
+    """The job's sums over the visits, as the algorithm lets them reach the server; nothing where nobody is visited."""
+    if not visits:
+        return Outcome({})
+    if algorithm.exchange is None:
+        return engine.map_sum(job, shared, visits, key, round=number)
+    return algorithm.exchange(engine, job, shared, visits, key, round=number)
+
+
+def _turnout(engine: Engine, sums: Sums) -> float:
+    return float(sums["weight"]) / engine.roster.examples
 
 
 def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
+from unskew.core.protection import Exchange
 from unskew.core.types import Engine, Failure, Sums, Tensors, TestPart, Visit
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import Job, job_text
@@ -32,14 +33,16 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine, model: Tensors, examples: int, key: Key, *, job: str = "evaluate", by_image: bool = False
-) -> Evaluation:
+    engine: Engine, model: Tensors, examples: int, key: Key, *, job: str = "evaluate", by_image: bool = False,
+    exchange: Exchange | None = None,
+) -> Evaluation:  # fmt: skip
     """Accuracy and mean loss on the server's ``examples`` test images, in parts spread over the engine.
 
-    With ``by_image`` it also says which images are right. Without test images the clients are asked for theirs.
+    With ``by_image`` it also says which images are right. Without test images the clients are asked for theirs; their
+    answers come as the ``exchange`` lets them: masked under secure aggregation.
     """
     if not examples:
-        return evaluate_at_clients(engine, model, key, job=job)
+        return evaluate_at_clients(engine, model, key, job=job, exchange=exchange)
     starts = range(0, examples, IMAGES_AT_ONCE)
     parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in starts]
     outcome = engine.map_sum(job_text(job, IMAGES if by_image else ""), model, parts, key)
@@ -50,12 +53,14 @@ def evaluate(
     return replace(_evaluation(outcome.sums), marks=marks)
 
 
-def evaluate_at_clients(engine: Engine, model: Tensors, key: Key, *, job: str = "evaluate") -> Evaluation:
+def evaluate_at_clients(
+    engine: Engine, model: Tensors, key: Key, *, job: str = "evaluate", exchange: Exchange | None = None
+) -> Evaluation:
     """Accuracy and mean loss on the clients' own test images, over the clients that answered."""
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    outcome = engine.map_sum(job, model, visits, key)
+    outcome = engine.map_sum(job, model, visits, key) if exchange is None else exchange(engine, job, model, visits, key)
     if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
-        reason = outcome.failures[0].reason if outcome.failures else "no client has test images"
+        reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
         raise ClientFailure(f"the model on the clients' test images, job {job}: {reason}")
     return replace(_evaluation(outcome.sums), failures=outcome.failures)
 

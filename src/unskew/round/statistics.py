@@ -50,8 +50,9 @@ def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
 def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:
     """What the visits that reported sent back, and ``asked`` before: updates and statistics, in the model's own types.
 
-    Sums are float64 since they are sums; on a wire each client's part has the precision of its model. The few numbers
-    beside them (weight, loss, counts) are left out.
+    Sums are float64 since they are sums; what a client has to tell has the precision of its model, and so it is counted
+    for every engine. A federation gives the same bits as one process, and therefore sends statistics that 32 bits do
+    not hold with 8 bytes (scaffold's). The few numbers beside them (weight, loss, counts) are left out.
     """
     if any(visit.client == EVERYONE for visit in visits):
         return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from unskew.core import tensors
 from unskew.core.types import Tensors
-from unskew.privacy.ledger import Spent, with_release
+from unskew.privacy.ledger import with_release
 from unskew.round.evaluation import Evaluation
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import drop_memories
@@ -27,6 +27,7 @@ from unskew.runs.lines import LineFile
 from unskew.runs.manifest import write_sealed
 from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared
+from unskew.runs.protected import notes_on_protections, spent_in_rounds
 from unskew.runs.recorded import DURING
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
 from unskew.runs.seals import seal
@@ -42,7 +43,7 @@ def conclude(
     ``score`` is how well the model does, ``start`` what made its initial classifier.
     """
     config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
-    spent: Spent | None = None
+    spent = spent_in_rounds(prepared, len(rows))
     for each in calibrated:
         spent = with_release(spent, each.classifier.report.release)
     best = best_row(rows, config.monitor) if config.patience else None
@@ -82,7 +83,7 @@ def conclude(
         clients_accuracy=spreads.get(OWN),
         settings=configs.deciding(config),
         privacy=spent,
-        notes=list(prepared.first_model.notes),
+        notes=[*prepared.first_model.notes, *notes_on_protections(prepared.algorithm, bool(config.validation))],
         best_round=best["round"] if best else None,
         stopped_at=len(rows) if len(rows) < config.rounds else None,
         evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,

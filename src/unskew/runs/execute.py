@@ -102,7 +102,10 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             for state, row in () if leading is not None and leading.over else rounds:
                 last = state.round == config.rounds
                 if last or state.round % config.evaluate_every == 0:
-                    score = evaluate(engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last)
+                    score = evaluate(
+                        engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last,
+                        exchange=side.algorithm.exchange,
+                    )  # fmt: skip
                     scored = (state.round, score) if last or not by_image else None
                     row = replace(
                         row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures)
@@ -126,7 +129,10 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             final = done[0] if leading is None or leading.best is None else leading.best.state
             model, calibrated = driver.as_used(side.algorithm, final.tensors, side.classifier), list[Calibrated]()
             if scored is None or scored[0] != final.round:  # resumed after its last round, or an earlier one was best
-                again = evaluate(engine, final.tensors, len(prepared.images.test), key, by_image=by_image)
+                again = evaluate(
+                    engine, final.tensors, len(prepared.images.test), key, by_image=by_image,
+                    exchange=side.algorithm.exchange,
+                )  # fmt: skip
                 scored = (final.round, again)
             ending = scored[1], progress.start
             trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
@@ -138,9 +144,9 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
 
             try:
                 finish(engine, side, model, side.algorithm, key, keep, by_image=by_image)
-            except UserError as error:  # resuming would fail in the same way: what was trained is written now
+            except UserError as error:  # what was trained is written now: for want of a calibration nothing is lost
                 conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending)
-                instead = f"the run is finished without it; another: unskew calibrate {path} METHOD"
+                instead = f"the run is finished without it; {_later(prepared, path)}"
                 raise UserError(f"{error}; {instead}") from error
             return conclude(
                 prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending
@@ -149,6 +155,13 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
             if done[0].round:
                 save()
             raise
+
+
+def _later(prepared: Prepared, path: Path) -> str:
+    """How a run gets a calibration that could not be made."""
+    if prepared.nodes is not None:  # most likely a node was away
+        return "with all nodes there, resume the run and it is made"
+    return f"another: unskew calibrate {path} METHOD"
 
 
 def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[ServerState, Progress]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from unskew.calibration.feasible import named
 from unskew.core.context import neutral
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.images import ImageSet
-from unskew.core.types import Engine
+from unskew.core.types import Engine, Local
 from unskew.core.units import counted
 from unskew.engines import EngineSetup
 from unskew.engines.flower.agreement import Agreement
@@ -21,6 +22,7 @@ from unskew.engines.flower.post import Post
 from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
 from unskew.engines.loop import Loop
+from unskew.methods import parse_method
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.elsewhere import images_of, nodes_of
@@ -31,8 +33,8 @@ from unskew.runs.given import Given
 from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.read_data import read_data
-from unskew.runs.result import RESULT, Result
-from unskew.runs.terms import agreed_terms, why_not
+from unskew.runs.result import RESULT, Result, read_result
+from unskew.runs.terms import agreed_terms, why_not, why_too_late
 from unskew.runs.train import rehearse
 
 TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
@@ -72,6 +74,8 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
     terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
+    if prepared.algorithm.mechanism is not None:
+        session.fits = lambda said: why_not(said, terms) or why_too_late(said, terms)
     path = asked.out
     if before is None:
         rehearse(prepared)
@@ -98,13 +102,19 @@ def _config(asked: Request) -> Config:
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
         config = configs.read(asked.recipe)
     else:
-        if read_sealed(asked.out, RESULT) is not None:
-            raise UserError(f"{asked.out} is finished: it has a result.json")
         config = configs.read_run(asked.out)
+        if read_sealed(asked.out, RESULT) is not None and not _uncalibrated(asked.out, config):
+            raise UserError(f"{asked.out} is finished: it has a result.json")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
     if config.validation:
         raise UserError("--validation holds out training images, which are at the nodes; leave it out")
     return config
+
+
+def _uncalibrated(path: Path, config: Config) -> bool:
+    """Whether a finished run lacks a calibration that its method names: a client was missing when it was made."""
+    algorithm, made = parse_method(config.method, Local()), read_result(path).calibrations
+    return any(named(each, algorithm) not in made for each in algorithm.finish)
 
 
 def _gather(session: Session, wanted: int, seconds: float) -> None:

@@ -55,8 +55,9 @@ def finish(
             classifier, sent, seconds = federation.calibrated(finisher)
         values = tensors.prefixed(classifier.tensors(), "calibrated/")
         score = evaluate(
-            engine, model | values, len(side.test.labels), key, job="evaluate-calibrated", by_image=by_image
-        )
+            engine, model | values, len(side.test.labels), key, job="evaluate-calibrated", by_image=by_image,
+            exchange=algorithm.exchange,
+        )  # fmt: skip
         seconds += classifier.report.seconds
         result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])

@@ -23,6 +23,7 @@ from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.engines.features import images_sha256
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
+from unskew.round.sampling import uniform
 from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
@@ -101,7 +102,8 @@ def prepare(
         methods.refuse_on_frozen_features(method)
     algorithm = algorithm_for(filled.local())
     check_rounds(algorithm.local, filled.rounds)
-    if not algorithm.finish and (algorithm.withhold or algorithm.secure or algorithm.private):
+    masked = algorithm.secure is not None and algorithm.exchange is None
+    if not algorithm.finish and (algorithm.withhold or masked or algorithm.private):
         raise UserError(f"{method}: there is nothing to protect, as no calibration sends statistics; add ccvr or lda")
     start = parse_start(filled.start, algorithm) if filled.start else None
     if start is not None:
@@ -125,11 +127,10 @@ def prepare(
 
 
 def first_visits(prepared: Prepared) -> list[Visit]:
-    """The visits of a first round."""
+    """The visits of a first round, for estimates; where a sampler draws nobody, those of a plain one."""
+    drawing = Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population.roster
     per_round = prepared.config.per_round or 1
-    return prepared.algorithm.sampler(
-        Key(prepared.config.seed).fold("round", 1, "sample"), prepared.population.roster, per_round
-    )
+    return prepared.algorithm.sampler(*drawing, per_round) or uniform(*drawing, per_round)
 
 
 def split(config: Config, examples: Examples, kept: str | None = None, given: Given | None = None) -> Partition:

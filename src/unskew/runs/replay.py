@@ -58,10 +58,15 @@ def local_models(run: "FinishedRun", number: int, most: int) -> dict[int, Tensor
 
 def replayed(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState], T]) -> T:
     """Train again up to that round, then call ``then`` while the engine still has the clients' saved states."""
-    # a run's own memories must not be written over
-    engine = run.opened(None) if run.algorithm.remember else run.engine
     state, config = _earlier_state(run, number), run.prepared.config
     begun = state.round
+    if begun < number and run.algorithm.mechanism is not None and not run.algorithm.mechanism.repeatable:
+        raise Missing(
+            f"round {number} cannot be trained again: its noise came from the operating system (private-updates with "
+            "release=true); --during model keeps the server's state of chosen rounds"
+        )
+    # a run's own memories must not be written over
+    engine = run.opened(None) if run.algorithm.remember else run.engine
     rounds = driver.run(
         run.algorithm, engine, state, run.key, rounds=config.rounds, per_round=config.per_round or 0,
         skip_failures=config.on_failure == "skip",

@@ -220,7 +220,7 @@ def to_json(result: Result) -> dict[str, Any]:
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
     """The same without what is None, in the clients' accuracy too."""
-    nested = ("clients_accuracy", "own_images")
+    nested = ("clients_accuracy", "own_images", "privacy")
     return {key: _known(value) if key in nested else value for key, value in values.items() if value is not None}
 
 

@@ -109,5 +109,5 @@ def begin(
 
 def evaluated(state: ServerState, side: ClientSide, engine: Engine, key: Key) -> Begun:
     """How well the model before the first round does."""
-    score = evaluate(engine, state.tensors, len(side.test.labels), key)
+    score = evaluate(engine, state.tensors, len(side.test.labels), key, exchange=side.algorithm.exchange)
     return Begun(score.accuracy, score.loss)

@@ -47,6 +47,12 @@ def why_not(said: Description, terms: Terms) -> str | None:
     return None
 
 
+def why_too_late(said: Description, terms: Terms) -> str | None:
+    """Why a node cannot join a run whose ε counts on a draw among the clients that it began with; None if it can."""
+    late = [facts.name for facts in said.clients if facts.name not in terms.clients]
+    return f"private-updates counts on the clients that the run began with, and {late[0]!r} is new" if late else None
+
+
 def _union(said: Sequence[Description]) -> tuple[str, ...]:
     """The classes of all nodes: in their own order where all have the same, otherwise by name."""
     if len({each.classes for each in said}) == 1:

@@ -32,6 +32,7 @@ from unskew.runs.folder import (
 from unskew.runs.given import take_same, take_values
 from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
+from unskew.runs.protected import check_protections
 from unskew.runs.result import RESULT, Result
 from unskew.runs.start import check_start
 from unskew.runs.stop import STOP, StopRun
@@ -146,6 +147,7 @@ def _telling(observe: Observer | None) -> Say:
 
 def rehearse(prepared: Prepared) -> None:
     """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
+    check_protections(prepared)
     data = prepared.data
     side = build(prepared.blueprint, data)
     prepared.initialise(side.network)

@@ -24,6 +24,7 @@ from unskew.engines.flower.messages import Envelope, opened, sealed
 from unskew.engines.flower.node import Node
 from unskew.engines.flower.node_data import Source, read_node_data
 from unskew.engines.flower.node_memory import NodeMemory
+from unskew.engines.flower.node_secret import open_secret
 from unskew.round import statistics
 from unskew.round.client_memory import MemoryFormat, whole_model
 
@@ -227,17 +228,32 @@ def test_a_job_before_an_agreement_is_answered_with_unknown(tmp_path):
     assert Asking(make_node(tmp_path, 1)).job()[0]["kind"] == "unknown"
 
 
-def test_the_secret_is_made_once_and_only_its_owner_reads_it(tmp_path):
-    make_node(tmp_path, 1)
-    file = tmp_path / "node-1" / "secret"
+def test_the_secret_of_a_run_is_made_once_only_its_owner_reads_it_and_it_goes_with_the_run(tmp_path):
+    asking = Asking(make_node(tmp_path, 1)).agree()
+    file = tmp_path / "node-1" / "runs" / RUN / "secret"
     first = file.read_bytes()
     assert len(first) == 32
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    make_node(tmp_path, 1)
+    asking.node = make_node(tmp_path, 1)
+    asking.agree()
     assert file.read_bytes() == first
     file.write_bytes(b"short")
-    with pytest.raises(UserError, match="is damaged; delete it"):
-        make_node(tmp_path, 1)
+    asking.node = make_node(tmp_path, 1)
+    header, _ = asking.ask("agree", agreement=asking.agreement.to_json())
+    assert "is damaged; delete it" in header["reason"]
+    asking.ask("finish")
+    assert not file.exists()
+    assert not file.with_name("sessions").exists()
+
+
+def test_a_secret_without_its_record_is_not_used_again(tmp_path):
+    first = open_secret(tmp_path)
+    first.sessions.close()
+    again = open_secret(tmp_path)
+    again.sessions.close()
+    assert again.secret == first.secret
+    (tmp_path / "sessions").unlink()
+    assert open_secret(tmp_path).secret != first.secret
 
 
 # Memories

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from unskew.core.types import Sums, Tensors
+from unskew.privacy.rows import PACK, in_row, packed, unpacked
 
 DELTA = "delta/"
-PLAIN, SINGLE, WORDS, BYTES, MODEL = "plain", "single", "words", "bytes", "model"
-FORMS = (PLAIN, SINGLE, WORDS, BYTES, MODEL)
+PLAIN, SINGLE, WORDS, BYTES, MODEL, ROW = "plain", "single", "words", "bytes", "model", "row"
+FORMS = (PLAIN, SINGLE, WORDS, BYTES, MODEL, ROW)
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Known:
     shared: Tensors
     weight: float
     factor: float = 1.0
+    row: int | None = None  # the visit's place among the members of a secure sum
+    members: int = 0
 
 
 def compacted(sums: Sums, known: Known) -> list[tuple[str, str, Tensor]]:
@@ -84,6 +87,22 @@ def _factor(name: str, known: Known) -> float:
     return known.factor if name.startswith("delta/params/") else 1.0  # buffers are averaged plainly
 
 
+def _as_row(name: str, value: Tensor, known: Known) -> Tensor | None:
+    """The visit's own row, six bytes a number, where all other rows are zero: keys and shares of a secure sum."""
+    if known.row is None or value.dim() < 2 or len(value) != known.members:
+        return None
+    own = value[known.row]
+    if not bool(((own >= 0) & (own < 256.0**PACK) & (own == own.round())).all()):
+        return None
+    return torch.from_numpy(unpacked(own, PACK * own.shape[-1]))
+
+
+def _from_row(name: str, sent: Tensor, known: Known) -> Tensor:
+    if known.row is None or sent.dtype != torch.uint8 or not sent.dim() or sent.shape[-1] % PACK:
+        raise ValueError(f"{name}: it is no row of a secure sum")
+    return in_row(known.row, known.members, packed(sent.numpy()))
+
+
 def _single(name: str, value: Tensor, known: Known) -> Tensor | None:
     return value.float() if value.numel() > 1 else None
 
@@ -111,7 +130,7 @@ def _of_type(dtype: torch.dtype, undo: Callable[[Tensor], Tensor]) -> Callable[[
 
 
 _MAKE: Mapping[str, Callable[[str, Tensor, Known], Tensor | None]] = {
-    MODEL: _as_model, BYTES: _bytes, SINGLE: _single, WORDS: _words,
+    MODEL: _as_model, ROW: _as_row, BYTES: _bytes, SINGLE: _single, WORDS: _words,
 }  # fmt: skip
 _UNDO: Mapping[str, Callable[[str, Tensor, Known], Tensor]] = {
     PLAIN: _of_type(torch.float64, lambda sent: sent),
@@ -119,4 +138,5 @@ _UNDO: Mapping[str, Callable[[str, Tensor, Known], Tensor]] = {
     WORDS: _of_type(torch.int32, lambda sent: torch.from_numpy(sent.numpy().view(np.uint32).astype(np.float64))),
     BYTES: _of_type(torch.uint8, lambda sent: sent.double()),
     MODEL: _from_model,
+    ROW: _from_row,
 }

@@ -15,8 +15,9 @@ from unskew.engines.flower.members import Member
 from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.post import SILENT, Answer
+from unskew.engines.flower.purpose import Purpose
 from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results, shown
-from unskew.engines.flower.session import POLL, Session
+from unskew.engines.flower.session import Session, between_looks
 from unskew.engines.flower.template import Template
 
 AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
@@ -91,7 +92,8 @@ class FederatedEngine:
     def _until_answered(self, work: _Work) -> None:
         """Ask for every visit once, and wait until each was answered or its time is over."""
         exchange = self._session.post.exchange
-        until = exchange.now() + self._session.rules.deadline
+        began = exchange.now()
+        until = began + self._session.rules.deadline
         self._session.look()
         while True:
             self._ask(work, until)
@@ -101,7 +103,7 @@ class FederatedEngine:
                 self.progress(len(work.results), len(work.visits))
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
-            exchange.pause(POLL)
+            exchange.pause(between_looks(exchange.now() - began))
         for place in range(len(work.visits)):
             work.results.setdefault(place, LeftOut(SILENT, again=True))
         work.open.clear()
@@ -123,17 +125,20 @@ class FederatedEngine:
                 del work.results[place]
             work.open = again
             self._until_answered(work)
-        if work.counted < needed and work.job.partition(" ")[0] == "train":
+        least = min(len(work.visits), self._session.rules.min_replies)
+        if work.counted < least and Purpose.of(work.job).trains:
             raise UserError(
-                f"round {work.round}: only {work.counted} of the {needed} replies that it needs came within "
+                f"round {work.round}: only {work.counted} of the {least} replies that it needs came within "
                 f"{self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
             )
 
     def _needed(self, work: _Work) -> int:
-        name = work.job.partition(" ")[0]
-        if name == "train":
-            return min(len(work.visits), self._session.rules.min_replies)
-        return 1 if name.startswith("evaluate") else len(work.visits)
+        """How many replies are waited for. A secure sum can do without some from its second exchange on."""
+        purpose, every = Purpose.of(work.job), len(work.visits)
+        least = min(every, self._session.rules.min_replies) if purpose.trains else 1
+        if purpose.threshold:
+            return min(every, max(least, purpose.threshold)) if purpose.under_way or purpose.may_miss else every
+        return least if purpose.may_miss else every
 
     def _ask(self, work: _Work, until: float) -> None:
         """Send what can be sent now; a visit to a client whose node is not there has failed."""
@@ -143,6 +148,8 @@ class FederatedEngine:
         for place in sorted(work.open):
             member = self._session.members.by_number.get(work.visits[place].client)
             away = "is not connected" if member is None else self._session.absent(member.node)
+            if member is not None and self._session.describing(member.node):
+                continue  # it is back, and can be asked in a moment
             if member is None or away is not None:
                 name = "its node" if member is None else f"node {member.node_name}"
                 work.results[place] = LeftOut(f"{name} {away}", again=True)
@@ -182,7 +189,7 @@ class FederatedEngine:
 
     def _take(self, work: _Work, answer: Answer) -> None:
         if answer.letter.kind != "job":
-            if answer.problem is not None and answer.letter.kind == "agree":
+            if answer.problem is not None and answer.letter.kind in ("agree", "describe"):
                 again = LeftOut(answer.problem, again=not answer.bad)
                 self._fail(work, self._places_of(work, answer.letter.node), again)
             return

@@ -1,9 +1,8 @@
-"""A node of the federation: takes one message, answers with one. It has the data, the memories and the secret.
+"""A node of the federation: takes one message, answers with one. It has the data, the memories and the secrets.
 
 Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from unskew.engines.flower.agreement import Agreement, run_of, text
 from unskew.engines.flower.messages import MAX_BODY, BadMessage, Envelope, field, named, opened, sealed
 from unskew.engines.flower.node_data import NodeData
 from unskew.engines.flower.node_run import NodeRun
+from unskew.engines.flower.node_secret import NodeSecret, forget_secret, open_secret
 from unskew.engines.flower.numbers import Seen
 
 AGREEMENT = "agreement.bin"
@@ -37,8 +37,8 @@ class Node:
     ) -> None:  # fmt: skip
         self.data, self._folder, self._device, self._plugins = data, folder, device, plugins
         self._say, self._most = say, most
-        self._secret = _secret(folder)
         self._runs: dict[str, NodeRun] = {}
+        self._secrets: dict[str, NodeSecret] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
         _forget_abandoned(folder / "runs")
@@ -100,6 +100,9 @@ class Node:
         place = self._place(about["run"])  # the numbers of its messages stay: one that is sent again is refused
         rmtree(place / "memories", ignore_errors=True)
         (place / AGREEMENT).unlink(missing_ok=True)
+        if (own := self._secrets.pop(about["run"], None)) is not None:
+            own.sessions.close()
+        forget_secret(place)
         self._say(f"run {about['run'][:8]} is finished; what its clients kept is deleted")
         return sealed(about | {"kind": "heard"})
 
@@ -114,8 +117,11 @@ class Node:
         return self._runs[name]
 
     def _open(self, agreement: Agreement, frozen: Tensors) -> NodeRun:
+        place = self._place(agreement.run)
+        if agreement.run not in self._secrets:
+            self._secrets[agreement.run] = open_secret(place)
         return NodeRun(
-            agreement, self.data, frozen, self._place(agreement.run), secret=self._secret, device=self._device,
+            agreement, self.data, frozen, place, own=self._secrets[agreement.run], device=self._device,
             plugins=self._plugins,
         )  # fmt: skip
 
@@ -126,20 +132,6 @@ class Node:
 
     def _place(self, run: str) -> Path:
         return self._folder / "runs" / run
-
-
-def _secret(folder: Path) -> bytes:
-    """The node's secret for secure sums: made once, readable by its owner alone."""
-    file = folder / "secret"
-    content = read_content(file, 64)
-    if content is not None:
-        if len(content) != 32:
-            raise UserError(f"{file} is damaged; delete it, and the node makes another")
-        return content
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(file, os.urandom(32))
-    file.chmod(0o600)
-    return _secret(folder)
 
 
 def _forget_abandoned(runs: Path) -> None:

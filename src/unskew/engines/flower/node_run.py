@@ -25,7 +25,10 @@ from unskew.engines.flower.compact import Known, compacted, factor_of
 from unskew.engines.flower.messages import BadMessage, field
 from unskew.engines.flower.node_data import Fitted, NodeData
 from unskew.engines.flower.node_memory import NodeMemory
+from unskew.engines.flower.node_secret import NodeSecret
+from unskew.engines.flower.promises import check_masked, check_threshold
 from unskew.engines.jobs import JOBS
+from unskew.privacy.questions import MEMBERS, row_of
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import MemoryFormat
 from unskew.round.jobs import Done, attempt, find_job
@@ -60,7 +63,7 @@ class NodeRun:
     """The node's part in one run; its weights are scratch, and one message is worked on at a time."""
 
     def __init__(
-        self, agreement: Agreement, data: NodeData, frozen: Tensors, folder: Path, *, secret: bytes, device: str,
+        self, agreement: Agreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
         plugins: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.agreement = agreement
@@ -76,12 +79,15 @@ class NodeRun:
         self._memory = None
         if side.algorithm.remember:
             self._memory = NodeMemory(folder / "memories", MemoryFormat(side.algorithm.remember, side.weights))
-        self.side: ClientSide = replace(side, memory=self._memory, secret=secret, own_tests=held.tests)
+        self.side: ClientSide = replace(
+            side, memory=self._memory, secret=own.secret, sessions=own.sessions, own_tests=held.tests
+        )
 
     def asked(self, header: Mapping[str, Any]) -> Asked:
         """What the header of a message asks for; refused where it is not for this node."""
         job = field(header, "job", str)
         check_plugins(job.partition(" ")[0], self._plugins)
+        check_masked(job, self.side.algorithm)
         path = field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
             raise BadMessage("its key is not a path of texts and whole numbers")
@@ -113,6 +119,7 @@ class NodeRun:
     def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
         """Do the job for each visit."""
         job = find_job(asked.job, JOBS)
+        check_threshold(asked.job, shared, self.side.algorithm)
         if self._memory is not None:
             self._memory.clear(asked.visits, asked.keep)
         return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
@@ -129,7 +136,9 @@ class NodeRun:
             return Answered(about | {"failure": str(error)})
         if isinstance(result, Failure):
             return Answered(about | {"failure": result.reason})
-        return self._result(about, result, Known(shared, visit.weight, factor_of(result.sums, visit.weight)))
+        factor = factor_of(result.sums, visit.weight)
+        known = Known(shared, visit.weight, factor, row_of(shared, visit), len(shared.get(MEMBERS, ())))
+        return self._result(about, result, known)
 
     def _result(self, about: dict[str, Any], result: Done, known: Known) -> Answered:
         sent = compacted(result.sums, known)

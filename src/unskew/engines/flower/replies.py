@@ -17,6 +17,9 @@ from unskew.engines.flower.compact import FORMS, Known, restored
 from unskew.engines.flower.messages import BadMessage, field
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.template import Layout
+from unskew.privacy.questions import MEMBERS, row_of
+from unskew.privacy.rows import HIGH, LOW
+from unskew.privacy.secure_jobs import CAME
 
 MAX_REASON = 2000  # characters that are shown of why a visit failed
 
@@ -84,7 +87,7 @@ def _counted(
     factor = float(field(values, "factor", (int, float)))
     if not (math.isfinite(factor) and factor > 0):
         raise BadMessage("its factor is not a number above 0")
-    known = Known(shared, visit.weight, factor)
+    known = Known(shared, visit.weight, factor, row_of(shared, visit), len(shared.get(MEMBERS, ())))
     sums = {name: restored(name, form, sent, known) for (name, sent), form in zip(came, forms, strict=True)}
     if len(sums) < len(came):
         raise BadMessage("a tensor comes twice")
@@ -92,6 +95,7 @@ def _counted(
     if not tensors.finite(sums):
         raise BadMessage("it holds NaN or infinity")
     check_numbers(sums, visit, facts)
+    check_secure(sums, known)
     receipt = field(values, "receipt", (str, type(None)))
     if receipt is not None:
         found = TICKET.fullmatch(receipt)
@@ -127,6 +131,20 @@ def check_numbers(sums: Sums, visit: Visit, facts: Facts) -> None:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > facts.test or bool((right > total).any()) or bool((right < 0).any()):
             raise BadMessage(f"it has other numbers of test images than its {facts.test:,}")
+
+
+def check_secure(sums: Sums, known: Known) -> None:
+    """Refuse an answer to a secure sum that speaks for another member, or whose words are none."""
+    if known.row is None:
+        return
+    for name, value in sums.items():
+        if name.startswith((LOW, HIGH)):
+            if not bool(((value >= 0) & (value < 2**32) & (value == value.round())).all()):
+                raise BadMessage(f"{name[:60]} is not made of half words")
+        elif bool(value[: known.row].any()) or bool(value[known.row + 1 :].any()):
+            raise BadMessage(f"{name[:60]} speaks for another member of the secure sum")
+    if float(sums[CAME][known.row]) != 1:
+        raise BadMessage("it does not say that it came")
 
 
 def most_bytes(layout: Layout | None, shared: Tensors, visits: int) -> int:

@@ -14,7 +14,7 @@ from unskew.engines.flower.replies import shown
 
 LOOK = 2.0  # seconds between looks at who is connected
 FAREWELL = 10.0  # seconds that nodes have to hear that a run is over: what Flower has not delivered then is dropped
-POLL = 0.1  # seconds between looks for replies
+POLL, LONGEST_POLL = 0.1, 2.0  # seconds between looks for replies, at first and where they take long
 
 Say = Callable[[str], None]
 
@@ -87,6 +87,12 @@ class Session:
         if node in self._refused:
             return f"is left out: {self._refused[node]}"
         return None if node in self.described else "has not said what it brings since it came back"
+
+    def describing(self, node: int) -> bool:
+        """Whether the node has come back and is about to say what it brings."""
+        if node not in self._there or node in self.described.keys() | self._silent.keys() | self._refused.keys():
+            return False
+        return any(letter.node == node for letter in self.post.waiting("describe"))
 
     def agree_on(self, agreement: Agreement, frozen: Tensors) -> None:
         """What every member is told before its first job; ``numbers`` are filled in for each node."""
@@ -192,6 +198,11 @@ class Session:
             return
         self.note(_joined(said.node, new, before))
         self.joined(self.members)
+
+
+def between_looks(waited: float) -> float:
+    """Seconds until replies are looked for again: a look costs both sides, and a long wait needs fewer of them."""
+    return min(max(POLL, waited / 20), LONGEST_POLL)
 
 
 def _order(said: Description) -> tuple[int, str]:

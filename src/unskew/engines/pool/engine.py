@@ -20,7 +20,8 @@ from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.pool.process import Worker
 from unskew.engines.pool.shared import SharedFile
-from unskew.engines.work import DEATHS, Work, examples_of, length_of
+from unskew.engines.work import DEATHS, Work, examples_of, length_of, trains
+from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory, Slots
 
 FILES = 12  # open at one time while a worker is started, beside those that stay
@@ -33,7 +34,7 @@ class Pool:
 
     def __init__(
         self, blueprint: Blueprint, data: SharedFile, layout: Layout, workers: int, memory: ClientMemory | None = None,
-        secret: bytes = b"",
+        secret: bytes = b"", sessions: Sessions | None = None,
     ) -> None:  # fmt: skip
         if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
             wanted = f"a pool of {workers} workers needs {needed} more open files"
@@ -41,6 +42,7 @@ class Pool:
         tensors = data.read(layout)
         self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
         self._memory, self._slots = memory, Slots()
+        self._sessions = sessions or Sessions.temporary()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
         self._hello: dict[str, Any] = {
@@ -53,7 +55,7 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._failed_starts = 0
-        self._epochs = {"train": blueprint.local.epochs}
+        self._epochs = blueprint.local.epochs
         self._numbers: dict[str, int] = {}  # by job: how many numbers a result of it has
         for number in range(workers):
             self._start(number)
@@ -69,7 +71,7 @@ class Pool:
         work = Work(
             self._slots.assign(visits),
             [length_of(self.roster, job, visit) for visit in visits],
-            [self._epochs.get(name, 1) * examples_of(self.roster, visit) for visit in visits],
+            [(self._epochs if trains(job) else 1) * examples_of(self.roster, visit) for visit in visits],
             self._numbers.get(name),
         )
         with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
@@ -108,14 +110,14 @@ class Pool:
             worker.close()
         self._workers.clear()
         self._selector.close()
-        for file in (self._weights, self._data, self._memory):
+        for file in (self._weights, self._data, self._memory, self._sessions):
             if file is not None:
                 file.close()
 
     def _start(self, number: int) -> Worker:
         device = worker_device(self._device, device_count(self._device), number)
         hello = self._hello | {"blueprint": self._hello["blueprint"] | {"device": device}}
-        worker = Worker([self._data, self._weights], self._memory, hello, number)
+        worker = Worker([self._data, self._weights], self._sessions, self._memory, hello, number)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker

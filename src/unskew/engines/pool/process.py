@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unskew.core.tensors import Layout
 from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
+from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory
 
 START = str(Path(__file__).with_name("start.py"))  # run as a script: nothing is imported before its first line
@@ -22,15 +23,17 @@ class Worker:
     """A process, the line to it, and the memory it writes its results to."""
 
     def __init__(
-        self, shared: Sequence[SharedFile], memory: ClientMemory | None, hello: dict[str, Any], number: int = 0
-    ) -> None:
+        self, shared: Sequence[SharedFile], sessions: Sessions, memory: ClientMemory | None, hello: dict[str, Any],
+        number: int = 0,
+    ) -> None:  # fmt: skip
         self.number = number  # which decides its device where there are several
         ours, theirs = socket.socketpair()
         life, self._life = os.pipe()
         self._results = [ResultFile() for _ in range(SLOTS)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the worker
         files = [*(each.descriptor for each in shared), *(each.descriptor for each in self._results)]
-        inherited = [theirs.fileno(), life, *files, *([memory.descriptor] if memory else [])]
+        kept = [sessions.descriptor, *([memory.descriptor] if memory else [])]
+        inherited = [theirs.fileno(), life, *files, *kept]
         self.process = subprocess.Popen(
             [sys.executable, "-P", START, *map(str, inherited)],
             pass_fds=inherited,

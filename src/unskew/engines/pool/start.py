@@ -1,7 +1,7 @@
 """The start of a worker process, run as a script: the parent is watched before the long imports begin.
 
-``python start.py LINE LIFE DATA WEIGHTS RESULTS … [MEMORIES]`` with inherited descriptors. As ``python -m`` its
-packages would be imported first, PyTorch with them, and a worker whose parent dies then would stay for seconds.
+``python start.py LINE LIFE DATA WEIGHTS RESULTS … SESSIONS [MEMORIES]`` with inherited descriptors. As ``python -m``
+its packages would be imported first, PyTorch with them, and a worker whose parent dies then would stay for seconds.
 
 Every worker is a session of its own. Where other programs are busy too, Linux divides the cores among sessions
 (autogroup): all workers in their parent's session would have one program's share together, however many they are.

@@ -20,21 +20,23 @@ from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.pool.shared import SLOTS, Line, ResultFile, SharedFile
 from unskew.engines.work import visit_from
+from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead, train
 from unskew.round.jobs import Job, attempt, find_job
 
 
 def main(line: int, data: int, weights: int, *others: int) -> None:
-    """Serve until the line closes. The descriptors are LINE DATA WEIGHTS RESULTS … [MEMORIES], SLOTS of results."""
+    """Serve until the line closes. Descriptors: LINE DATA WEIGHTS RESULTS … SESSIONS [MEMORIES], SLOTS of results."""
     keep_freed_memory()
     torch.set_num_threads(1)
     parent = Line(socket.socket(fileno=line))
     if (hello := parent.receive()) is None:
         return
     sys.path[:] = hello["path"]
-    memories = others[SLOTS] if len(others) > SLOTS else None
+    sessions, *kept = others[SLOTS:]
+    memories = kept[0] if kept else None
     side = build(Blueprint.from_json(hello["blueprint"]), SharedFile(data).read(hello["data"]), memories)
-    side = replace(side, secret=bytes.fromhex(hello["secret"]))
+    side = replace(side, secret=bytes.fromhex(hello["secret"]), sessions=Sessions(sessions))
     inbox, desk = SharedFile(weights), Desk(side, [ResultFile(each) for each in others[:SLOTS]])
     parent.send({"ready": True})
     while (message := parent.receive()) is not None:

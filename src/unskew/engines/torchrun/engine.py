@@ -2,7 +2,8 @@
 
 Results are added in the order of the visits, so that the number of ranks does not change a bit of the sum. What a
 client keeps goes to the rank that does its visit and comes back with the result: all of it is in rank 0's file, so
-that a run can go on with another number of ranks, or in another engine.
+that a run can go on with another number of ranks, or in another engine. The record of secure sums goes the same way,
+and all ranks share one secret: whichever does a client's next visit is the same member of the sum.
 """
 
 import sys
@@ -43,7 +44,8 @@ class Ranks:
         }
         if not _AT_WORK.acquire(blocking=False):
             raise UserError("--engine torchrun: the other ranks still work for another run of this process")
-        self._others = Others(others, side.memory if isinstance(side.memory, ClientMemory) else None)
+        memory = side.memory if isinstance(side.memory, ClientMemory) else None
+        self._others = Others(others, memory, side.sessions)
         try:
             self._others.open(opening, data)
         except BaseException:
@@ -100,5 +102,7 @@ class Ranks:
             _AT_WORK.release()
         if self._side.memory is not None:
             self._side.memory.close()
+        if self._side.sessions is not None:
+            self._side.sessions.close()
         if isinstance(sys.exc_info()[1], KeyboardInterrupt):  # on its way out, between two jobs
             raise self._others.instead_of_interrupt() from None

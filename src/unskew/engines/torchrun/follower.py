@@ -20,7 +20,7 @@ from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, resolve_device, worker_device
 from unskew.core.tensors import Layout, views
-from unskew.core.types import Failure, Tensors, Visit
+from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
@@ -29,6 +29,7 @@ from unskew.engines.torchrun.launch import Launched
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, from_bytes, receive
 from unskew.engines.torchrun.signals import INTERRUPTS
 from unskew.engines.work import visit_from
+from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.round.jobs import Done, Job, attempt, find_job
@@ -99,7 +100,7 @@ class _Follower:
             own = worker_device(device, device_count(device), self._place.local_rank)
             memories = anonymous_file() if opening["remembers"] else None
             side = build(replace(blueprint, device=own), data, memories)
-            self._side = replace(side, secret=bytes.fromhex(opening["secret"]))
+            self._side = replace(side, secret=bytes.fromhex(opening["secret"]), sessions=Sessions.temporary())
         except Exception as error:  # noqa: BLE001  rank 0 decides what follows, and says it
             self._send({"refused": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"})
         else:
@@ -112,11 +113,14 @@ class _Follower:
         answer = {"number": message["number"], "place": message["place"]}
         visit = visit_from(message["visit"])
         try:
+            if message["record"] and side.sessions is not None and isinstance(visit, Visit):
+                side.sessions.join(visit.client, bytes.fromhex(message["record"]))
             if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
                 given = side.memory.put(GIVEN, bytearray(contents[0].numpy())) if contents else None
                 visit = replace(visit, ticket=given, slot=None if visit.slot is None else KEPT)
             result = attempt(side, job, shared, visit, key)
             kept = self._kept(side, result)
+            answer |= _record(side, visit, message["record"])
         except StorageFailure as error:
             self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
             return
@@ -137,6 +141,8 @@ class _Follower:
     def _close(self) -> None:
         if self._side is not None and self._side.memory is not None:
             self._side.memory.close()
+        if self._side is not None and self._side.sessions is not None:
+            self._side.sessions.close()
         self._side, self._told = None, None
 
     def _send(self, message: Message, *tensors: Tensor) -> None:
@@ -178,3 +184,11 @@ class _Follower:
             self._writer.send({"interrupted": True})
             self._writer.finish()
         os._exit(INTERRUPTED)
+
+
+def _record(side: ClientSide, visit: Visit | TestPart, before: str) -> Message:
+    """What the client has answered in secure sums, where that is new."""
+    if side.sessions is None or not isinstance(visit, Visit) or visit.client == EVERYONE:
+        return {}
+    now = side.sessions.content(visit.client).hex()
+    return {} if now == before else {"record": now}

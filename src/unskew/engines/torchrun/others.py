@@ -11,11 +11,12 @@ from torch import Tensor
 
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.tensors import Layout
-from unskew.core.types import Progress, Tensors, Visit
+from unskew.core.types import EVERYONE, Progress, Tensors, TestPart, Visit
 from unskew.engines.torchrun.join import Known
 from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
 from unskew.engines.torchrun.signals import Signals
 from unskew.engines.work import Work
+from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory
 
 AHEAD = 2  # visits that a rank has at once: one under way, one waiting, so that it is never idle
@@ -38,8 +39,8 @@ class _Other:
 class Others:
     """The other ranks. One thread listens to each; what they find is told to the main thread when it asks."""
 
-    def __init__(self, known: Sequence[Known], memory: ClientMemory | None) -> None:
-        self._memory = memory
+    def __init__(self, known: Sequence[Known], memory: ClientMemory | None, sessions: Sessions | None = None) -> None:
+        self._memory, self._sessions = memory, sessions
         self._changed = threading.Condition()  # guards what follows
         self._work: Work | None = None
         self._number = 0  # of the job: an answer to an earlier one is of no use
@@ -146,7 +147,14 @@ class Others:
                     given.append((other, place, work.visits[place]))
         for other, place, visit in given:
             kept = self._kept(visit) if isinstance(visit, Visit) else ()
-            other.writer.send({"number": number, "place": place, "visit": asdict(visit)}, *kept)
+            message = {"number": number, "place": place, "visit": asdict(visit), "record": self._record(visit)}
+            other.writer.send(message, *kept)
+
+    def _record(self, visit: Visit | TestPart) -> str:
+        """What the client has answered in secure sums, as text; empty where it has never been in one."""
+        if self._sessions is None or not isinstance(visit, Visit) or visit.client == EVERYONE:
+            return ""
+        return self._sessions.content(visit.client).hex()
 
     def _kept(self, visit: Visit) -> tuple[Tensor, ...]:
         """What the client kept at its last visit, as bytes."""
@@ -200,9 +208,10 @@ class Others:
                 return
             if place not in other.tasks:
                 raise UserError(f"{other.known.name} answered for a visit that it was not given")
-        receipt = None
+        receipt, visit = None, work.visits[place]
+        if "record" in message and self._sessions is not None and isinstance(visit, Visit):
+            self._sessions.join(visit.client, bytes.fromhex(message["record"]))
         if len(contents) > 1 and self._memory is not None:
-            visit = work.visits[place]
             assert isinstance(visit, Visit)
             assert visit.slot is not None
             receipt = self._memory.put(visit.slot, bytearray(contents[1].numpy()))

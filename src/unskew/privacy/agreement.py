@@ -1,0 +1,222 @@
+"""A session of a secure sum: what its members agree on, and a member's part in it.
+
+    y_i = x_i + b_i + Σ_{j > i} m_ij − Σ_{j < i} m_ij mod 2⁶⁴    m_ij: of a key that i and j share, b_i: of i's own seed
+
+The m_ij cancel in Σ y_i, exactly, since these are integers. Every member gives every other a share of two secrets,
+sealed for it: of its own seed, and of its key for the m_ij. When the vectors are in, the others give the server, for a
+member that answered, shares of its own seed, and for one that dropped out shares of its key; t of n shares are enough.
+Never both for one member: with both its vector would be clear, also one that only came late.
+
+All secrets of a member follow from one seed, so that it need not keep anything between its answers but the record of
+what it has answered (``sessions``).
+
+Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, section 4
+and figure 4, without its round of signatures: the server is expected to follow the protocol.
+"""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from unskew.core.errors import UserError
+from unskew.privacy.ciphers import (
+    Words,
+    add_stream,
+    derived_key,
+    exchanged,
+    private_key,
+    public_bytes,
+    sealed,
+    unsealed,
+)
+from unskew.privacy.shamir import SECRET_BYTES, SHARE_BYTES, shares_of
+
+MIN_CLIENTS = 3  # of two, each can subtract its own part from the sum and has the other's
+MIN_SESSION = 16  # bytes
+KEY_BYTES = 32
+PUBLIC_BYTES = 2 * KEY_BYTES  # of a member: for masks, then for shares
+BOX_BYTES = 2 * SHARE_BYTES + 16  # a share of either secret, sealed
+MOST_CLIENTS = 2**40  # a client's number is below; a member's number has the client's visit above it
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all members know before they answer: the session, t, everyone's public keys by number, what is added up."""
+
+    session: bytes
+    threshold: int
+    publics: Mapping[int, bytes]
+    about: str
+
+    @cached_property
+    def members(self) -> list[int]:
+        """All who take part, in ascending order; the first has place 1 among the shares."""
+        return sorted(self.publics)
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over all of it: members that were told different things share no mask."""
+        numbers = self.threshold.to_bytes(8, "big") + len(self.publics).to_bytes(8, "big")
+        entries = b"".join(_number(member) + self.publics[member] for member in self.members)
+        content = numbers + len(self.session).to_bytes(8, "big") + self.session + entries + self.about.encode()
+        return hashlib.sha256(b"unskew agreement 1 " + content).digest()
+
+    def mask_key(self, private: Any, member: int, other: int) -> bytes:
+        """The key of m_ij, from the private key of either."""
+        low, high = sorted((member, other))
+        info = b"unskew mask 2 " + _number(low) + _number(high) + self.digest
+        return derived_key(exchanged(private, self.publics[other][:KEY_BYTES], _refusal(member, other)), info,
+                           self.session)  # fmt: skip
+
+    def box_key(self, private: Any, member: int, other: int, *, sends: bool) -> bytes:
+        """The key that seals what one of the two sends to the other; another in each direction."""
+        sender, receiver = (member, other) if sends else (other, member)
+        info = b"unskew share 1 " + _number(sender) + _number(receiver) + self.digest
+        return derived_key(exchanged(private, self.publics[other][KEY_BYTES:], _refusal(member, other)), info,
+                           self.session)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member's part: everything follows from its number, the session and a seed that it alone knows."""
+
+    number: int
+    session: bytes
+    seed: bytes
+
+    @cached_property
+    def public(self) -> bytes:
+        """What the others may know: its public keys."""
+        return public_bytes(mask_private(self._mask_secret, self.session)) + public_bytes(self._box_private)
+
+    def check(self, agreement: Agreement) -> None:
+        """Refuse an agreement that this member has no reason to believe in."""
+        who, count = f"{named(self.number)} refuses to answer", len(agreement.publics)
+        if len(agreement.session) < MIN_SESSION:
+            length = len(agreement.session)
+            raise UserError(f"{who}: a session id has at least {MIN_SESSION} random bytes, not {length}")
+        for member, public in agreement.publics.items():
+            if len(public) != PUBLIC_BYTES:
+                expected = f"expected {PUBLIC_BYTES} bytes, these are {len(public)}"
+                raise UserError(f"{_refusal(self.number, member)}: {expected}")
+        halves = [public[at : at + KEY_BYTES] for public in agreement.publics.values() for at in (0, KEY_BYTES)]
+        if agreement.publics.get(self.number) != self.public or len(set(halves)) < len(halves):
+            raise UserError(f"{who}: a public key is not its owner's")
+        if not count < 2 * agreement.threshold <= 2 * count:
+            given = f"{agreement.threshold} of {count} shares"
+            raise UserError(f"{who}: {given} would open a mask; more than half must, and at most all")
+
+    def boxes(self, agreement: Agreement) -> dict[int, bytes]:
+        """For each other member, sealed: its shares of this member's own seed and of its key for masks."""
+        self.check(agreement)
+        both = zip(self._own_shares(agreement), self._key_shares(agreement), strict=True)
+        return {
+            other: sealed(agreement.box_key(self._box_private, self.number, other, sends=True), own + key,
+                          agreement.digest)
+            for other, (own, key) in zip(agreement.members, both, strict=True) if other != self.number
+        }  # fmt: skip
+
+    def mask(self, vector: Words, agreement: Agreement, sharing: Collection[int]) -> None:
+        """Add this member's masks in place: its own, and one for each other that has handed out its shares."""
+        self.check(agreement)
+        if not {self.number} <= set(sharing) <= set(agreement.members) or len(sharing) < agreement.threshold:
+            words = f"{len(sharing)} of {len(agreement.members)} members share their secrets"
+            raise UserError(f"{named(self.number)} refuses to answer: {words}, {agreement.threshold} must, itself too")
+        add_stream(vector, own_mask_key(self._own_secret(agreement), self.session), 1)
+        private = mask_private(self._mask_secret, self.session)
+        for other in sorted(set(sharing) - {self.number}):
+            add_stream(vector, agreement.mask_key(private, self.number, other), 1 if self.number < other else -1)
+
+    def opened(
+        self, agreement: Agreement, boxes: Mapping[int, bytes], sharing: Collection[int], answered: Collection[int]
+    ) -> dict[int, bytes]:
+        """For each member that shared: a share of its own seed where it answered, of its key where it dropped out.
+
+        ``boxes`` are what the other members sealed for this one.
+        """
+        self.check(agreement)
+        who = f"{named(self.number)} refuses to open"
+        if not {self.number} <= set(answered) <= set(sharing) <= set(agreement.members):
+            raise UserError(f"{who}: the members that answered are not among those that took part")
+        if len(answered) < agreement.threshold:
+            words = f"{len(answered)} of {len(agreement.members)} members answered"
+            raise UserError(f"{who}: {words}, {agreement.threshold} must")
+        place = agreement.members.index(self.number)
+        shares = {}
+        for other in sorted(sharing):
+            if other == self.number:
+                shares[other] = self._own_shares(agreement)[place]
+                continue
+            key = agreement.box_key(self._box_private, self.number, other, sends=False)
+            both = unsealed(key, boxes[other], agreement.digest, f"{who} the shares of {named(other)}")
+            shares[other] = both[:SHARE_BYTES] if other in answered else both[SHARE_BYTES:]
+        return shares
+
+    @cached_property
+    def _mask_secret(self) -> bytes:
+        return derived_key(self.seed, b"unskew mask secret 1 " + _number(self.number), self.session, SECRET_BYTES)
+
+    @cached_property
+    def _box_private(self) -> Any:
+        return private_key(derived_key(self.seed, b"unskew box key 1 " + _number(self.number), self.session))
+
+    def _own_secret(self, agreement: Agreement) -> bytes:
+        info = b"unskew own secret 1 " + _number(self.number) + agreement.digest
+        return derived_key(self.seed, info, self.session, SECRET_BYTES)
+
+    def _own_shares(self, agreement: Agreement) -> list[bytes]:
+        return self._shares(agreement, self._own_secret(agreement), b"unskew own shares 1 ")
+
+    def _key_shares(self, agreement: Agreement) -> list[bytes]:
+        return self._shares(agreement, self._mask_secret, b"unskew key shares 1 ")
+
+    def _shares(self, agreement: Agreement, secret: bytes, purpose: bytes) -> list[bytes]:
+        key = derived_key(self.seed, purpose + _number(self.number) + agreement.digest, self.session)
+        return shares_of(secret, agreement.threshold, len(agreement.members), key)
+
+
+def shares_needed(share: float, members: int) -> int:
+    """t of n, from the share of the members that must stay to the end."""
+    return min(members, max(members // 2 + 1, math.ceil(share * members - 1e-9)))
+
+
+def member_number(client: int, visit: int = 0) -> int:
+    """The number of a client among the members; one that comes twice is two of them."""
+    if not 0 <= client < MOST_CLIENTS:
+        raise UserError(f"client {client}: a client's number must be from 0 to 2^40 - 1")
+    return visit * MOST_CLIENTS + client
+
+
+def named(member: int) -> str:
+    """A member as messages name it."""
+    visit, client = divmod(member, MOST_CLIENTS)
+    return f"client {client}, visit {visit + 1}" if visit else f"client {client}"
+
+
+def mask_private(secret: bytes, session: bytes) -> Any:
+    """The private key for masks that follows from its 16 shared bytes."""
+    return private_key(derived_key(secret, b"unskew mask key 1", session))
+
+
+def own_mask_key(secret: bytes, session: bytes) -> bytes:
+    """The key of b_i, from i's own 16 bytes."""
+    return derived_key(secret, b"unskew own mask 2", session)
+
+
+def require_enough(clients: int, least: int = MIN_CLIENTS) -> None:
+    """Refuse a sum over so few that it says too much of each."""
+    if least < 2:
+        raise UserError(f"least={least}: the sum over one client is that client's statistics; give at least 2")
+    if clients < least:
+        raise UserError(f"a sum over {clients} clients would reveal too much of each; at least {least} are needed")
+
+
+def _number(member: int) -> bytes:
+    return member.to_bytes(8, "big")
+
+
+def _refusal(member: int, other: int) -> str:
+    return f"{named(member)} refuses the public key of {named(other)}"

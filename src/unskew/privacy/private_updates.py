@@ -1,0 +1,93 @@
+"""Differential privacy of updates: clients clip them, the server adds noise to their sum, an accountant counts.
+
+Every client's update, all parameters together, is cut to length S. One client more or less then moves the sum by S at
+most, and Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism. Clients count
+the same, whatever they hold, and the sum is divided by the number of visits that were to come, not by those that came.
+Central: the server adds the noise, to a sum that it sees without; under secure aggregation it sees the sum alone.
+
+Reference: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
+Algorithm 1 (flat clipping, the estimator with a fixed denominator).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.types import Sums, Tensors
+from unskew.privacy.accounting import Drawing, epsilon_of
+from unskew.privacy.gaussian import normal
+from unskew.privacy.rounding import BITS
+
+UPDATE = "delta/params/"
+COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster: they stay as they are
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """Clipping to length ``clip``, noise of ``noise`` times that on the sum, ε counted at ``delta``."""
+
+    clip: float
+    noise: float
+    delta: float
+    poisson: bool
+    release: bool = False  # noise from the operating system, not from the run's seed
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the noise follows from the key."""
+        return not self.release
+
+    def clipped(self, sums: Sums) -> Sums:
+        """The client's update cut to length, its weight and how much it visited; its loss stays with it."""
+        others = [name for name in sums if name.startswith(("delta/buffers/", "stat/"))]
+        if others:
+            raise UserError(
+                f"private-updates: {others[0]} would be sent beside the update, and no noise covers it; take a network "
+                "without running statistics (GroupNorm), or leave private-updates out"
+            )
+        if float(sums["weight"]) != 1:
+            raise UserError(f"private-updates: clients count 1 each, this visit {float(sums['weight']):g}")
+        update = {name: value for name, value in sums.items() if name.startswith(UPDATE)}
+        length = tensors.flat(update).norm()
+        factor = torch.clamp(self._shorter(update) / length, max=1.0) if length > 0 else torch.ones_like(length)
+        kept = {name: sums[name] for name in ("weight", "scaled", *COUNTED)}
+        return kept | {name: value * factor for name, value in update.items()}
+
+    def noisy(self, sums: Sums, params: Tensors, expected: int, key: Key) -> Sums:
+        """The sum of the updates with noise; of nobody it is noise alone, as it must be. Its weight is ``expected``."""
+        zero = torch.zeros((), dtype=torch.float64)
+        update = {
+            f"delta/{name}": sums.get(f"delta/{name}", torch.zeros_like(value, dtype=torch.float64))
+            for name, value in params.items()
+        }
+        if self.noise:
+            promise = repr((self.clip, self.noise, self.delta))
+            drawn = None if self.release else key.fold("private-updates", promise, tensors.sha256(update))
+            deviation = self.noise * self.clip
+            update = {name: value + deviation * normal(tuple(value.shape), drawn, name)
+                      for name, value in update.items()}  # fmt: skip
+        counted = {name: sums.get(name, zero) for name in COUNTED}
+        return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
+
+    def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
+        """ε at δ of so many rounds; None without noise, which promises nothing. See ``epsilon_of``."""
+        if not self.noise:
+            return None
+        return epsilon_of(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
+
+    def drawing(self, drawn: int, clients: int) -> Drawing:
+        """Who comes to a round."""
+        return Drawing(drawn, clients, self.poisson)
+
+    def _shorter(self, update: Sums) -> float:
+        """The length to cut to, so that rounding to the steps of a secure sum does not make it longer than ``clip``.
+
+        Each of d parameters is off by half a step at most, together by √d half steps.
+        """
+        reserve = float(2.0 ** -(BITS + 1) * sum(value.numel() for value in update.values()) ** 0.5)
+        if reserve > self.clip / 2:
+            raise UserError(f"private-updates(clip={self.clip:g}): too short beside steps of 2^-{BITS}; give more")
+        return (self.clip - reserve) * (1 - 1e-12)

@@ -1,0 +1,119 @@
+"""What real nodes send and get, read in front of TLS: under ``secure`` nothing of a single client is in it."""
+
+import json
+import socket
+import ssl
+import threading
+from contextlib import suppress
+
+import pytest
+from live import Live
+
+from leaks import Leaks
+from nodes import exchange_of, federated
+from unskew.engines.flower.node import Node
+from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.federation.folder import read_node, toml
+
+pytestmark = pytest.mark.heavy
+
+NAMES = ["a", "b", "c"]
+METHOD = "scaffold + ccvr(per_class=20)"
+OPTIONS = {"data": "nodes", "clients": 3, "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.02, "seed": 0}
+
+
+class Tap:
+    """A wire to the server with the server's own certificate, so that what passes can be read."""
+
+    def __init__(self, federation) -> None:
+        self.heard: list[bytearray] = []
+        self._target = federation.settings.port
+        self._near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._near.load_cert_chain(federation.certificate, federation.key)
+        self._far = ssl.create_default_context(cafile=str(federation.authority))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with suppress(OSError), self._near.wrap_socket(plain, server_side=True) as near:
+            line = socket.create_connection(("127.0.0.1", self._target))
+            with self._far.wrap_socket(line, server_hostname="127.0.0.1") as far:
+                back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
+                back.start()
+                self._carry(near, far)
+                back.join()
+
+    def _carry(self, one: ssl.SSLSocket, other: ssl.SSLSocket) -> None:
+        heard = bytearray()
+        self.heard.append(heard)
+        with suppress(OSError):
+            while part := one.recv(65536):
+                heard += part
+                other.sendall(part)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def taken(self) -> bytes:
+        """All that has passed since the last time."""
+        before, self.heard = self.heard, [bytearray() for _ in self.heard]
+        return b"|".join(before)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def twin(folder, partition, method):
+    """The same federation in this process: what of the clients could be on the wire, and the weights."""
+    folder.mkdir()
+    sources = [Source("digits", partition=f"file:{partition}", clients=(number,)) for number in range(len(NAMES))]
+    nodes = {
+        100 + number: Node(read_node_data(name, source), folder / name)
+        for number, (name, source) in enumerate(zip(NAMES, sources, strict=True))
+    }
+    leaks, known = Leaks(), set()
+
+    def between(node, question, reply):
+        leaks.add_work(nodes[node], question)
+        if nodes[node]._runs and node not in known:
+            known.add(node)
+            leaks.add_data(nodes[node], node - 100)
+        return reply
+
+    result = federated(folder, exchange_of(nodes, between=between), **OPTIONS, method=method)
+    return leaks, result
+
+
+def test_under_secure_no_byte_that_real_nodes_send_or_get_is_of_a_single_client(tmp_path):
+    live = Live(tmp_path / "f", NAMES)
+    tap = Tap(live.federation)
+    for name in NAMES:
+        node = read_node(live.federation.node(name))
+        (node.path / "node.toml").write_text(toml({"name": name, "server": f"127.0.0.1:{tap.port}"}, "for a test"))
+    passed = {}
+    try:
+        live.start("server", *NAMES)
+        for out, method in (("secure", f"{METHOD} + secure(updates=true)"), ("plain", METHOD)):
+            recipe = {**OPTIONS, "method": method}
+            tap.taken()
+            live.run(tmp_path / out, "".join(f"{name} = {json.dumps(value)}\n" for name, value in recipe.items()))
+            passed[out] = tap.taken()
+    finally:
+        live.close()
+        tap.close()
+    for out, method in (("secure", f"{METHOD} + secure(updates=true)"), ("plain", METHOD)):
+        leaks, result = twin(tmp_path / f"twin-{out}", live.partition, method)
+        written = json.loads((tmp_path / out / "result.json").read_text())
+        assert written["weights_sha256"] == result.weights_sha256  # so this is what to look for
+        assert len(passed[out]) > result.bytes_up + result.bytes_down
+        expected = set() if out == "secure" else {
+            "an update", "a client's statistics", "a client's metrics", "label counts",
+        }  # fmt: skip
+        assert leaks.found(passed[out]) == expected
