@@ -23,7 +23,6 @@ from unskew.core.key import Key
 from unskew.core.types import Split, TestPart, Visit
 from unskew.engines.torchrun import join, launch, link
 from unskew.engines.torchrun.signals import Signals
-from unskew.methods import METHODS, parse_method
 from unskew.round.evaluation import evaluate
 from unskew.runs.options import OPTIONS
 
@@ -111,17 +110,6 @@ def test_no_visits_give_an_empty_sum(two):
     outcome = working.map_sum("train", federation().state().tensors, [], Key(0))
     working.close()
     assert outcome.sums == {}
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_any_number_of_ranks_gives_the_bits_of_the_loop_for_every_method(ranks, monkeypatch):
-    texts = [name for name in METHODS if not parse_method(name).finish or parse_method(name).statistics]
-    with ranks_started(ranks) as own:
-        for name, value in own.items():
-            monkeypatch.setenv(name, value)
-        for text in ["fedvc(16)" if name == "fedvc" else name for name in texts]:
-            assert same(federation(text).run(3, "torchrun"), federation(text).run(3)), text
 
 
 # What goes wrong in a visit
