@@ -88,8 +88,20 @@ def test_every_rank_does_some_of_the_work(two, monkeypatch):
         link.Writer, "send", lambda self, message, *tensors: (asked.append(message), send(self, message, *tensors))
     )
     federation(sizes=(30,) * 12).run(2, "torchrun")
-    elsewhere = sum("visit" in message for message in asked)
+    elsewhere = sum(len(message.get("tasks", ())) for message in asked)
     assert 0 < elsewhere < 24
+
+
+def test_short_visits_go_to_a_rank_in_groups(two, monkeypatch):
+    asked, send = [], link.Writer.send
+    monkeypatch.setattr(
+        link.Writer, "send", lambda self, message, *tensors: (asked.append(message), send(self, message, *tensors))
+    )
+    here = federation(MEMORIES, sizes=(3,) * 64)
+    assert same(here.run(2, "torchrun"), here.run(2))
+    sizes = [len(message["tasks"]) for message in asked if "tasks" in message]
+    assert max(sizes) > 1
+    assert min(sizes) == 1  # the last go one by one
 
 
 def test_what_is_larger_than_a_piece_arrives(two):
@@ -177,10 +189,12 @@ def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
     federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
     known = (
         {"open", "secret", "remembers"}, {"tensor", "dtype", "shape"}, {"build"}, {"close"},
-        {"begin", "weights", "seed", "key"}, {"number", "place", "visit", "record"},
+        {"begin", "weights", "seed", "key"}, {"number", "tasks"},
     )  # fmt: skip
     assert all(set(json.loads(json.dumps(message))) in known for message in told)
-    visits = [message["visit"] for message in told if "visit" in message]
+    tasks = [task for message in told for task in message.get("tasks", ())]
+    assert all(set(task) == {"place", "visit", "record", "kept"} for task in tasks)
+    visits = [task["visit"] for task in tasks]
     assert visits
     assert all(set(visit) == {"client", "weight", "take", "repeat", "ticket", "keep", "slot"} for visit in visits)
 

@@ -137,6 +137,16 @@ def examples_of(roster: Roster, visit: Visit | TestPart) -> int:
     return roster.size(visit.client) if visit.take is None else visit.take
 
 
+def work_of(roster: Roster, job: str, visits: Sequence[Visit | TestPart], epochs: int, known: dict[str, int]) -> Work:
+    """A job's visits as work; ``known`` has, by job, how many numbers a result had the last time."""
+    return Work(
+        visits,
+        [length_of(roster, job, visit) for visit in visits],
+        [(epochs if trains(job) else 1) * examples_of(roster, visit) for visit in visits],
+        known.get(job.partition(" ")[0]),
+    )
+
+
 def trains(job: str) -> bool:
     """Whether a job trains, masked and rounded too."""
     return job.partition(" ")[0].endswith("train")

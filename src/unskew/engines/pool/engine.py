@@ -20,7 +20,7 @@ from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.pool.process import Worker
 from unskew.engines.pool.shared import SharedFile
-from unskew.engines.work import DEATHS, Work, examples_of, length_of, trains
+from unskew.engines.work import DEATHS, Work, work_of
 from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory, Slots
 
@@ -67,13 +67,7 @@ class Pool:
         begin = {"begin": job, "weights": self._weights.write(shared), "seed": key.seed, "key": list(key.path)}
         for worker in self._workers:
             worker.send(begin)
-        name = job.partition(" ")[0]
-        work = Work(
-            self._slots.assign(visits),
-            [length_of(self.roster, job, visit) for visit in visits],
-            [(self._epochs if trains(job) else 1) * examples_of(self.roster, visit) for visit in visits],
-            self._numbers.get(name),
-        )
+        work = work_of(self.roster, job, self._slots.assign(visits), self._epochs, self._numbers)
         with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
@@ -84,7 +78,7 @@ class Pool:
                     self.progress(work.added, len(visits))
         outcome = work.outcome()
         if work.numbers is not None:
-            self._numbers[name] = work.numbers
+            self._numbers[job.partition(" ")[0]] = work.numbers
         self._slots.give_back(work.visits, outcome.receipts)
         return outcome
 

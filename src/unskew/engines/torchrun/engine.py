@@ -20,7 +20,7 @@ from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.torchrun.join import Known
 from unskew.engines.torchrun.others import Others
-from unskew.engines.work import Work, length_of
+from unskew.engines.work import work_of
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, Slots
 from unskew.round.jobs import attempt, find_job
@@ -36,6 +36,8 @@ class Ranks:
         self.roster = side.population.roster
         self.progress: Progress | None = None
         self._side, self._slots = side, Slots()
+        self._epochs = blueprint.local.epochs
+        self._numbers = dict[str, int]()  # by job, how many numbers a result had the last time
         self._closed = False
         opening = {
             "open": blueprint.to_json() if others else {},
@@ -57,23 +59,26 @@ class Ranks:
     ) -> Outcome:
         """Spread the visits over the ranks, the long ones first, and add the results in the visits' order."""
         found = find_job(job, JOBS)
-        work = Work(self._slots.assign(visits), [length_of(self.roster, job, visit) for visit in visits])
+        work = work_of(self.roster, job, self._slots.assign(visits), self._epochs, self._numbers)
         layout, values = laid_out(shared)
         begin = {"begin": job, "weights": layout, "seed": key.seed, "key": list(key.path)}
         try:
             with neutral():
                 self._others.begin(work, begin, values)
-                while (place := self._others.next_own(work, self.progress)) is not None:
-                    result = attempt(self._side, found, shared, work.visits[place], key)
-                    if isinstance(result, Failure):
-                        self._others.fail(place, result.reason)
-                    else:
-                        self._others.finish(place, result.packed.layout, result.packed.vector, result.receipt)
+                while places := self._others.next_own(work, self.progress):
+                    for place in places:
+                        result = attempt(self._side, found, shared, work.visits[place], key)
+                        if isinstance(result, Failure):
+                            self._others.fail(place, result.reason)
+                        else:
+                            self._others.finish(place, result.packed.layout, result.packed.vector, result.receipt)
         except KeyboardInterrupt:
             raise self._others.instead_of_interrupt() from None
         finally:
             self._others.end()
         outcome = work.outcome()
+        if work.numbers is not None:
+            self._numbers[job.partition(" ")[0]] = work.numbers
         self._slots.give_back(work.visits, outcome.receipts)
         return outcome
 

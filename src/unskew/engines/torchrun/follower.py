@@ -88,7 +88,7 @@ class _Follower:
                 job, key = find_job(message["begin"], JOBS), Key(message["seed"], tuple(message["key"]))
                 shared = views(contents[0].numpy().data, message["weights"])
             elif self._side is not None and job is not None:
-                self._visit(self._side, message, contents, job, shared, key)
+                self._visit_all(self._side, message, contents, job, shared, key)
             self._working = False
         self._listener.join()  # a thread inside PyTorch when the interpreter ends would abort the process
 
@@ -106,31 +106,41 @@ class _Follower:
         else:
             self._send({"ready": True})
 
-    def _visit(
+    def _visit_all(
         self, side: ClientSide, message: Message, contents: list[Tensor], job: tuple[Job, str], shared: Tensors,
         key: Key,
     ) -> None:  # fmt: skip
-        answer = {"number": message["number"], "place": message["place"]}
-        visit = visit_from(message["visit"])
-        try:
-            if message["record"] and side.sessions is not None and isinstance(visit, Visit):
-                side.sessions.join(visit.client, bytes.fromhex(message["record"]))
-            if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
-                given = side.memory.put(GIVEN, bytearray(contents[0].numpy())) if contents else None
-                visit = replace(visit, ticket=given, slot=None if visit.slot is None else KEPT)
-            result = attempt(side, job, shared, visit, key)
-            kept = self._kept(side, result)
-            answer |= _record(side, visit, message["record"])
-        except StorageFailure as error:
-            self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
-            return
+        """Do a group of visits, and answer for all of them at once."""
+        results, answers, came = list[Message](), list[Tensor](), iter(contents)
+        for task in message["tasks"]:
+            given = [next(came) for _ in range(task["kept"])]
+            try:
+                result, sent = self._visit(side, task, given, job, shared, key)
+            except StorageFailure as error:
+                self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
+                return
+            results.append(result | {"place": task["place"], "tensors": len(sent)})
+            answers += sent
+        self._send({"number": message["number"], "results": results}, *answers)
+
+    def _visit(
+        self, side: ClientSide, task: Message, given: list[Tensor], job: tuple[Job, str], shared: Tensors, key: Key
+    ) -> tuple[Message, list[Tensor]]:
+        """What rank 0 is told of a visit: words, and the sums and what the client keeps as bytes."""
+        visit = visit_from(task["visit"])
+        if task["record"] and side.sessions is not None and isinstance(visit, Visit):
+            side.sessions.join(visit.client, bytes.fromhex(task["record"]))
+        if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
+            ticket = side.memory.put(GIVEN, bytearray(given[0].numpy())) if given else None
+            visit = replace(visit, ticket=ticket, slot=None if visit.slot is None else KEPT)
+        result = attempt(side, job, shared, visit, key)
+        kept, record = self._kept(side, result), _record(side, visit, task["record"])
         if isinstance(result, Failure):
-            self._send(answer | {"failure": result.reason})
-            return
+            return record | {"failure": result.reason}, []
         layout, sums = result.packed.layout, result.packed.vector.view(torch.uint8)
-        # a layout is long and nearly always the same as the last one
-        self._send(answer if layout == self._told else answer | {"layout": layout}, sums, *kept)
+        words = record if layout == self._told else record | {"layout": layout}  # long, and nearly always the same
         self._told = layout
+        return words, [sums, *kept]
 
     def _kept(self, side: ClientSide, result: Done | Failure) -> list[Tensor]:
         """What the client keeps, as bytes."""

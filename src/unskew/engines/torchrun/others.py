@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Thread
 
@@ -19,7 +19,7 @@ from unskew.engines.work import Work
 from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory
 
-AHEAD = 2  # visits that a rank has at once: one under way, one waiting, so that it is never idle
+AHEAD = 2  # groups of visits that a rank has at once: one under way, one waiting, so that it is never idle
 SILENT_SECONDS = 15.0  # after which a rank that says nothing counts as lost
 CLOSE_SECONDS = 5.0  # that the others have to say goodbye
 SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
@@ -32,7 +32,7 @@ class _Other:
     writer: Writer = field(init=False)
     ready: bool = False
     left: bool = False  # whether it said that it ends
-    tasks: set[int] = field(default_factory=set)  # places of the visits that it was given
+    tasks: list[list[int]] = field(default_factory=list)  # places of the visits that it was given, group by group
     layout: Layout | None = None  # of its last result: it is nearly always the same
 
 
@@ -79,8 +79,8 @@ class Others:
                 other.writer.send(job, shared)
         self._hand_out()
 
-    def next_own(self, work: Work, progress: Progress | None) -> int | None:
-        """The place of a visit for rank 0 itself, waiting until there is one; None when all are done."""
+    def next_own(self, work: Work, progress: Progress | None) -> list[int]:
+        """The places of visits for rank 0 itself, waiting until there are some; none when all are done."""
         with self._changed:
             self._busy = False
             while True:
@@ -88,10 +88,10 @@ class Others:
                 if progress is not None:
                     progress(work.added, len(work.visits))
                 if work.done:
-                    return None
-                if (place := work.next_place()) is not None:
+                    return []
+                if places := work.next_group(len(self._others) + 1):
                     self._busy = threading.current_thread() is threading.main_thread()
-                    return place
+                    return places
                 self._changed.wait()
 
     def finish(self, place: int, layout: Layout, vector: Tensor, receipt: str | None) -> None:
@@ -133,22 +133,26 @@ class Others:
         return not any(listener.is_alive() for listener in self._listeners)
 
     def _hand_out(self) -> None:
-        """Give visits to ranks that have room; a second one only while many are open, so that the last do not queue."""
+        """Give visits to ranks that have room; a second group only while many are open, so that none has to queue."""
         given = []
         with self._changed:
-            work, number = self._work, self._number
+            work, number, ranks = self._work, self._number, len(self._others) + 1
             if work is None:
                 return
             for other in self._others:
-                while len(other.tasks) < (AHEAD if len(work.open) >= 4 * (len(self._others) + 1) else 1):
-                    if (place := work.next_place()) is None:
+                while not other.tasks or (len(other.tasks) < AHEAD and work.may_queue(ranks)):
+                    if not (places := work.next_group(ranks)):
                         break
-                    other.tasks.add(place)
-                    given.append((other, place, work.visits[place]))
-        for other, place, visit in given:
-            kept = self._kept(visit) if isinstance(visit, Visit) else ()
-            message = {"number": number, "place": place, "visit": asdict(visit), "record": self._record(visit)}
-            other.writer.send(message, *kept)
+                    other.tasks.append(places)
+                    given.append((other, [(place, work.visits[place]) for place in places]))
+        for other, visits in given:
+            tasks, contents = list[Message](), list[Tensor]()
+            for place, visit in visits:
+                kept = self._kept(visit)
+                fields = vars(visit)
+                tasks.append({"place": place, "visit": fields, "record": self._record(visit), "kept": len(kept)})
+                contents += kept
+            other.writer.send({"number": number, "tasks": tasks}, *contents)
 
     def _record(self, visit: Visit | TestPart) -> str:
         """What the client has answered in secure sums, as text; empty where it has never been in one."""
@@ -156,9 +160,9 @@ class Others:
             return ""
         return self._sessions.content(visit.client).hex()
 
-    def _kept(self, visit: Visit) -> tuple[Tensor, ...]:
+    def _kept(self, visit: Visit | TestPart) -> tuple[Tensor, ...]:
         """What the client kept at its last visit, as bytes."""
-        if self._memory is None or visit.ticket is None:
+        if self._memory is None or not isinstance(visit, Visit) or visit.ticket is None:
             return ()
         return (torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8),)
 
@@ -201,30 +205,42 @@ class Others:
         self._hand_out()
 
     def _take(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
-        place = message["place"]
+        """A group's results: for each visit how it ended, and the tensors that came with it."""
+        results: list[Message] = message["results"]
         with self._changed:
             work = self._work if message["number"] == self._number else None
             if work is None:
                 return
-            if place not in other.tasks:
-                raise UserError(f"{other.known.name} answered for a visit that it was not given")
-        receipt, visit = None, work.visits[place]
-        if "record" in message and self._sessions is not None and isinstance(visit, Visit):
-            self._sessions.join(visit.client, bytes.fromhex(message["record"]))
-        if len(contents) > 1 and self._memory is not None:
-            assert isinstance(visit, Visit)
-            assert visit.slot is not None
-            receipt = self._memory.put(visit.slot, bytearray(contents[1].numpy()))
+            if (places := [each["place"] for each in results]) not in other.tasks:
+                raise UserError(f"{other.known.name} answered for visits that it was not given")
+        came = iter(contents)
+        parts = [[next(came) for _ in range(each["tensors"])] for each in results]
+        receipts = [
+            self._kept_again(work.visits[each["place"]], each, part) for each, part in zip(results, parts, strict=True)
+        ]
         with self._changed:
-            other.tasks.discard(place)
-            if "failure" in message:
-                work.fail(place, message["failure"])
-            else:
-                if "layout" in message:  # JSON has no tuples
-                    other.layout = [(name, kind, shape, start) for name, kind, shape, start in message["layout"]]
+            other.tasks.remove(places)
+            for each, part, receipt in zip(results, parts, receipts, strict=True):
+                if "failure" in each:
+                    work.fail(each["place"], each["failure"])
+                    continue
+                if "layout" in each:  # JSON has no tuples
+                    other.layout = [(name, kind, shape, start) for name, kind, shape, start in each["layout"]]
                 assert other.layout is not None
-                work.finish(place, other.layout, contents[0].view(torch.float64), receipt)
+                vector = part[0].view(torch.float64)
+                work.finish(each["place"], other.layout, vector, receipt, borrowed=False)
             self._changed.notify_all()
+
+    def _kept_again(self, visit: Visit | TestPart, result: Message, part: Sequence[Tensor]) -> str | None:
+        """Store what the client answered in secure sums and what it keeps; the receipt for the latter."""
+        if not isinstance(visit, Visit):
+            return None
+        if "record" in result and self._sessions is not None:
+            self._sessions.join(visit.client, bytes.fromhex(result["record"]))
+        if len(part) < 2 or self._memory is None:
+            return None
+        assert visit.slot is not None
+        return self._memory.put(visit.slot, bytearray(part[1].numpy()))
 
     def _lose(self, other: _Other, reason: str) -> None:
         if not other.left:
