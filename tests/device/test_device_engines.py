@@ -19,7 +19,7 @@ class Silent:
 
     started: ClassVar = []
 
-    def __init__(self, shared, memory, hello, number):
+    def __init__(self, shared, sessions, memory, hello, number):
         self.number, self.ready, self.tasks = number, False, {}
         self.line = self
         self.started.append((number, hello["blueprint"]["device"]))
