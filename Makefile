@@ -43,7 +43,7 @@ check: $(READY) ## Format, lint, types
 	$(BIN)/mypy
 
 test: check browser ## Every check, then every test that takes less than ten seconds
-	$(BIN)/python -m pytest -n 2 -m "not heavy"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not heavy"
 
 test-all: check browser ## Also the heavy tests; UNSKEW_TEST_DATA names a folder with the real image sets
 	$(BIN)/python -m pytest -n 2
