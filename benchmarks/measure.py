@@ -1,6 +1,7 @@
 """Timing side by side: variants take turns, so that a busy moment hits all of them; medians and ratios come out."""
 
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 
@@ -40,3 +41,17 @@ def at_least(name, value, unit, bound, remark=""):
 
 def at_most(name, value, unit, bound, remark=""):
     return Row(name, value, unit, f"≤ {bound:g}", value <= bound, remark)
+
+
+def show_table(heading, rows, out=None):
+    """Print a table row by row as they come, write it to a Markdown file too, and end the program: 1 if one misses."""
+    lines = [heading, "", "| what | measured | wanted | holds | remark |", "| --- | ---: | ---: | --- | --- |"]
+    print("\n".join(lines), flush=True)
+    missed = 0
+    for row in rows:
+        lines.append("| " + " | ".join(row.cells()) + " |")
+        print(lines[-1], flush=True)
+        missed += row.holds is False
+    if out:
+        out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sys.exit(1 if missed else 0)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from measure import Row, at_least
+from measure import Row, at_least, show_table
 from rounds import random_images
 from turns import Program, busy, cores
 from unskew.core.errors import UserError
@@ -45,18 +45,8 @@ def main():
     for peer in options.peers:
         require(options.environment, peer)
     images = cifar10()
-    table = ("| what | measured | wanted | holds | remark |", "| --- | ---: | ---: | --- | --- |")
-    lines = [heading(images, options), "", *table]
-    print("\n".join(lines), flush=True)
-    missed = 0
-    for case in options.cases:
-        for row in measured(case, images, options):
-            lines.append("| " + " | ".join(row.cells()) + " |")
-            print(lines[-1], flush=True)
-            missed += row.holds is False
-    if options.out:
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    sys.exit(1 if missed else 0)
+    rows = (row for case in options.cases for row in measured(case, images, options))
+    show_table(heading(images, options), rows, options.out)
 
 
 def require(environment, peer):

@@ -6,7 +6,6 @@ CIFAR-10 is taken from UNSKEW_DATA; without it random images of its size stand i
 import argparse
 import os
 import platform
-import sys
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ import ranks
 import reliability
 import rounds
 import tables
+from measure import show_table
 from unskew.core.errors import UserError
 from unskew.data.sources import load
 
@@ -69,23 +69,11 @@ def main():
     }
     if unknown := [name for name in options.only if name not in suites]:
         parser.error(f"there is no suite {unknown[0]!r}; there are {', '.join(suites)}")
-    lines = [
+    heading = (
         f"{images.name} images, {os.cpu_count()} cores ({platform.machine()}), PyTorch {torch.__version__}, "
-        f"medians of {options.repeats} or more turns.",
-        "",
-        "| what | measured | wanted | holds | remark |",
-        "| --- | ---: | ---: | --- | --- |",
-    ]
-    print("\n".join(lines), flush=True)
-    missed = 0
-    for name in options.only or suites:
-        for row in suites[name]():
-            lines.append("| " + " | ".join(row.cells()) + " |")
-            print(lines[-1], flush=True)
-            missed += row.holds is False
-    if options.out:
-        options.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    sys.exit(1 if missed else 0)
+        f"medians of {options.repeats} or more turns."
+    )
+    show_table(heading, (row for name in options.only or suites for row in suites[name]()), options.out)
 
 
 if __name__ == "__main__":

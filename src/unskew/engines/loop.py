@@ -1,6 +1,6 @@
 """One client after another in this process: the definition of what an engine does."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from unskew.core.context import neutral
 from unskew.core.key import Key
@@ -8,20 +8,20 @@ from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Vis
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
 from unskew.engines.outcomes import Total
+from unskew.engines.parts import Remembering
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import Slots
 from unskew.round.jobs import attempt, find_job
 
 
-class Loop:
+class Loop(Remembering):
     """Client work on one thread, so that its result does not depend on the machine's number of cores."""
 
     def __init__(self, side: ClientSide) -> None:
+        super().__init__(side.memory)
         keep_freed_memory()
         self.roster = side.population.roster
         self.progress: Progress | None = None
         self._side = side
-        self._slots = Slots()
 
     def map_sum(
         self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
@@ -43,22 +43,6 @@ class Loop:
                     self.progress(place, len(visits))
         self._slots.give_back(assigned, receipts)
         return Outcome(total.sums(), tuple(failures), receipts)
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
-        self._slots.accept(superseded)
-
-    def sync(self) -> None:
-        """Make every memory durable."""
-        if self._side.memory is not None:
-            self._side.memory.sync()
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others."""
-        tickets = list(tickets)
-        if self._side.memory is not None:
-            self._side.memory.require(tickets)
-        self._slots.pin(tickets)
 
     def close(self) -> None:
         """Close the files of memories and sessions."""

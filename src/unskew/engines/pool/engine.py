@@ -7,7 +7,7 @@ added in the order of the visits, so that the number of workers does not change 
 import os
 import selectors
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from unskew.core.context import neutral
@@ -18,18 +18,19 @@ from unskew.core.tensors import Layout
 from unskew.core.types import Outcome, Progress, Tensors, TestPart, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint
+from unskew.engines.parts import Spreading
 from unskew.engines.pool.process import Worker
 from unskew.engines.pool.shared import SharedFile
-from unskew.engines.work import DEATHS, Work, work_of
+from unskew.engines.work import DEATHS, Work
 from unskew.privacy.sessions import Sessions
-from unskew.round.client_memory import ClientMemory, Slots
+from unskew.round.client_memory import ClientMemory
 
 FILES = 12  # open at one time while a worker is started, beside those that stay
 FILES_OF_WORKER = 9  # that stay open: its line, its life line, its results and their mappings, its standard error
 AHEAD = 2  # groups of visits that a worker has at once: it begins the second while the parent takes the first
 
 
-class Pool:
+class Pool(Spreading):
     """Workers that live as long as the engine, and are replaced when they die. The shared data become its own."""
 
     def __init__(
@@ -40,8 +41,9 @@ class Pool:
             wanted = f"a pool of {workers} workers needs {needed} more open files"
             raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
         tensors = data.read(layout)
-        self.roster = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy()).roster
-        self._memory, self._slots = memory, Slots()
+        population = Population(tensors["population/order"].numpy(), tensors["population/offsets"].numpy())
+        super().__init__(population.roster, blueprint.local.epochs, memory)
+        self._file = memory  # which its workers write to
         self._sessions = sessions or Sessions.temporary()
         self.progress: Progress | None = None
         self._data, self._weights = data, SharedFile()
@@ -55,8 +57,6 @@ class Pool:
         self._selector = selectors.DefaultSelector()
         self._workers: list[Worker] = []
         self._failed_starts = 0
-        self._epochs = blueprint.local.epochs
-        self._numbers: dict[str, int] = {}  # by job: how many numbers a result of it has
         for number in range(workers):
             self._start(number)
 
@@ -67,7 +67,7 @@ class Pool:
         begin = {"begin": job, "weights": self._weights.write(shared), "seed": key.seed, "key": list(key.path)}
         for worker in self._workers:
             worker.send(begin)
-        work = work_of(self.roster, job, self._slots.assign(visits), self._epochs, self._numbers)
+        work = self._work_of(job, visits)
         with neutral():  # the workers have the cores: a second thread here would wait for one of them at every sum
             while not work.done:
                 for worker in self._workers:
@@ -76,27 +76,7 @@ class Pool:
                     self._hear(selected.data, work, begin)
                 if self.progress is not None:
                     self.progress(work.added, len(visits))
-        outcome = work.outcome()
-        if work.numbers is not None:
-            self._numbers[job.partition(" ")[0]] = work.numbers
-        self._slots.give_back(work.visits, outcome.receipts)
-        return outcome
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
-        self._slots.accept(superseded)
-
-    def sync(self) -> None:
-        """Make every memory durable."""
-        if self._memory is not None:
-            self._memory.sync()
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others."""
-        tickets = list(tickets)
-        if self._memory is not None:
-            self._memory.require(tickets)
-        self._slots.pin(tickets)
+        return self._outcome_of(job, work)
 
     def close(self) -> None:
         """End the workers and give the memory back."""
@@ -111,7 +91,7 @@ class Pool:
     def _start(self, number: int) -> Worker:
         device = worker_device(self._device, device_count(self._device), number)
         hello = self._hello | {"blueprint": self._hello["blueprint"] | {"device": device}}
-        worker = Worker([self._data, self._weights], self._sessions, self._memory, hello, number)
+        worker = Worker([self._data, self._weights], self._sessions, self._file, hello, number)
         self._workers.append(worker)
         self._selector.register(worker.line.connection, selectors.EVENT_READ, worker)
         return worker

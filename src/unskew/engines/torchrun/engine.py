@@ -8,7 +8,7 @@ and all ranks share one secret: whichever does a client's next visit is the same
 
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from unskew.core.context import neutral
 from unskew.core.errors import UserError
@@ -18,26 +18,24 @@ from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Vis
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory
+from unskew.engines.parts import Spreading
 from unskew.engines.torchrun.join import Known
 from unskew.engines.torchrun.others import Others
-from unskew.engines.work import work_of
 from unskew.round.client import ClientSide
-from unskew.round.client_memory import ClientMemory, Slots
+from unskew.round.client_memory import ClientMemory
 from unskew.round.jobs import attempt, find_job
 
 _AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
 
 
-class Ranks:
+class Ranks(Spreading):
     """This process and the other ranks. One that dies ends the run, which can be resumed."""
 
     def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Known]) -> None:
+        super().__init__(side.population.roster, blueprint.local.epochs, side.memory)
         keep_freed_memory()
-        self.roster = side.population.roster
         self.progress: Progress | None = None
-        self._side, self._slots = side, Slots()
-        self._epochs = blueprint.local.epochs
-        self._numbers = dict[str, int]()  # by job, how many numbers a result had the last time
+        self._side = side
         self._closed = False
         opening = {
             "open": blueprint.to_json() if others else {},
@@ -59,7 +57,7 @@ class Ranks:
     ) -> Outcome:
         """Spread the visits over the ranks, the long ones first, and add the results in the visits' order."""
         found = find_job(job, JOBS)
-        work = work_of(self.roster, job, self._slots.assign(visits), self._epochs, self._numbers)
+        work = self._work_of(job, visits)
         layout, values = laid_out(shared)
         begin = {"begin": job, "weights": layout, "seed": key.seed, "key": list(key.path)}
         try:
@@ -76,27 +74,7 @@ class Ranks:
             raise self._others.instead_of_interrupt() from None
         finally:
             self._others.end()
-        outcome = work.outcome()
-        if work.numbers is not None:
-            self._numbers[job.partition(" ")[0]] = work.numbers
-        self._slots.give_back(work.visits, outcome.receipts)
-        return outcome
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """The server has the last receipts; older memories may be overwritten, unless a checkpoint refers to them."""
-        self._slots.accept(superseded)
-
-    def sync(self) -> None:
-        """Make every memory durable."""
-        if self._side.memory is not None:
-            self._side.memory.sync()
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others."""
-        tickets = list(tickets)
-        if self._side.memory is not None:
-            self._side.memory.require(tickets)
-        self._slots.pin(tickets)
+        return self._outcome_of(job, work)
 
     def close(self) -> None:
         """Let the other ranks wait for another run, and close the memories' file."""
