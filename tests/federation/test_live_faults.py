@@ -4,10 +4,10 @@ import json
 import socket
 import threading
 import time
-from contextlib import suppress
 
 import pytest
 from live import LOCAL, Command, Live, Run, recipe, rounds_done, until
+from wires import Wire
 
 import unskew
 from unskew.federation.folder import read_node, toml
@@ -61,41 +61,21 @@ def test_a_killed_server_is_resumed_to_the_bits_of_a_run_that_never_stopped(live
     assert result["weights_sha256"] == alone.weights_sha256
 
 
-class Relay:
-    """A wire between a node and the server that can be cut: nothing passes, and nothing is said."""
+class Relay(Wire):
+    """A wire that can be cut: nothing passes, and nothing is said."""
 
     def __init__(self, target: int) -> None:
-        self.whole, self._target = threading.Event(), target
+        self.whole = threading.Event()
         self.whole.set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(target)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
-
-    def _serve(self, near: socket.socket) -> None:
-        with near, suppress(OSError), socket.create_connection(("127.0.0.1", self._target)) as far:
-            back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
-            back.start()
-            self._carry(near, far)
-            back.join()
-
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while part := one.recv(65536):
-                self.whole.wait()
-                other.sendall(part)
-        for each in (one, other):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    def pass_on(self, part: bytes, other: socket.socket) -> None:
+        self.whole.wait()
+        super().pass_on(part, other)
 
     def close(self) -> None:
         self.whole.set()
-        self._listener.close()
+        super().close()
 
 
 def test_a_network_that_is_cut_for_ten_seconds_costs_time_and_no_round(tmp_path):

@@ -4,10 +4,11 @@ import json
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import contextmanager
 
 import pytest
 from live import Live
+from wires import Wire
 
 from leaks import Leaks
 from nodes import exchange_of, federated
@@ -22,52 +23,31 @@ METHOD = "scaffold + ccvr(per_class=20)"
 OPTIONS = {"data": "nodes", "clients": 3, "rounds": 1, "epochs": 1, "batch": 32, "lr": 0.02, "seed": 0}
 
 
-class Tap:
-    """A wire to the server with the server's own certificate, so that what passes can be read."""
+class Tap(Wire):
+    """A wire with the server's own certificate, so that what passes can be read."""
 
     def __init__(self, federation) -> None:
-        self.heard: list[bytearray] = []
-        self._target = federation.settings.port
+        self._heard: dict[int, bytearray] = {}  # by the thread that carries it: one direction of one connection
         self._near = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._near.load_cert_chain(federation.certificate, federation.key)
         self._far = ssl.create_default_context(cafile=str(federation.authority))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(federation.settings.port)
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(near,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        with suppress(OSError), self._near.wrap_socket(plain, server_side=True) as near:
+    @contextmanager
+    def ends(self, near):
+        with self._near.wrap_socket(near, server_side=True) as own:
             line = socket.create_connection(("127.0.0.1", self._target))
             with self._far.wrap_socket(line, server_hostname="127.0.0.1") as far:
-                back = threading.Thread(target=self._carry, args=(far, near), daemon=True)
-                back.start()
-                self._carry(near, far)
-                back.join()
+                yield own, far
 
-    def _carry(self, one: ssl.SSLSocket, other: ssl.SSLSocket) -> None:
-        heard = bytearray()
-        self.heard.append(heard)
-        with suppress(OSError):
-            while part := one.recv(65536):
-                heard += part
-                other.sendall(part)
-        for each in (one, other):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    def pass_on(self, part: bytes, other: socket.socket) -> None:
+        self._heard.setdefault(threading.get_ident(), bytearray()).extend(part)
+        super().pass_on(part, other)
 
     def taken(self) -> bytes:
         """All that has passed since the last time."""
-        before, self.heard = self.heard, [bytearray() for _ in self.heard]
-        return b"|".join(before)
-
-    def close(self) -> None:
-        self._listener.close()
+        before, self._heard = self._heard, {}
+        return b"|".join(before.values())
 
 
 def twin(folder, partition, method):
