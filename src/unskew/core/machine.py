@@ -25,9 +25,15 @@ def keep_priority() -> None:
 
     Cores are divided among sessions first (autogroup), so ``nice`` alone would no longer count.
     """
-    with suppress(OSError, ValueError):
-        parents = int(Path(f"/proc/{os.getppid()}/autogroup").read_text().rsplit(maxsplit=1)[-1])
+    with suppress(OSError):
+        parents = group_priority(Path(f"/proc/{os.getppid()}/autogroup").read_text())
         Path("/proc/self/autogroup").write_text(str(max(os.nice(0), parents)))
+
+
+def group_priority(text: str) -> int:
+    """The priority in ``/proc/PID/autogroup``; the usual one where the process is in no such group and it is empty."""
+    found = re.search(r"nice (-?\d+)\s*$", text)
+    return int(found[1]) if found else 0
 
 
 def physical_memory() -> float:
