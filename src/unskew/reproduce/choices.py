@@ -32,7 +32,7 @@ class Choice:
     calibration: str  # "": none
     scores: dict[int, float]
     bytes_up: float  # all rounds and the calibration, mean over seeds
-    seconds: float
+    seconds: float  # training and calibration, the quickest seed's: other work on the machine only adds
     records: tuple[Record, ...]
 
     @property
@@ -156,9 +156,7 @@ def _choices(group: Sequence[Record]) -> Iterator[Choice]:
             sent = fmean(
                 each.result.bytes_up + (one.bytes_up if one else 0) for each, one in zip(some, made, strict=True)
             )
-            took = fmean(
-                each.result.seconds + (one.seconds if one else 0) for each, one in zip(some, made, strict=True)
-            )
+            took = min(each.result.seconds for each in some) + min((one.seconds for one in made if one), default=0)
             yield Choice(method, name, scores, sent, took, tuple(some))
 
 

@@ -1,5 +1,6 @@
 """What to choose when: one page over everything measured, with one figure in which every point leads to its run."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from unskew.reproduce.links import run_link
 KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, each with a colour
 NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
 MOST_RIVALS = 3  # named in a sentence
-STEP, LEFT = 110, 140  # width of a federation in the figure, and beside them
+STEP, LEFT = 190, 140  # width of a federation in the figure, and beside them
+WIDE = 0.4  # how far from the middle of its column the cheapest and the dearest choice are
+LINES = 17  # of text that the figure is high
 
 
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
@@ -43,10 +46,14 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     return [out / file for file in contents], said
 
 
-_FIGURE = "A column for each federation, a dot for each method with each calibration; a dot leads to its first run."
+_FIGURE = (
+    "A column for each federation, a dot for each method with each calibration: in its column from left to right the "
+    "bytes that it sends, from the fewest to the most. Above them the best. A dot leads to its first run."
+)
 _TABLE = (
-    "Bytes are those that all clients send, in all rounds and for the calibration; seconds are as they were. The gap "
-    "is how far the best is above it, paired over the seeds, with an interval of 95 % for all comparisons together."
+    "Bytes are those that all clients send, in all rounds and for the calibration; the time is the "
+    "quickest seed's, since other work on the machine only adds to it. The gap is how far the best is above it, "
+    "paired over the seeds, with an interval of 95 % for all comparisons together."
 )
 _BEYOND = (
     "The best of what the papers do not have against the best of what they have, both run here on the same partitions "
@@ -59,8 +66,7 @@ def sentences(every: Sequence[Federation]) -> list[str]:
     said = []
     for each in every:
         best = each.best
-        cost = f"{format_bytes(best.bytes_up)} up, {format_duration(best.seconds)}"
-        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {cost}"
+        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
         if each.plain is not None and each.plain is not best:
             words += f"; {_gap(best.above(each.plain), best, each.plain)} above FedAvg without calibration"
         rivals = each.rivals
@@ -90,27 +96,50 @@ def _seeds(choice: Choice) -> str:
 
 
 def claim_chart(every: Sequence[Federation], folder: Path) -> Chart:
-    """The one figure."""
+    """The one figure: a column for each federation, in it bytes from left to right and accuracy upwards."""
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
         points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
         if not points:
             continue
-        shift = (colour - (len(KINDS) - 1) / 2) * 0.11
-        tips = [f"{every[place].label}\n{one.name}: {one.accuracy.words()} %\n{format_bytes(one.bytes_up)} up, "
-                f"{format_duration(one.seconds)}" for place, one in points]  # fmt: skip
+        tips = [f"{every[place].label}\n{one.name}: {one.accuracy.words()} %\n{_cost(one)}" for place, one in points]
         links = [run_link(one.records[0], folder) for _, one in points]
-        x, y = [place + shift for place, _ in points], [one.accuracy.mean for _, one in points]
+        x = [place + WIDE * _dearness(one, every[place]) for place, one in points]
+        y = [one.accuracy.mean for _, one in points]
         marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
+    means = [one.accuracy.mean for each in every for one in each.choices]
+    line = (max(means, default=0) - min(means, default=0) or 1) / LINES
     for place, each in enumerate(every):
-        marks.append(Words(float(place), each.best.accuracy.mean + 1.2, f"{each.best.accuracy.mean:.1f}"))
+        top = max(one.accuracy.mean for one in each.choices)  # higher than the best where that one has fewer seeds
+        marks += [Words(float(place), top + (count + 0.7) * line, words)
+                  for count, words in enumerate(reversed(_best_words(each)))]  # fmt: skip
     ticks = tuple((float(place), each.label) for place, each in enumerate(every))
     best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
     return Chart(
         "claim", "Accuracy of every method with every calibration", f"The best of each federation: {best}.", marks,
-        x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5), y=Axis("accuracy, %"),
-        width=max(620, LEFT + STEP * len(every)), height=420, whole_legend=True,
+        x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5),
+        y=Axis("accuracy, %", high=max(means, default=0) + 5 * line),
+        width=max(620, LEFT + STEP * len(every)), height=460, whole_legend=True,
     )  # fmt: skip
+
+
+def _dearness(one: Choice, federation: Federation) -> float:
+    """Where its bytes are among the federation's, by their logarithm: -1 the fewest, 1 the most."""
+    sent = [math.log(max(each.bytes_up, 1)) for each in federation.choices]
+    low, high = min(sent), max(sent)
+    return 0.0 if high == low else 2 * (math.log(max(one.bytes_up, 1)) - low) / (high - low) - 1
+
+
+def _best_words(federation: Federation) -> list[str]:
+    """The best in three short lines: a figure has no room for every knob."""
+    best, kind = federation.best, _kind(federation.best)
+    method = " + ".join(part.partition("(")[0].strip() for part in best.method.split(" + "))
+    with_it = [f"+ {NAMES.get(kind, kind)}"] if best.calibration else []
+    return [f"{best.accuracy.mean:.1f} %: {method}", *with_it, _cost(best)]
+
+
+def _cost(one: Choice) -> str:
+    return f"{format_bytes(one.bytes_up)} up, {format_duration(one.seconds)}"
 
 
 def _kind(choice: Choice) -> str:
