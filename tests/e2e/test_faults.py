@@ -13,8 +13,8 @@ QUICK = {
     "finished": (finished_trials, 25),
     "interrupted": (interrupted_trials, 12),
     "texts": (text_trials, 25),
-    "contexts": (context_trials, 2),
 }
+LONG = {"contexts": (context_trials, 2)}
 SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3)}
 QUICK_FILES = ("a recipe of nested tables", "a named pipe among pictures")
 
@@ -23,9 +23,9 @@ def surprises(trials, most, folder):
     return conduct(Section("", "", trials), folder, seed=1, seconds=600, most=most).surprises
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.heavy) for name in LONG)])
 def test_nothing_is_silently_wrong(name, tmp_path):
-    assert surprises(*QUICK[name], tmp_path) == []
+    assert surprises(*(QUICK | LONG)[name], tmp_path) == []
 
 
 @pytest.mark.heavy

@@ -336,7 +336,7 @@ def resident(process: int) -> int:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("name", ["loop", "pool"])
+@pytest.mark.parametrize("name", ["loop", pytest.param("pool", marks=pytest.mark.heavy)])
 def test_ram_does_not_grow_with_the_clients_seen(tmp_path, name):
     """Half a megabyte each: 40 clients come first, to warm up, then 200 others. Kept in RAM those were 100 MB."""
     small = federation(

@@ -51,6 +51,7 @@ def test_it_works_in_a_run_after_a_run_and_from_python(tmp_path, capsys):
     assert "Traceback" not in capsys.readouterr().err
 
 
+@pytest.mark.heavy
 def test_its_workers_find_it_too(tmp_path):
     one, other = tmp_path / "loop", tmp_path / "pool"
     assert command("run", *FAST, "--method", f"fedavg + {MINE}", "--out", one) == 0

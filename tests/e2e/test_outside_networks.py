@@ -24,7 +24,13 @@ def shell(*words, folder):
     )
 
 
-@pytest.mark.parametrize(("name", "method"), [("resnet", "fedavgm(0.9)"), ("vit", "moon + clsprox + scaffold")])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("resnet", "fedavgm(0.9)"),
+        pytest.param("vit", "moon + clsprox + scaffold", marks=pytest.mark.heavy),
+    ],
+)
 def test_from_python_both_engines_give_the_same_bits_and_everything_follows(tmp_path, name, method):
     options = {**SMALL, "model": f"outside_models:{name}", "method": method, "during": "norms + drift"}
     result = unskew.run(out=tmp_path / "loop", engine="loop", **options)
