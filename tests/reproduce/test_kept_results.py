@@ -1,0 +1,81 @@
+"""The results in the repository: of the recipes as they are, and the tables are what the records make."""
+
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from unskew.console.main import main
+from unskew.reproduce.carry_out import carry_out
+from unskew.reproduce.cells import Asked
+from unskew.reproduce.plan import jobs_of
+from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.records import Record, machine, read_record
+
+PROJECT = Path(__file__).parents[2]
+KEPT = Path("recipes/results")
+TABLES = sorted((PROJECT / KEPT / "tables").rglob("*.json"))
+SAME_BITS = ("machine", "torch", "numpy")  # where these are the same, so are the weights
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The records alone, in a project of their own."""
+    shutil.copytree(PROJECT / KEPT / "records", tmp_path / KEPT / "records")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / KEPT
+
+
+def shown(words):
+    assert main([*words, "--show"]) in (0, None)
+
+
+def test_every_table_is_made_anew_from_its_command_and_the_records(kept, capsys):
+    commands = dict.fromkeys(json.loads(file.read_text(encoding="utf-8"))["command"] for file in TABLES)
+    for command in commands:
+        name, *words = shlex.split(command)
+        assert name == "unskew"
+        shown(words)
+    there, here = ({file.relative_to(root): file.read_bytes() for file in (root / "tables").rglob("*.*")}
+                   for root in (PROJECT / KEPT, kept))  # fmt: skip
+    assert there.keys() == here.keys()
+    assert [str(file) for file in there if there[file] != here[file]] == []
+    assert there
+
+
+def test_the_claim_is_what_the_records_say(kept, capsys):
+    assert main(["reproduce", "--claim", "--out", str(KEPT)]) in (0, None)
+    for name in ("claim.md", "claim.svg", "claim.html"):
+        assert (kept / name).read_bytes() == (PROJECT / KEPT / name).read_bytes(), name
+
+
+def test_no_record_is_of_a_recipe_that_has_changed_since():
+    """A training is named by all that decides it: the record of a recipe that changed belongs to no table."""
+    asked = [(one, Asked(scale, data)) for one in map(recipe, names()) for scale in one.extents
+             for data in ("", *one.stand_ins)]  # fmt: skip
+    wanted = {(job.training, job.seed) for each in asked for job in jobs_of([each])}
+    records = sorted((PROJECT / KEPT / "records").glob("*/seed*.json"))
+    assert records
+    assert [str(file) for file in records if (file.parent.name, int(file.stem[4:])) not in wanted] == []
+
+
+@pytest.mark.heavy
+def test_a_kept_run_is_made_again_to_the_bit(tmp_path):
+    """FedAvg of CCVR's Table 2 at the scale small, α = 0.1, seed 0, with all that other tables make of it left out."""
+    folder = os.environ.get("UNSKEW_TEST_DATA")
+    if not folder:
+        pytest.skip("UNSKEW_TEST_DATA names a folder with CIFAR-10")
+    asked = Asked("small", seeds=(0,), rows=("FedAvg",), columns=("α = 0.1",))
+    (job,) = jobs_of([(recipe("ccvr/table2"), asked)])
+    kept = read_record(PROJECT / KEPT, job.training, 0)
+    assert isinstance(kept, Record)
+    if differs := [name for name in SAME_BITS if kept.machine[name] != machine()[name]]:
+        pytest.skip(f"it was made with another {', '.join(differs)}")
+    assert carry_out([job], tmp_path, data_dir=folder) == {}
+    again = read_record(tmp_path, job.training, 0)
+    assert isinstance(again, Record)
+    assert again.result.weights_sha256 == kept.result.weights_sha256
+    assert again.result.accuracy == kept.result.accuracy
