@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from unskew.console.main import main
 from unskew.reproduce.carry_out import carry_out
 from unskew.reproduce.cells import Asked
+from unskew.reproduce.index import INDEX
 from unskew.reproduce.plan import jobs_of
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.records import Record, machine, read_record
@@ -44,6 +46,7 @@ def test_every_table_is_made_anew_from_its_command_and_the_records(kept, capsys)
     assert there.keys() == here.keys()
     assert [str(file) for file in there if there[file] != here[file]] == []
     assert there
+    assert (kept / INDEX).read_bytes() == (PROJECT / KEPT / INDEX).read_bytes()
 
 
 def test_the_claim_is_what_the_records_say(kept, capsys):
@@ -60,6 +63,12 @@ def test_no_record_is_of_a_recipe_that_has_changed_since():
     records = sorted((PROJECT / KEPT / "records").glob("*/seed*.json"))
     assert records
     assert [str(file) for file in records if (file.parent.name, int(file.stem[4:])) not in wanted] == []
+
+
+def test_the_page_on_trust_has_the_kept_figures():
+    made = runpy.run_path(str(PROJECT / "docs" / "make_trust_table.py"))
+    page = (PROJECT / "docs" / "trust.md").read_text(encoding="utf-8")
+    assert made["page_with_tables"](page) == page, "run docs/make_trust_table.py"
 
 
 @pytest.mark.heavy

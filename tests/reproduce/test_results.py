@@ -11,6 +11,7 @@ from made_records import fill, record
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.files import write_table
+from unskew.reproduce.index import write_index
 from unskew.reproduce.readings import Seen, check_reading, parse_reading
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
@@ -259,3 +260,21 @@ def test_cells_of_a_figure_have_the_variables_of_their_rows():
     one = next(cell for cell in cells if (cell.variables["rate"], cell.variables["keep"]) == (0.1, 0.1))
     assert (one.config.lr, one.config.method) == (0.01, "fedavgm(beta=0.9)")
     assert Path(one.training).name == one.training
+
+
+def test_the_index_has_every_table_with_its_command_and_leaves_out_what_is_none(table, tmp_path):
+    written(table)
+    write_table(replace(table, asked=Asked("small")), told(table), "unskew reproduce that")
+    broken = tmp_path / "tables" / "small" / "ccvr" / "broken.json"
+    broken.write_text("{")
+    text = write_index(tmp_path).read_text(encoding="utf-8")
+    assert "[ccvr/table1](tables/paper/ccvr/table1.md)" in text
+    assert "[ccvr/table1](tables/small/ccvr/table1.md)" in text
+    assert "unskew reproduce this\n" in text
+    assert "unskew reproduce that\n" in text
+    assert "have the paper's sign" in text
+    assert "broken" not in text
+
+
+def test_the_index_of_nothing_is_empty(tmp_path):
+    assert write_index(tmp_path).read_text(encoding="utf-8") == "# Tables in this folder\n"

@@ -21,6 +21,7 @@ from unskew.reproduce.cells import Asked
 from unskew.reproduce.claim import write_claim
 from unskew.reproduce.estimate import Speeds, seconds_together
 from unskew.reproduce.files import write_table
+from unskew.reproduce.index import write_index
 from unskew.reproduce.plan import Job, jobs_of, part_of
 from unskew.reproduce.recipe import Recipe
 from unskew.reproduce.recipe_files import named, recipe
@@ -97,6 +98,7 @@ def reproduce(
         result = table_result(each, asked, folder, reasons)
         said = told(result)
         show_table(out, result, said, write_table(result, said, command))
+    write_index(folder)
 
 
 def _claim(folder: Path) -> None:

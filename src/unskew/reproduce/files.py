@@ -63,5 +63,11 @@ def as_json(result: TableResult, said: Told, command: str, folder: Path) -> dict
                 "runs": [run_link(record, folder) for record in each.records.values()],
             }
         )
-    about = {"recipe": result.recipe.name, "command": command, "differences": said.differences}
-    return {**about, "facts": dict(said.facts), "cells": cells}
+    about = {"recipe": result.recipe.name, "title": result.recipe.title, "command": command}
+    return {
+        **about,
+        "findings": said.findings,
+        "differences": said.differences,
+        "facts": dict(said.facts),
+        "cells": cells,
+    }
