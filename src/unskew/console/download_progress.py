@@ -1,38 +1,27 @@
 """Progress of a download: a bar with rate and remaining time on a terminal, a line now and then where piped."""
 
 from time import monotonic
-from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from unskew.console.bar import Bar
 from unskew.core.units import format_bytes, format_duration
 
 EVERY = 10.0  # seconds between two lines
 
 
-class DownloadProgress:
+class DownloadProgress(Bar):
     """Called with the bytes so far and in all (None: unknown); a smaller number begins another file."""
 
     def __init__(self, console: Console, name: str) -> None:
-        self._console, self._name = console, name
-        self._progress: Progress | None = None
+        super().__init__(
+            console, TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(),
+        )  # fmt: skip
+        self._name = name
         self._began = self._said = 0.0
         self._first = self._last = 0
-
-    def __enter__(self) -> "DownloadProgress":
-        if self._console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-                       TimeRemainingColumn())  # fmt: skip
-            self._progress = Progress(*columns, console=self._console, transient=True)
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show it."""
@@ -52,9 +41,7 @@ class DownloadProgress:
         self._began = self._said = monotonic()
         self._first = done
         if self._progress is not None:
-            for task in self._progress.task_ids:
-                self._progress.remove_task(task)
-            self._progress.add_task(self._name, total=total, completed=done)
+            self._begin_task(self._progress, self._name, done, total)
         else:
             of = format_bytes(total) if total else "a file of unknown size"
             after = f", continued after {format_bytes(done)}" if done else ""
