@@ -127,18 +127,15 @@ def federations(records: Sequence[Record]) -> list[Federation]:
         if "centralised" not in record.result.method:
             key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in OWN))
             groups.setdefault(key, []).append(record)
-    labels = _labels([group[0] for group in groups.values()])
+    chosen = [(group, choices) for group in groups.values() if len(choices := tuple(_choices(group))) > 1]
+    labels = _labels([group[0] for group, _ in chosen])
     printed = _printed()
     made = []
-    for label, group in zip(labels, groups.values(), strict=True):
-        choices = tuple(_choices(group))
-        if len(choices) > 1:
-            values = [printed[each.training] for each in group if each.training in printed]
-            best = max(values, key=lambda pair: pair[1].mean) if values else None
-            alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
-            made.append(
-                Federation(label, float(alpha[1]) if alpha else None, group[0].result.clients, choices, best)
-            )  # fmt: skip
+    for label, (group, choices) in zip(labels, chosen, strict=True):
+        values = [printed[each.training] for each in group if each.training in printed]
+        best = max(values, key=lambda pair: pair[1].mean) if values else None
+        alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
+        made.append(Federation(label, float(alpha[1]) if alpha else None, group[0].result.clients, choices, best))
     return sorted(made, key=lambda each: (each.clients, each.alpha if each.alpha is not None else 1e9, each.label))
 
 
