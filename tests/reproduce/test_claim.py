@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from made_records import record
+from unskew.analysis.ranking import Candidate, difference
 from unskew.charts.svg import svg
 from unskew.console.main import main
 from unskew.core.errors import UserError
@@ -111,3 +112,35 @@ def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
 def test_without_records_one_message(tmp_path):
     with pytest.raises(UserError, match="no results to choose from"):
         all_records(tmp_path)
+
+
+def test_with_two_choices_the_interval_is_the_paired_one_of_student(tmp_path):
+    run(tmp_path, "fedavg", 0.5, jitter=0.01, lda=0.6)
+    run(tmp_path, "scaffold", 0.55, jitter=0.002)
+    (one,) = federations(all_records(tmp_path))
+    two = replace(one, choices=(one.choices[0], one.choices[2]))
+    found = two.gap(two.choices[1], two.choices[0])
+    wanted = difference(*(Candidate("", "", each.scores) for each in reversed(two.choices)))
+    assert (found.mean, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
+
+
+def test_dozens_of_choices_do_not_hide_a_large_gap(tmp_path):
+    """Three seeds of a pair alone have an interval of thirty errors there; all choices together know the noise."""
+    many = {f"ccvr(per_class={number})": 0.6 + 0.0005 * (number % 7) for number in range(1, 45)}
+    run(tmp_path, "fedavg", 0.5, jitter=0.004, **many)
+    run(tmp_path, "scaffold", 0.5, jitter=0.004, lda=0.7)
+    (one,) = federations(all_records(tmp_path))
+    assert one.best.name == "scaffold + lda"
+    assert one.rivals == []
+    gap = one.gap(one.best, one.plain)
+    assert gap.low < gap.mean < gap.high
+
+
+def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
+    run(tmp_path, "fedavg", 0.5, jitter=0.0001, ccvr=0.6, uscc=0.6, lda=0.61, ridge=0.6)
+    run(tmp_path, "scaffold", 0.6, jitter=0.03)
+    (one,) = federations(all_records(tmp_path))
+    wild = next(each for each in one.choices if each.name == "scaffold")
+    calm = next(each for each in one.choices if each.name == "fedavg + lda")
+    noisy, quiet = one.gap(wild, one.plain), one.gap(calm, one.plain)
+    assert noisy.high - noisy.low > quiet.high - quiet.low

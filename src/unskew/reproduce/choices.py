@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import sqrt
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 
 from unskew.analysis.phrases import bound
-from unskew.analysis.ranking import LEVEL, Candidate, Difference, difference
+from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Difference, t_quantile
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.recipe import PaperValue
@@ -54,10 +55,6 @@ class Choice:
         name, _, knobs = self.calibration.partition("(")
         return plain and name in IN_PAPERS and "layers" not in knobs and "components" not in knobs
 
-    def above(self, other: "Choice", level: float = LEVEL) -> Difference | None:
-        """How far it is above another, in points, paired over common seeds; None with fewer than three."""
-        return difference(Candidate("", "", self.scores), Candidate("", "", other.scores), level)
-
 
 @dataclass(frozen=True)
 class Federation:
@@ -91,11 +88,35 @@ class Federation:
         """Of an interval for one of all comparisons with the best: Bonferroni's."""
         return 1 - (1 - LEVEL) / max(1, len(self.choices) - 1)
 
+    def gap(self, one: Choice, other: Choice) -> Difference | None:
+        """How far one is above the other, in points, paired over common seeds; None with fewer than three.
+
+        The interval holds together with those of all other comparisons with the best. Its error is the larger of the
+        pair's own and that of all choices together, whose degrees of freedom it has: three seeds of a pair alone give
+        an interval that tells nothing apart once there are dozens of them.
+        """
+        common = sorted(set(one.scores) & set(other.scores))
+        if len(common) < MIN_SEEDS:
+            return None
+        gaps = [one.scores[seed] - other.scores[seed] for seed in common]
+        together, freedom = self._error(common)
+        mean, half = fmean(gaps), t_quantile(self.level, freedom) * max(together, stdev(gaps) / sqrt(len(gaps)))
+        return Difference(len(gaps), mean, mean - half, mean + half)
+
+    def _error(self, seeds: Sequence[int]) -> tuple[float, int]:
+        """The standard error of a difference of two choices' means, from what choices and seeds leave unexplained."""
+        scores = [[each.scores[seed] for seed in seeds] for each in self.choices if set(seeds) <= set(each.scores)]
+        whole, by_seed = fmean(map(fmean, scores)), [fmean(column) for column in zip(*scores, strict=True)]
+        left = sum((value - fmean(row) - luck + whole) ** 2
+                   for row in scores for value, luck in zip(row, by_seed, strict=True))  # fmt: skip
+        freedom = (len(scores) - 1) * (len(seeds) - 1)
+        return sqrt(2 * left / freedom / len(seeds)), freedom
+
     @property
     def rivals(self) -> list[Choice]:
         """Those that the seeds do not tell from the best, highest first."""
         others = [each for each in self.choices if each is not self.best]
-        gaps = [(each, self.best.above(each, self.level)) for each in others]
+        gaps = [(each, self.gap(self.best, each)) for each in others]
         unsure = [each for each, gap in gaps if gap is None or gap.low <= 0]
         return sorted(unsure, key=lambda each: -each.accuracy.mean)
 

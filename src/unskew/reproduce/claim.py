@@ -68,7 +68,7 @@ def sentences(every: Sequence[Federation]) -> list[str]:
         best = each.best
         words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
         if each.plain is not None and each.plain is not best:
-            words += f"; {_gap(best.above(each.plain), best, each.plain)} above FedAvg without calibration"
+            words += f"; {_gap(each.gap(best, each.plain), best, each.plain)} above FedAvg without calibration"
         rivals = each.rivals
         if len(best.scores) < MIN_SEEDS:
             words += f". With fewer than {MIN_SEEDS} seeds no winner is named"
@@ -154,7 +154,7 @@ def _table(every: Sequence[Federation], folder: Path) -> Table:
     rows: list[list[Cell]] = []
     for each in every:
         for one in sorted(each.choices, key=lambda choice: -choice.accuracy.mean):
-            gap = "best" if one is each.best else _gap(each.best.above(one, each.level), each.best, one)
+            gap = "best" if one is each.best else _gap(each.gap(each.best, one), each.best, one)
             link = Linked(one.accuracy.words(), run_link(one.records[0], folder), value=one.accuracy.mean)
             rows.append(
                 [each.label, one.method, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
@@ -171,7 +171,7 @@ def _beyond(every: Sequence[Federation]) -> Table:
         if not own or theirs is None:
             continue
         best = max(own, key=lambda one: one.accuracy.mean)
-        gap = _gap(best.above(theirs, each.level), best, theirs)
+        gap = _gap(each.gap(best, theirs), best, theirs)
         where, printed = each.printed or ("", None)
         rows.append([each.label, best.name, best.accuracy.words(), theirs.name, theirs.accuracy.words(), gap,
                      None if printed is None else str(printed), where])  # fmt: skip
