@@ -148,12 +148,11 @@ def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no such groups here")
-@pytest.mark.parametrize("inside", [False, True], ids=["session of its own", "child of a session without a group"])
-def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(inside):
+@pytest.mark.parametrize("grouped", [True, False], ids=["parent in a group", "parent in none"])
+def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(grouped):
     words = "from unskew.core.machine import keep_priority; keep_priority(); print(open('/proc/self/autogroup').read())"
-    nice = ["nice", "-n", "7", sys.executable, "-c", words]
-    parent = "import os; os.getppid = lambda: 1; " if inside else ""  # init is in no group: its file is empty
-    nice[-1] = parent + words
+    parent = "" if grouped else "import os; os.getppid = lambda: 1; "  # init is in no group: its file is empty
+    nice = ["nice", "-n", "7", sys.executable, "-c", parent + words]
     said = subprocess.run(nice, capture_output=True, text=True, start_new_session=True, check=True).stdout
     if not said.strip():
         pytest.skip("a new session is in no such group here")

@@ -262,7 +262,7 @@ def test_cells_of_a_figure_have_the_variables_of_their_rows():
     assert Path(one.training).name == one.training
 
 
-def test_the_index_has_every_table_with_its_command_and_leaves_out_what_is_none(table, tmp_path):
+def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_read(table, tmp_path):
     written(table)
     write_table(replace(table, asked=Asked("small")), told(table), "unskew reproduce that")
     broken = tmp_path / "tables" / "small" / "ccvr" / "broken.json"
@@ -273,7 +273,7 @@ def test_the_index_has_every_table_with_its_command_and_leaves_out_what_is_none(
     assert "unskew reproduce this\n" in text
     assert "unskew reproduce that\n" in text
     assert "have the paper's sign" in text
-    assert "broken" not in text
+    assert "broken.json cannot be read" in text
 
 
 def test_the_index_of_nothing_is_empty(tmp_path):

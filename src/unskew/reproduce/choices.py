@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 
 from unskew.analysis.phrases import bound
-from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Difference, t_quantile
+from unskew.analysis.ranking import LEVEL, Candidate, Difference, difference, t_quantile
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.recipe import PaperValue
@@ -91,17 +91,16 @@ class Federation:
     def gap(self, one: Choice, other: Choice) -> Difference | None:
         """How far one is above the other, in points, paired over common seeds; None with fewer than three.
 
-        The interval holds together with those of all other comparisons with the best. Its error is the larger of the
-        pair's own and that of all choices together, whose degrees of freedom it has: three seeds of a pair alone give
-        an interval that tells nothing apart once there are dozens of them.
+        The interval is the wider of two: the pair's own, and one from the noise of all choices together, widened for
+        the number of comparisons with the best. Widened alike, the pair's own would tell nothing apart with three
+        seeds and dozens of choices; where a pair is noisier than the others, it holds for that pair alone.
         """
-        common = sorted(set(one.scores) & set(other.scores))
-        if len(common) < MIN_SEEDS:
+        own = difference(Candidate("", "", one.scores), Candidate("", "", other.scores))
+        if own is None:
             return None
-        gaps = [one.scores[seed] - other.scores[seed] for seed in common]
-        together, freedom = self._error(common)
-        mean, half = fmean(gaps), t_quantile(self.level, freedom) * max(together, stdev(gaps) / sqrt(len(gaps)))
-        return Difference(len(gaps), mean, mean - half, mean + half)
+        error, freedom = self._error(sorted(set(one.scores) & set(other.scores)))
+        half = max(own.high - own.mean, t_quantile(self.level, freedom) * error)
+        return Difference(own.seeds, own.mean, own.mean - half, own.mean + half)
 
     def _error(self, seeds: Sequence[int]) -> tuple[float, int]:
         """The standard error of a difference of two choices' means, from what choices and seeds leave unexplained."""

@@ -53,7 +53,8 @@ _FIGURE = (
 _TABLE = (
     "Bytes are those that all clients send, in all rounds and for the calibration; the time is the "
     "quickest seed's, since other work on the machine only adds to it. The gap is how far the best is above it, "
-    "paired over the seeds, with an interval of 95 % for all comparisons together."
+    "paired over the seeds; its interval is the wider of the pair's own and one from the noise of all choices "
+    "together, widened for the number of comparisons."
 )
 _BEYOND = (
     "The best of what the papers do not have against the best of what they have, both run here on the same partitions "

@@ -12,13 +12,14 @@ INDEX = "tables.md"
 
 
 def write_index(out: Path) -> Path:
-    """Write tables.md from the JSON files of the tables; a file that is not one of them is left out."""
+    """Write tables.md from the JSON files of the tables; one that cannot be read is named."""
     groups: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for file in sorted((out / TABLES).glob("*/*/*.json")):
         try:
-            groups.setdefault(file.parent.parent.name, []).append((file, json_object(file.read_bytes(), file)))
+            values = json_object(file.read_bytes(), file)
         except (OSError, UserError):
-            continue
+            values = {"findings": [f"{file.name} cannot be read; give its command again."]}
+        groups.setdefault(file.parent.parent.name, []).append((file, values))
     lines = ["# Tables in this folder", ""]
     for name, tables in groups.items():
         lines += [
