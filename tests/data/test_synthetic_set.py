@@ -32,3 +32,17 @@ def test_it_is_a_data_set_by_name():
     assert (made.train.images == population(**SMALL).train.images).all()
     with pytest.raises(UserError, match="4 to 512"):
         load("unskew.data.synthetic_set:population(size=2)", None)
+
+
+def test_noise_makes_classes_hard_to_tell_apart():
+    plain, clean, noisy = (population(**SMALL, **knobs) for knobs in ({}, {"noise": 0}, {"noise": 120.0}))
+    assert (plain.train.labels == noisy.train.labels).all()
+
+    def spread(made):  # how far pictures of one class are from their mean
+        first = made.train.images[made.train.labels == 0].astype(float)
+        return float(first.std(0).mean())
+
+    assert spread(clean) < spread(plain) < spread(noisy)
+    for wrong in (-1, 1001, float("nan")):
+        with pytest.raises(UserError, match="0 to 1000"):
+            population(**SMALL, noise=wrong)

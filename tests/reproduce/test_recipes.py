@@ -84,6 +84,21 @@ def test_fedeccr_shares_its_fedavg_with_ccvr():
     assert len([name for name in own & other if "fedavg" in name]) == 2  # β of 0.1 and 0.5
 
 
+def test_other_data_may_have_more_at_a_scale_than_photographs_allow():
+    """A drawn population trains in seconds: three seeds and all rows, where photographs have one seed and half."""
+    one = recipe("hsu/table4")
+    assert one.extent("small").seeds == (0,)
+    assert one.extent("small", "population").seeds == one.extent("small", "frozen").seeds == (0, 1, 2)
+    assert one.extent("small", "digits") == one.extent("small")  # it says nothing of that scale
+    assert one.extent("smoke", "population") == one.extent("smoke")
+    photographs, drawn = (cells_of(one, Asked("small", data)) for data in ("", "population"))
+    assert {cell.config.rounds for cell in photographs} == {16}
+    assert {cell.config.rounds for cell in drawn} == {400}
+    assert {cell.reads for cell in drawn} == {"at-round(80)", "at-round(200)", "at-round(400)"}
+    assert all(cell.done for cell in drawn)
+    assert not all(cell.done for cell in photographs)
+
+
 def test_a_training_is_named_by_all_that_decides_it_but_the_seed():
     name = training_name(Config())
     assert training_name(Config(seed=7, data_dir="/somewhere", during="norms", engine="pool")) == name
@@ -196,6 +211,8 @@ def test_greek_letters_may_be_spelled_out():
         ('title = "x"\nsource = "y"\nnonsense = 1', "nonsense"),
         ('title = "x"\nsource = "y"\n[settings]\nrate = 1', "no option is called 'rate'"),
         ('title = "x"\nsource = "y"\n[scale.huge]', "no scale"),
+        ('title = "x"\nsource = "y"\n[stand_in.digits.scale.huge]', "no scale"),
+        ('title = "x"\nsource = "y"\n[stand_in.digits]\nseeds = [0]', "'seeds'"),
         ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\nvalues = [1, 2]', "2 values for 1 columns"),
         ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\n[[rows]]\nname = "a"', "one name"),
         ('title = "x"\nsource = "y"\n[[rows]]\nname = "a"\nagainst = "b"', "no row 'b'"),

@@ -31,6 +31,7 @@ TAIL = 1.611  # deviation of the logarithm of classes' sizes, where they are not
 MOST = 10_000_000  # examples
 BATCH = 1000  # pictures drawn at a time, and in a folder
 GRID = 4  # a picture is a pattern of 4×4 colours, drawn larger
+NOISE = 20.0  # deviation of its colours, of 0 to 255; with three times that, classes are hard to tell apart
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def draw_rows(shape: Shape, root: Path, *, seed: int = 0) -> Rows:
     return Rows(root, paths, labels, classes, np.arange(len(labels)) >= shape.examples, names, places, notes)
 
 
-def pictures(rows: Rows, *, size: int = 32, seed: int = 0) -> Iterator[bytes]:
+def pictures(rows: Rows, *, size: int = 32, seed: int = 0, noise: float = NOISE) -> Iterator[bytes]:
     """A small JPEG for each row: its class's pattern in the light of its user's camera, and noise."""
     key = Key(seed).fold("pictures")
     pattern = key.fold("classes").numpy().uniform(40, 215, (len(rows.classes), GRID, GRID, 3))
@@ -73,8 +74,8 @@ def pictures(rows: Rows, *, size: int = 32, seed: int = 0) -> Iterator[bytes]:
     light = key.fold("users").numpy().normal(0, 12, (int(users.max(initial=0)) + 1, 1, 1, 3))
     for first in range(0, len(rows), BATCH):
         own = slice(first, first + BATCH)
-        noise = key.fold("noise", first).numpy().normal(0, 20, (len(rows.labels[own]), GRID, GRID, 3))
-        colours = np.clip(pattern[rows.labels[own]] + light[users[own]] + noise, 0, 255).astype(np.uint8)
+        grain = key.fold("noise", first).numpy().normal(0, noise, (len(rows.labels[own]), GRID, GRID, 3))
+        colours = np.clip(pattern[rows.labels[own]] + light[users[own]] + grain, 0, 255).astype(np.uint8)
         for each in colours:
             packed = io.BytesIO()
             Image.fromarray(each).resize((size, size), Image.Resampling.BICUBIC).save(packed, "JPEG", quality=85)

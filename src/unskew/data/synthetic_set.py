@@ -8,18 +8,21 @@ from PIL import Image
 
 from unskew.core.errors import UserError
 from unskew.core.images import ImageSet, Split
-from unskew.data.synthetic import Shape, draw_rows, pictures
+from unskew.data.synthetic import NOISE, Shape, draw_rows, pictures
 
 
 def population(
     users: int = Shape.users, classes: int = Shape.classes, examples: int = Shape.examples, test: int = Shape.test,
-    size: int = 32, seed: int = 0,
+    size: int = 32, seed: int = 0, noise: float = NOISE,
 ) -> ImageSet:  # fmt: skip
     """Photographers with users and places, as ``unskew data generate`` draws them, without a file."""
     if not 4 <= size <= 512:
         raise UserError(f"population(size={size}): a side of a picture has 4 to 512 pixels")
+    if not 0 <= noise <= 1000:
+        raise UserError(f"population(noise={noise}): the noise of a picture's colours is 0 to 1000")
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)
-    images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed)])  # [N, 3, size, size]
+    # [N, 3, size, size]
+    images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed, noise=noise)])
     train = np.flatnonzero(~rows.test)
     moments = images[train].reshape(len(train), 3, -1) / 255
     return ImageSet(

@@ -81,7 +81,7 @@ def wanted(cells: Sequence[Cell], asked: Asked) -> list[Cell]:
 
 def seeds_of(recipe: Recipe, asked: Asked) -> tuple[int, ...]:
     """The seeds of every cell."""
-    return asked.seeds or recipe.extents[asked.scale].seeds
+    return asked.seeds or recipe.extent(asked.scale, asked.data).seeds
 
 
 def training_name(config: Config) -> str:
@@ -104,7 +104,7 @@ def _cell(recipe: Recipe, asked: Asked, row: Row, column: Column) -> Cell:
     reads = check_reading(_filled(row.reads or column.reads or "accuracy", variables, where))
     measures = tuple(parse_measure(_filled(each, variables, where)).text for each in recipe.measures)
     place = [each.name for each in recipe.columns].index(column.name)
-    done = recipe.extents[asked.scale].has(row.name, column.name)
+    done = recipe.extent(asked.scale, asked.data).has(row.name, column.name)
     paper = row.values[place] if row.values else None
     return Cell(row, column, config, after, reads, baseline, measures, done, paper, variables)
 
@@ -112,16 +112,17 @@ def _cell(recipe: Recipe, asked: Asked, row: Row, column: Column) -> Cell:
 def _merged(
     recipe: Recipe, asked: Asked, row: Row, column: Column
 ) -> tuple[dict[str, Value], dict[str, Value]]:  # fmt: skip
-    """Settings and variables, from the general to the particular; then the scale's, then those of other data."""
+    """Settings and variables, from the general to the particular; then the scale's, then other data's."""
     levels = (recipe.paper.level, recipe.level, column.level, row.level)
     chosen: list[Level] = [*levels, Level(variables=row.by_column.get(column.name, {}))]
     chosen += [each.scale[asked.scale] for each in levels if asked.scale in each.scale]
     if asked.data:
-        chosen += [each.stand_in[asked.data] for each in levels if asked.data in each.stand_in]
+        others = [each.stand_in[asked.data] for each in levels if asked.data in each.stand_in]
+        chosen += others + [each.scale[asked.scale] for each in others if asked.scale in each.scale]
+        if not others:
+            chosen.append(Level({"data": asked.data}))
     settings = {name: value for level in chosen for name, value in level.settings.items()}
     variables = {name: value for level in chosen for name, value in level.variables.items()}
-    if asked.data and not any(asked.data in each.stand_in for each in levels):
-        settings["data"] = asked.data
     return settings, variables
 
 

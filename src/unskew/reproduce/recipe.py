@@ -16,7 +16,8 @@ SCALES = ("smoke", "small", "paper")
 class Level:
     """What is set for all cells, for a column or for a row: options of a run, and variables in their texts.
 
-    ``scale`` has what differs at a scale, ``stand_in`` what differs where other data stand in for the paper's.
+    ``scale`` has what differs at a scale, ``stand_in`` what differs where other data stand in for the paper's, and
+    in it again ``scale`` what differs at a scale with these data.
     """
 
     settings: Mapping[str, Value] = field(default_factory=dict)
@@ -100,7 +101,7 @@ class Recipe:
     level: Level
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    extents: Mapping[str, Extent]  # by scale
+    extents: Mapping[tuple[str, str], Extent]  # by scale and the data that stand in for the paper's, "" for its own
     baseline: Mapping[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
     measures: tuple[str, ...] = ()  # taken of every run, of the first seed alone unless ``measure_all``
     measure_all: bool = False
@@ -108,6 +109,10 @@ class Recipe:
     notes: tuple[str, ...] = ()  # on the paper's values: contradictions, where they were taken from
     differences: tuple[str, ...] = ()  # of the set-up, beside the paper's own
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # by name, what it is
+
+    def extent(self, scale: str, data: str = "") -> Extent:
+        """What is done at that scale with these data in the place of the paper's."""
+        return self.extents.get((scale, data)) or self.extents[scale, ""]
 
     @property
     def is_figure(self) -> bool:

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -65,7 +66,7 @@ def recipe(name: str) -> Recipe:
     rows = tuple(row for each in given.get("rows", []) for row in _rows(each, [c.name for c in columns], where))
     _check_names(rows, columns, where)
     level, shared = _level(given, where), paper.level
-    extents = {scale: _extent(given.get("scale", {}).get(scale, {}), paper.seeds[scale]) for scale in SCALES}
+    extents = _extents(given, paper)
     words = {key: given["stand_in"][key].get("what", key) for key in given.get("stand_in", {})}
     inherited = {key: _shared(folder)["stand_in"][key].get("what", key) for key in shared.stand_in}
     return Recipe(
@@ -103,14 +104,17 @@ def _read(folder: str, file: str) -> Mapping[str, Any]:
 
 
 def _level(given: Mapping[str, Any], where: str) -> Level:
-    parts: dict[str, dict[str, Level]] = {"scale": {}, "stand_in": {}}
-    for kind, made in parts.items():
-        for name, inner in given.get(kind, {}).items():
-            if kind == "scale" and name not in SCALES:
-                raise UserError(f"{where}: no scale is called {name!r}; {nearest(name, SCALES)}")
-            _known(inner, PLAIN | (EXTENT if kind == "scale" else {"what"}), f"{where}, {kind} {name}")
-            made[name] = Level(_settings(inner, where), inner.get("with", {}))
-    return Level(_settings(given, where), given.get("with", {}), parts["scale"], parts["stand_in"])
+    scales, others = {}, {}
+    for name, inner in given.get("scale", {}).items():
+        if name not in SCALES:
+            raise UserError(f"{where}: no scale is called {name!r}; {nearest(name, SCALES)}")
+        _known(inner, PLAIN | EXTENT, f"{where}, scale {name}")
+        scales[name] = _level(inner, where)
+    for name, inner in given.get("stand_in", {}).items():
+        here = f"{where}, stand_in {name}"
+        _known(inner, PLAIN | {"what", "scale"}, here)
+        others[name] = _level(inner, here)
+    return Level(_settings(given, where), given.get("with", {}), scales, others)
 
 
 def _settings(given: Mapping[str, Any], where: str) -> Mapping[str, Value]:
@@ -165,9 +169,19 @@ def _check_names(rows: Sequence[Row], columns: Sequence[Column], where: str) -> 
             raise UserError(f"{where}, row {row.name}: there is no row {row.against!r} to compare it with")
 
 
-def _extent(given: Mapping[str, Any], seeds: tuple[int, ...]) -> Extent:
-    rows, columns = (tuple(given.get(name, ("*",))) for name in ("rows", "columns"))
-    return Extent(rows, columns, tuple(given.get("seeds", seeds)))
+def _extents(given: Mapping[str, Any], paper: Paper) -> dict[tuple[str, str], Extent]:
+    """What is done at each scale; with other data the same, but for what they say at that scale."""
+    found = {}
+    for scale in SCALES:
+        usual = _extent(given.get("scale", {}).get(scale, {}), Extent(seeds=paper.seeds[scale]))
+        found[scale, ""] = usual
+        for data, inner in given.get("stand_in", {}).items():
+            found[scale, data] = _extent(inner.get("scale", {}).get(scale, {}), usual)
+    return found
+
+
+def _extent(given: Mapping[str, Any], usual: Extent) -> Extent:
+    return replace(usual, **{name: tuple(value) for name, value in given.items() if name in EXTENT})
 
 
 def _known(given: Mapping[str, Any], known: set[str], where: str) -> None:

@@ -87,7 +87,7 @@ def differences(result: TableResult) -> list[str]:
         if changed:
             said.append(f"Scale {asked.scale}: {changed}.")
     said += [f"Asked for: {name} = {value}." for name, value in asked.changes.items()]
-    own = recipe.extents["paper"].seeds
+    own = recipe.extent("paper").seeds
     if len(result.seeds) != len(own):
         said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(own)}.")
     return [*said, *recipe.differences, *recipe.paper.differences]
