@@ -21,7 +21,6 @@ def population(
     if not 0 <= noise <= 1000:
         raise UserError(f"population(noise={noise}): the noise of a picture's colours is 0 to 1000")
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)
-    # [N, 3, size, size]
     images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed, noise=noise)])
     train = np.flatnonzero(~rows.test)
     moments = images[train].reshape(len(train), 3, -1) / 255
