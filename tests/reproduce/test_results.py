@@ -10,6 +10,7 @@ import pytest
 from made_records import fill, record
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
+from unskew.reproduce.figures import draw_figures
 from unskew.reproduce.files import write_table
 from unskew.reproduce.index import write_index
 from unskew.reproduce.readings import Seen, check_reading, parse_reading
@@ -274,6 +275,26 @@ def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_rea
     assert "unskew reproduce that\n" in text
     assert "have the paper's sign" in text
     assert "broken.json cannot be read" in text
+
+
+def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
+    asked = Asked("paper")
+    cell = next(each for each in cells_of(recipe("ccvr/figure10"), asked) if each.after)
+    norms = {"classes": ["a", "b"], "total": [1, 1], "server": [1.0, 2.0], "rounds": [], "counts": [], "clients": [],
+             "calibrated": {"oracle(paper=true)": [1.0, 9.0], cell.after: [1.0, 1.0]}}  # fmt: skip
+    record(tmp_path, cell.config, 0.5, {cell.after: 0.6}, measures={"norms(local=false)": norms})
+    (chart,) = draw_figures(table_result(recipe("ccvr/figure10"), asked, tmp_path))
+    assert "before 0.333, FedAvg + CCVR 0.000." in chart.alt
+    assert "oracle" not in chart.alt
+
+
+def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp_path):
+    for name, more in (("ccvr/table1", ""), ("ccvr/figure10", ""), ("ccvr/table2", " --seeds 0")):
+        other = replace(table, recipe=replace(table.recipe, name=name))
+        write_table(other, told(other), f"unskew reproduce {name} --scale paper{more}")
+    text = write_index(tmp_path).read_text(encoding="utf-8")
+    assert "```\nunskew reproduce ccvr/table1 ccvr/figure10 --scale paper\n" in text
+    assert "\nunskew reproduce ccvr/table2 --scale paper --seeds 0\n" in text
 
 
 def test_the_index_of_nothing_is_empty(tmp_path):

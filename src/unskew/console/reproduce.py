@@ -97,7 +97,7 @@ def reproduce(
     for each in recipes:
         result = table_result(each, asked, folder, reasons)
         said = told(result)
-        show_table(out, result, said, write_table(result, said, command))
+        show_table(out, result, said, write_table(result, said, _command([each.name], asked, cells, folder)))
     write_index(folder)
 
 

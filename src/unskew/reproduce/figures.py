@@ -114,8 +114,17 @@ def _values(result: TableResult, request: Request) -> dict[str, Any]:
         if record is None or record.training in seen or request.text not in record.measures:
             continue
         seen.add(record.training)
-        found[_label(result, each)] = request.measure.values(**record.measures[request.text])
+        stored = _as_in_the_table(result, record, record.measures[request.text])
+        found[_label(result, each)] = request.measure.values(**stored)
     return found
+
+
+def _as_in_the_table(result: TableResult, record: Record, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A measure's values with the calibrations that this table has alone, called as its rows."""
+    if "calibrated" not in stored:
+        return stored
+    names = {each.cell.after: each.cell.row.name for each in result.cells if each.cell.training == record.training}
+    return {**stored, "calibrated": {names[key]: rows for key, rows in stored["calibrated"].items() if key in names}}
 
 
 def _label(result: TableResult, one: CellResult) -> str:
