@@ -55,13 +55,8 @@ def whole(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        pytest.param(["--engine", "loop"], id="loop"),
-        pytest.param(["--engine", "pool", "--workers", "2"], id="pool", marks=pytest.mark.heavy),
-    ],
-)
+@pytest.mark.heavy  # tests/e2e/test_memory_resume.py kills a pool that has memories
+@pytest.mark.parametrize("engine", [["--engine", "loop"], ["--engine", "pool", "--workers", "2"]], ids=["loop", "pool"])
 def test_a_run_killed_in_the_middle_and_resumed_equals_one_that_never_stopped(tmp_path, whole, engine):
     run = tmp_path / "run"
     words = ["run", *FAST, *engine, "--method", "fedavgm(0.5)", "--out", "run"]
@@ -100,6 +95,7 @@ def test_every_engine_gives_the_same_weights(tmp_path, whole):
         assert metrics(tmp_path / out) == metrics(whole)
 
 
+@pytest.mark.heavy
 def test_the_resolved_configuration_repeats_the_run(tmp_path, whole):
     unskew("run", whole / "config.toml", "--out", "again", cwd=tmp_path)
     assert result(tmp_path / "again")["weights_sha256"] == result(whole)["weights_sha256"]

@@ -43,6 +43,7 @@ def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
     assert (trained.path / "figures" / "curves.json").exists()
 
 
+@pytest.mark.heavy
 def test_several_processes_make_the_same(trained, tmp_path):
     ended = {}
     tasks = [Task(SMALL, tmp_path / str(place), ("lda",), ("skew",)) for place in range(2)]
