@@ -1,6 +1,6 @@
 """Writes the measured tables of docs/trust.md from recipes/results: `python docs/make_trust_table.py`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unskew.core.files import write_whole
@@ -11,6 +11,23 @@ from unskew.reproduce.results import CellResult, Gain, TableResult, table_result
 PAGE = Path(__file__).parent / "trust.md"
 KEPT = Path(__file__).parent.parent / "recipes" / "results"
 AT_PAPER = ("ours/calibrations", "ccvr/table3", "ccvr/table5")  # whose cells at the paper's scale are shown
+
+# what the papers say with a figure that has no numbers: the recipe, and for each cell what it is called here
+FINDINGS: tuple[tuple[str, str, dict[tuple[str, str], str]], ...] = (
+    ("Local models are less alike where data are skewed, the classifier least of all (mean CKA)", "ccvr/figure2",
+     {("first layer", "IID"): "even data: first layer", ("middle layer", "IID"): "middle", ("classifier", "IID"):
+      "classifier", ("first layer", "α = 0.1"): "α = 0.1: first layer", ("middle layer", "α = 0.1"): "middle",
+      ("classifier", "α = 0.1"): "classifier"}),
+    ("FedProx's and MOON's local models are more alike than FedAvg's (mean CKA of the classifier)", "ccvr/figure11",
+     {("FedAvg", "α = 0.1"): "FedAvg", ("FedProx", "α = 0.1"): "FedProx", ("MOON", "α = 0.1"): "MOON"}),
+    ("A local classifier's rows are long for the classes that a client has (correlation with the label counts)",
+     "ccvr/figure3", {("rows follow label counts, first round", "α = 0.1"): "first round",
+                      ("rows follow label counts, at the end", "α = 0.1"): "at the end"}),
+    ("With MOON they are not, in the first round", "ccvr/figure12",
+     {("MOON, round 1", "α = 0.1"): "first round", ("MOON, the last round", "α = 0.1"): "at the end"}),
+    ("The classifier's rows are more even after CCVR (deviation of their lengths by the mean)", "ccvr/figure10",
+     {("FedAvg", "α = 0.1"): "before", ("FedAvg + CCVR", "α = 0.1"): "after"}),
+)  # fmt: skip
 
 
 def differences_table() -> str:
@@ -37,6 +54,21 @@ def paper_table() -> str:
     return _table(["", "skew", "paper, %", "ours, %", "seeds", "gain in the paper", "our gain"], lines)
 
 
+def findings_table() -> str:
+    """What the papers' figures without numbers say, and what was measured at both scales."""
+    lines = []
+    for said, name, cells in FINDINGS:
+        results = [table_result(recipe(name), Asked(scale), KEPT) for scale in ("small", "paper")]
+        lines.append([said, name, *(_measured(result, cells) for result in results)])
+    return _table(["the paper says", "recipe", "at `small`", "at the paper's scale"], lines, numbers=False)
+
+
+def _measured(result: TableResult, cells: Mapping[tuple[str, str], str]) -> str:
+    found = [(label, result.cell(*place)) for place, label in cells.items()]
+    known = [f"{label} {each.words()}" for label, each in found if each.ours is not None]
+    return ", ".join(known) or "not run"
+
+
 def _beside(result: TableResult, each: CellResult) -> list[str]:
     gain = result.gain(each)
     paper = "" if gain is None or gain.paper is None else f"{gain.paper:+.2f}"
@@ -55,12 +87,12 @@ def _interval(gain: Gain | None) -> str:
     return f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    marks = ["---", *["---:"] * (len(head) - 1)]
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = True) -> str:
+    marks = ["---", *["---:" if numbers else "---"] * (len(head) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, marks, *rows]) + "\n"
 
 
-TABLES = {"differences": differences_table, "paper": paper_table}
+TABLES = {"differences": differences_table, "findings": findings_table, "paper": paper_table}
 
 
 def page_with_tables(page: str) -> str:

@@ -277,6 +277,17 @@ def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_rea
     assert "broken.json cannot be read" in text
 
 
+@pytest.mark.parametrize(("data", "where"), [("", ""), ("digits", ", on other data than the paper's")])
+def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data, where, tmp_path):
+    asked = Asked("paper", data)
+    noisy = {0: 0.01, 1: 0.2, 2: -0.15}  # a gain of two points on average, of which three seeds say nothing
+    fill(tmp_path, "ccvr/table4", asked, lambda cell, seed: 0.5,
+         lambda cell, seed: 0.6 if cell.column.name == "N = 10" else 0.5 + noisy[seed])  # fmt: skip
+    said = " ".join(findings(table_result(recipe("ccvr/table4"), asked, tmp_path)))
+    words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
+    assert f"Of 9 gains of one row over another{where}, {words}" in said
+
+
 def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
     asked = Asked("paper")
     cell = next(each for each in cells_of(recipe("ccvr/figure10"), asked) if each.after)

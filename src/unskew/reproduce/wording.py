@@ -51,13 +51,18 @@ def _agreement(result: TableResult) -> list[str]:
 def _gains(result: TableResult) -> list[str]:
     """Whether gains have the paper's sign: what can be compared at every scale."""
     pairs = [gain for each in result.cells if (gain := result.gain(each)) is not None]
-    known = [(gain.paper, gain.ours) for gain in pairs if gain.paper is not None and gain.ours is not None]
-    if not known or any(not each.judged for each in result.cells):
+    known = [(gain, gain.paper, gain.ours) for gain in pairs if gain.paper is not None and gain.ours is not None]
+    if not known:
         return []
-    large = [(paper, ours) for paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
-    same, small = sum(paper * ours > 0 for paper, ours in large), len(known) - len(large)
+    large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
+    same, small = [gain for gain, agrees in large if agrees], len(known) - len(large)
+    where = "" if all(each.judged for each in result.cells) else ", on other data than the paper's"
+    said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} have the paper's sign"
+    if intervals := [gain.interval for gain in same if gain.interval is not None]:
+        apart = sum(each.low > 0 or each.high < 0 for each in intervals)
+        said += f"; for {apart} of these the 95 % interval over the seeds leaves out zero"
     rest = f" Gains of less than {SAME:g} points, {small} of them, are not counted." if small else ""
-    return [f"Of {counted(len(large), 'gain')} of one row over another, {same} have the paper's sign.{rest}"]
+    return [f"{said}.{rest}"]
 
 
 def _missing(result: TableResult) -> list[str]:
@@ -102,6 +107,8 @@ def _changed(result: TableResult) -> str:
         for name in {**now, **published} if each.cell.done else ():
             if now.get(name) != published.get(name) and name not in result.asked.changes:
                 found.setdefault(name, set()).add((now.get(name), published.get(name)))
+        if each.cell.done and each.cell.reads != there.reads:
+            found.setdefault("read", set()).add((each.cell.reads, there.reads))
     words = []
     for name, pairs in list(found.items())[:MOST]:
         each_one = [f"{now} instead of {published}" for now, published in sorted(pairs, key=str)]
