@@ -11,7 +11,7 @@ from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.choices import all_records, federations
-from unskew.reproduce.claim import claim_chart, sentences, write_claim
+from unskew.reproduce.claim import claim_charts, sentences, write_claim
 from unskew.reproduce.recipe_files import recipe
 from unskew.runs.config import Config
 
@@ -97,7 +97,7 @@ def test_a_papers_printed_best_stands_beside_ours_for_the_same_settings(tmp_path
 
 def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
     run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
-    chart = claim_chart(federations(all_records(tmp_path)), tmp_path)
+    (chart,) = claim_charts(federations(all_records(tmp_path)), tmp_path)
     assert svg(chart).count("<a href=") == 3
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "--claim", "--out", str(tmp_path)])
@@ -107,6 +107,20 @@ def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
     link = page.partition('<a href="records/')[2].partition('"')[0]
     assert (tmp_path / "records" / link).is_file()
     assert (tmp_path / "claim.svg").read_text().startswith("<svg")
+
+
+def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
+    run(tmp_path, "fedavg", 0.5, lda=0.6)
+    for noise in (20, 80):
+        drawn = f"unskew.data.synthetic_set:population(users=40, noise={noise})"
+        record(tmp_path, replace(BASE, data=drawn, partition="users"), 0.3, {"lda": 0.4})
+    every = federations(all_records(tmp_path))
+    assert [each.data for each in every] == ["cifar10", "population", "population"]
+    assert every[0].label.startswith("cifar10, α = 0.1")
+    assert len({each.label for each in every}) == 3  # knobs tell two of one name apart
+    files, _ = write_claim(tmp_path)
+    assert {file.name for file in files} == {"claim.html", "claim.md", "claim-cifar10.svg", "claim-population.svg"}
+    assert "](claim-population.svg)" in (tmp_path / "claim.md").read_text(encoding="utf-8")
 
 
 def test_without_records_one_message(tmp_path):

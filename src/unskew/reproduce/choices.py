@@ -65,6 +65,7 @@ class Federation:
     clients: int
     choices: tuple[Choice, ...]
     printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
+    data: str  # the data set in a word
 
     @property
     def best(self) -> Choice:
@@ -141,7 +142,7 @@ def all_records(out: Path) -> list[Record]:
 
 
 def federations(records: Sequence[Record]) -> list[Federation]:
-    """The federations of which at least two choices were tried, by skew and number of clients."""
+    """The federations of which at least two choices were tried, by data set, number of clients and skew."""
     groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
     for record in records:
         if "centralised" not in record.result.method:
@@ -155,8 +156,18 @@ def federations(records: Sequence[Record]) -> list[Federation]:
         values = [printed[each.training] for each in group if each.training in printed]
         best = max(values, key=lambda pair: pair[1].mean) if values else None
         alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
-        made.append(Federation(label, float(alpha[1]) if alpha else None, group[0].result.clients, choices, best))
-    return sorted(made, key=lambda each: (each.clients, each.alpha if each.alpha is not None else 1e9, each.label))
+        skew, data = float(alpha[1]) if alpha else None, _word(group[0].result.data)
+        made.append(Federation(label, skew, group[0].result.clients, choices, best, data))
+    return sorted(made, key=_order)
+
+
+def _order(one: Federation) -> tuple[str, int, float, str]:
+    return one.data, one.clients, one.alpha if one.alpha is not None else 1e9, one.label
+
+
+def _word(data: str) -> str:
+    """A data set's name without its folder, module or knobs."""
+    return re.sub(r"^.*[:/]", "", data.partition("(")[0]) or data
 
 
 def _choices(group: Sequence[Record]) -> Iterator[Choice]:
@@ -180,7 +191,7 @@ def _choices(group: Sequence[Record]) -> Iterator[Choice]:
 def _labels(records: Sequence[Record]) -> list[str]:
     """A name for each federation: skew and clients, and whatever else tells them apart."""
     lengths = {(each.result.rounds, each.result.settings.get("epochs")) for each in records}
-    sets = {each.result.data for each in records}
+    sets = {_word(each.result.data) for each in records}
     made = []
     for each in records:
         result = each.result
@@ -188,9 +199,9 @@ def _labels(records: Sequence[Record]) -> list[str]:
         words = [f"α = {alpha[1]}" if alpha else result.partition, f"{result.clients:,} clients"]
         words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
         words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
-        made.append(", ".join([*([result.data] if len(sets) > 1 else []), *words]))
+        made.append(", ".join([*([_word(result.data)] if len(sets) > 1 else []), *words]))
     twice = {label for label in made if made.count(label) > 1}
-    return [f"{label}, {each.result.partition}, {each.result.model}" if label in twice else label
+    return [f"{label}, {each.result.data}, {each.result.partition}, {each.result.model}" if label in twice else label
             for label, each in zip(made, records, strict=True)]  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""What to choose when: one page over everything measured, with one figure in which every point leads to its run."""
+"""What to choose when: one page over everything measured, a figure for each data set whose points lead to runs."""
 
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from unskew.analysis.elements import Cell, Column, Linked, Table
+from unskew.analysis.measure import slug
 from unskew.analysis.ranking import MIN_SEEDS, Difference
 from unskew.charts import Axis, Chart, Dots, Mark, Words
 from unskew.charts.svg import svg
@@ -24,23 +25,24 @@ LINES = 17  # of text that the figure is high
 
 
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
-    """Write claim.html, claim.md and claim.svg from the records in a folder; the files, and what they say."""
+    """Write claim.html, claim.md and their figures from the records in a folder; the files, and what they say."""
     every = federations(all_records(out))
-    chart, said = claim_chart(every, out), sentences(every)
+    charts, said = claim_charts(every, out), sentences(every)
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
         findings=said,
         facts=[("federations", str(len(every))), ("choices", str(sum(len(each.choices) for each in every)))],
         sections=[
-            Section("figure", "Accuracy of every choice", _FIGURE, [chart]),
+            Section("figure", "Accuracy of every choice", _FIGURE, charts),
             Section("choices", "Every choice", _TABLE, [_table(every, out)]),
             Section("beyond", "Beyond the papers", _BEYOND, [_beyond(every)]),
         ],
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
-    contents = {"claim.html": to_html(page), "claim.md": _markdown(every, said), "claim.svg": svg(chart)}
+    contents = {"claim.html": to_html(page), "claim.md": _markdown(every, charts, said)}
+    contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
     for file, content in contents.items():
         write_whole(out / file, content.encode())
     return [out / file for file in contents], said
@@ -96,8 +98,14 @@ def _seeds(choice: Choice) -> str:
     return f" over {counted(len(choice.scores), 'seed')}"
 
 
-def claim_chart(every: Sequence[Federation], folder: Path) -> Chart:
-    """The one figure: a column for each federation, in it bytes from left to right and accuracy upwards."""
+def claim_charts(every: Sequence[Federation], folder: Path) -> list[Chart]:
+    """A figure for each data set: a column for each federation, in it bytes from left to right, accuracy upwards."""
+    sets = list(dict.fromkeys(each.data for each in every))
+    return [_chart([each for each in every if each.data == name], folder, name if len(sets) > 1 else "")
+            for name in sets]  # fmt: skip
+
+
+def _chart(every: Sequence[Federation], folder: Path, data: str) -> Chart:
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
         points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
@@ -114,10 +122,11 @@ def claim_chart(every: Sequence[Federation], folder: Path) -> Chart:
         top = max(one.accuracy.mean for one in each.choices)  # higher than the best where that one has fewer seeds
         marks += [Words(float(place), top + (count + 0.7) * line, words)
                   for count, words in enumerate(reversed(_best_words(each)))]  # fmt: skip
-    ticks = tuple((float(place), each.label) for place, each in enumerate(every))
+    ticks = tuple((float(place), each.label.removeprefix(f"{data}, ")) for place, each in enumerate(every))
     best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
+    title = "Accuracy of every method with every calibration" + (f": {data}" if data else "")
     return Chart(
-        "claim", "Accuracy of every method with every calibration", f"The best of each federation: {best}.", marks,
+        slug(f"claim {data}"), title, f"The best of each federation: {best}.", marks,
         x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5),
         y=Axis("accuracy, %", high=max(means, default=0) + 5 * line),
         width=max(620, LEFT + STEP * len(every)), height=460, whole_legend=True,
@@ -179,8 +188,9 @@ def _beyond(every: Sequence[Federation]) -> Table:
     return Table("", [Column(name) for name in names], rows)
 
 
-def _markdown(every: Sequence[Federation], said: Sequence[str]) -> str:
-    lines = ["# What to choose when", "", *(f"- {each}" for each in said), "", "![Every choice](claim.svg)", ""]
+def _markdown(every: Sequence[Federation], charts: Sequence[Chart], said: Sequence[str]) -> str:
+    lines = ["# What to choose when", "", *(f"- {each}" for each in said), ""]
+    lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
     table = _beyond(every)
     if table.rows:
         head = [column.name for column in table.columns]
