@@ -7,11 +7,20 @@ import pytest
 
 import unskew
 from unskew.console.main import main
+from unskew.core.machine import cores
 from unskew.reproduce import carry_out as carrying
 from unskew.reproduce.availability import how_to_get, missing_data
 from unskew.reproduce.carry_out import Told, carry_out
 from unskew.reproduce.cells import Asked, training_name
-from unskew.reproduce.estimate import Size, Speeds, examples_of, seconds_for, size_of
+from unskew.reproduce.estimate import (
+    Size,
+    Speeds,
+    examples_of,
+    seconds_for,
+    seconds_to_store,
+    seconds_together,
+    size_of,
+)
 from unskew.reproduce.plan import Job, jobs_of
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.records import Record, read_record
@@ -203,6 +212,18 @@ def test_times_are_counted_from_what_is_trained():
     assert 50 < one < 70
     assert moon > 1.5 * one
     assert seconds_for(Job("x", Config(data="table:mine.csv")), speeds) is None
+
+
+def test_what_a_frozen_part_gives_is_counted_once_for_all_runs():
+    speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.03}, None)
+    frozen = [
+        Job(str(seed), Config(data="cifar10", model="simple-cnn", train="classifier", rounds=1, epochs=1, seed=seed))
+        for seed in range(9)
+    ]
+    assert seconds_to_store(frozen, speeds) == seconds_to_store(frozen[:1], speeds) == pytest.approx(600)
+    assert seconds_together(frozen, speeds) * cores() < 640
+    other = Job("x", Config(data="cifar10", model="simple-cnn", train="last(2)", rounds=1, epochs=1))
+    assert seconds_to_store([*frozen, other], speeds) == pytest.approx(1200)
 
 
 def test_the_list_has_every_table_with_what_it_takes(capsys, monkeypatch):

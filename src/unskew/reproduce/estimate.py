@@ -169,10 +169,19 @@ def seconds_for(job: Job, speeds: Speeds) -> float | None:
         if "cka" in text or "norms" in text
     )
     made = sum(_retraining(name, size) for name in job.calibrations)
-    if config.train != "all":  # what the frozen part gives is computed once and stored
-        stored = each * FORWARD * (size.train + size.test)
-        return START + stored + STORED * examples_of(config, size) + made
+    if config.train != "all":  # what the frozen part gives is stored: seconds_to_store
+        return START + STORED * examples_of(config, size) + made
     return START + each * (factor * examples_of(config, size) + passes + measured) + made
+
+
+def seconds_to_store(jobs: Sequence[Job], speeds: Speeds) -> float:
+    """For what frozen parts give: computed once, stored, and shared by all runs that freeze the same part."""
+    frozen = {}
+    for config in (job.config for job in jobs if job.config.train != "all"):
+        if size := size_of(config.data):
+            part = (config.data, config.model, config.pretrained, config.train, config.resize)
+            frozen[part] = speeds.seconds(config, size) * FORWARD * (size.train + size.test)
+    return sum(frozen.values())
 
 
 def _retraining(calibration: str, size: Size) -> float:
@@ -194,7 +203,7 @@ def seconds_together(jobs: Sequence[Job], speeds: Speeds) -> float | None:
     known = [seconds for seconds in each if seconds is not None]
     if len(known) < len(each):
         return None
-    return max(sum(known) / cores(), max(known, default=0.0) / cores())
+    return (sum(known) + seconds_to_store(jobs, speeds)) / cores()
 
 
 def by_scale(jobs: Mapping[str, Sequence[Job]], speeds: Speeds) -> dict[str, float | None]:

@@ -57,7 +57,8 @@ def _gains(result: TableResult) -> list[str]:
     large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
     same, small = [gain for gain, agrees in large if agrees], len(known) - len(large)
     where = "" if all(each.judged for each in result.cells) else ", on other data than the paper's"
-    said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} have the paper's sign"
+    has = "has" if len(same) == 1 else "have"
+    said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} {has} the paper's sign"
     if intervals := [gain.interval for gain in same if gain.interval is not None]:
         apart = sum(each.low > 0 or each.high < 0 for each in intervals)
         said += f"; for {apart} of these the 95 % interval over the seeds leaves out zero"
