@@ -288,6 +288,21 @@ def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data,
     assert f"Of 9 gains of one row over another{where}, {words}" in said
 
 
+def test_a_plane_is_coloured_by_the_calibrations_of_the_table_alone(tmp_path):
+    asked = Asked("small", "cifar10")
+    cell = next(each for each in cells_of(recipe("ccvr/figure5"), asked) if each.after)
+    plane = {"classes": ["a", "b"], "x": [0.0, 1.0], "y": [0.0, 1.0], "truth": [0, 1],
+             "predicted": {"before": [0, 0], "ridge": [0, 1], cell.after: [0, 1]}}  # fmt: skip
+    record(tmp_path, cell.config, 0.5, {cell.after: 1.0}, measures={"projection(calibrations=100)": plane})
+    charts = draw_figures(table_result(recipe("ccvr/figure5"), asked, tmp_path))
+    assert [each.name for each in charts] == [
+        "figure5-1-fedavg-projection-truth",
+        "figure5-2-fedavg-projection-before",
+        "figure5-3-fedavg-projection-fedavg-ccvr",
+    ]
+    assert not any("CINIC" in each.title for each in charts)
+
+
 def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
     asked = Asked("paper")
     cell = next(each for each in cells_of(recipe("ccvr/figure10"), asked) if each.after)

@@ -20,6 +20,7 @@ from unskew.runs.finished import plain_name
 
 FARTHEST = 2.0  # that a client's labels can be from the whole
 BINS = 20
+BY_CALIBRATION = ("calibrated", "predicted")  # fields of measures' values that have an entry for each calibration
 
 Spec = Mapping[str, Any]
 
@@ -121,10 +122,14 @@ def _values(result: TableResult, request: Request) -> dict[str, Any]:
 
 def _as_in_the_table(result: TableResult, record: Record, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """A measure's values with the calibrations that this table has alone, called as its rows."""
-    if "calibrated" not in stored:
-        return stored
     names = {each.cell.after: each.cell.row.name for each in result.cells if each.cell.training == record.training}
-    return {**stored, "calibrated": {names[key]: rows for key, rows in stored["calibrated"].items() if key in names}}
+    names["before"] = "before"  # the run's own classifier stays
+    of_calibrations = {
+        field: {names[key]: values for key, values in stored[field].items() if key in names}
+        for field in BY_CALIBRATION
+        if field in stored
+    }
+    return {**stored, **of_calibrations}
 
 
 def _label(result: TableResult, one: CellResult) -> str:
@@ -132,7 +137,8 @@ def _label(result: TableResult, one: CellResult) -> str:
     beside = {each.cell.training for each in result.cells if each.cell.column is one.cell.column}
     row = one.cell.row.line or one.cell.row.name if len(beside) > 1 else ""
     column = one.cell.column.name if len(result.recipe.columns) > 1 else ""
-    return ", ".join(filter(None, (row, column))) or one.cell.column.name or one.cell.config.method
+    alone = one.cell.row.name if result.asked.data else one.cell.column.name  # other data are not the column's
+    return ", ".join(filter(None, (row, column))) or alone or one.cell.config.method
 
 
 def _scatter(result: TableResult, spec: Spec) -> list[Chart]:
