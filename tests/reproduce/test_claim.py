@@ -158,3 +158,45 @@ def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
     calm = next(each for each in one.choices if each.name == "fedavg + lda")
     noisy, quiet = one.gap(wild, one.plain), one.gap(calm, one.plain)
     assert noisy.high - noisy.low > quiet.high - quiet.low
+
+
+def test_a_lucky_seed_is_not_the_best_of_the_papers(tmp_path):
+    run(tmp_path, "fedavg", 0.5, uscc=0.60, lda=0.65)
+    run(tmp_path, "fedprox(mu=0.001)", 0.52, seeds=(0,), uscc=0.64)
+    run(tmp_path, "scaffold", 0.52, seeds=(0,), lda=0.70)
+    (one,) = federations(all_records(tmp_path))
+    assert one.best_published.name == "fedavg + uscc"
+    assert one.best_unpublished.name == "fedavg + lda"
+
+
+def test_rates_belong_to_the_choice_and_are_named_where_there_are_several(tmp_path):
+    for lr, accuracy in ((0.1, 0.6), (0.01, 0.5)):
+        for method, more in (("fedavg", 0.0), ("fedavgm(beta=0.9)", -0.05)):
+            record(tmp_path, replace(BASE, method=method, lr=lr), accuracy + more)
+    (one,) = federations(all_records(tmp_path))
+    assert len(one.choices) == 4
+    assert one.best.name == "fedavg, rate 0.1"
+    assert one.plain is one.best
+    (chart,) = claim_charts([one], tmp_path)
+    assert "fedavg, rate 0.1" in chart.alt
+
+
+def test_a_federation_names_its_network_where_it_is_frozen_or_there_are_several(tmp_path):
+    for model, train in (("simple-cnn", "all"), ("lenet-64", "all"), ("lenet-64", "classifier")):
+        for method in ("fedavg", "scaffold"):
+            record(tmp_path, replace(BASE, method=method, model=model, train=train), 0.5)
+    labels = [each.label for each in federations(all_records(tmp_path))]
+    assert sorted(labels) == [
+        "α = 0.1, 10 clients, classifier of lenet-64 alone",
+        "α = 0.1, 10 clients, lenet-64",
+        "α = 0.1, 10 clients, simple-cnn",
+    ]
+
+
+def test_what_all_columns_of_a_figure_share_is_said_once(tmp_path):
+    for per_round in (2, 5):
+        for method in ("fedavg", "scaffold"):
+            record(tmp_path, replace(BASE, method=method, per_round=per_round), 0.5)
+    (chart,) = claim_charts(federations(all_records(tmp_path)), tmp_path)
+    assert chart.title.endswith(": α = 0.1, 10 clients")
+    assert [name for _, name in chart.x.ticks] == ["2 a round", "5 a round"]

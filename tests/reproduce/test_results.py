@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_records import fill, record
+from unskew.charts import Line
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.figures import draw_figures
@@ -286,6 +287,15 @@ def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data,
     said = " ".join(findings(table_result(recipe("ccvr/table4"), asked, tmp_path)))
     words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
     assert f"Of 9 gains of one row over another{where}, {words}" in said
+
+
+def test_curves_of_some_rows_are_named_without_what_they_share(tmp_path):
+    asked = Asked("small", "frozen")
+    fill(tmp_path, "hsu/figure7", asked, lambda cell, seed: 0.5)
+    charts = draw_figures(table_result(recipe("hsu/figure7"), asked, tmp_path))
+    assert [each.title.partition(":")[0] for each in charts] == [f"two layers, 5k, K = {k}" for k in (10, 50, 100)]
+    names = [[mark.name for mark in each.marks if isinstance(mark, Line)] for each in charts]
+    assert names == [["FedAvg", "FedAvg + FedIR", "FedAvgM", "FedAvgM + FedIR"]] * 3
 
 
 def test_a_plane_is_coloured_by_the_calibrations_of_the_table_alone(tmp_path):

@@ -19,7 +19,7 @@ from unskew.runs.options import OPTIONS
 from unskew.runs.spread import Spread, spread
 
 # what does not tell federations apart: how they are trained, and who is lucky
-OWN = {"method", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
+OWN = {"method", "lr", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 IN_PAPERS = {"", "ccvr", "uscc"}
 CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, and how much of its bytes it may send
@@ -35,11 +35,17 @@ class Choice:
     bytes_up: float  # all rounds and the calibration, mean over seeds
     seconds: float  # training and calibration, the quickest seed's: other work on the machine only adds
     records: tuple[Record, ...]
+    rate: str = ""  # where the federation was trained with several
+
+    @property
+    def trained(self) -> str:
+        """What is trained, without the calibration."""
+        return f"{self.method}, rate {self.rate}" if self.rate else self.method
 
     @property
     def name(self) -> str:
         """The choice in words."""
-        return f"{self.method} + {self.calibration}" if self.calibration else self.method
+        return f"{self.trained} + {self.calibration}" if self.calibration else self.trained
 
     @property
     def accuracy(self) -> Spread:
@@ -70,19 +76,24 @@ class Federation:
     @property
     def best(self) -> Choice:
         """The highest mean of those with most seeds."""
-        most = max(len(each.scores) for each in self.choices)
-        return max((each for each in self.choices if len(each.scores) == most), key=lambda each: each.accuracy.mean)
+        found = _highest(self.choices)
+        assert found is not None
+        return found
 
     @property
     def plain(self) -> Choice | None:
-        """FedAvg without calibration."""
-        return next((each for each in self.choices if each.name == "fedavg"), None)
+        """FedAvg without calibration, at its best rate."""
+        return _highest([each for each in self.choices if each.method == "fedavg" and not each.calibration])
 
     @property
     def best_published(self) -> Choice | None:
         """The best of what the papers have, as run by us."""
-        known = [each for each in self.choices if each.published]
-        return max(known, key=lambda each: each.accuracy.mean) if known else None
+        return _highest([each for each in self.choices if each.published])
+
+    @property
+    def best_unpublished(self) -> Choice | None:
+        """The best of what the papers do not have."""
+        return _highest([each for each in self.choices if not each.published])
 
     @property
     def level(self) -> float:
@@ -128,6 +139,13 @@ class Federation:
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
+def _highest(choices: Sequence[Choice]) -> Choice | None:
+    """The highest mean of those with most seeds: with fewer a mean may be the luck of a partition."""
+    most = max((len(each.scores) for each in choices), default=0)
+    whole = [each for each in choices if len(each.scores) == most]
+    return max(whole, key=lambda each: each.accuracy.mean, default=None)
+
+
 def all_records(out: Path) -> list[Record]:
     """Every record in a folder of results."""
     found = []
@@ -161,8 +179,9 @@ def federations(records: Sequence[Record]) -> list[Federation]:
     return sorted(made, key=_order)
 
 
-def _order(one: Federation) -> tuple[str, int, float, str]:
-    return one.data, one.clients, one.alpha if one.alpha is not None else 1e9, one.label
+def _order(one: Federation) -> tuple[str, int, float, int, str]:
+    visits = one.choices[0].records[0].result.per_round
+    return one.data, one.clients, one.alpha if one.alpha is not None else 1e9, visits, one.label
 
 
 def _word(data: str) -> str:
@@ -171,10 +190,11 @@ def _word(data: str) -> str:
 
 
 def _choices(group: Sequence[Record]) -> Iterator[Choice]:
-    methods: dict[str, list[Record]] = {}
+    trained: dict[tuple[str, str], list[Record]] = {}
     for record in group:
-        methods.setdefault(record.result.method, []).append(record)
-    for method, records in methods.items():
+        trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
+    several = len({rate for _, rate in trained}) > 1
+    for (method, rate), records in trained.items():
         every = dict.fromkeys(name for each in records for name in each.result.calibrations if not bound(name))
         for name in ("", *every):
             some = [each for each in records if not name or name in each.result.calibrations]
@@ -185,13 +205,14 @@ def _choices(group: Sequence[Record]) -> Iterator[Choice]:
                 each.result.bytes_up + (one.bytes_up if one else 0) for each, one in zip(some, made, strict=True)
             )
             took = min(each.result.seconds for each in some) + min((one.seconds for one in made if one), default=0)
-            yield Choice(method, name, scores, sent, took, tuple(some))
+            yield Choice(method, name, scores, sent, took, tuple(some), rate if several else "")
 
 
 def _labels(records: Sequence[Record]) -> list[str]:
     """A name for each federation: skew and clients, and whatever else tells them apart."""
     lengths = {(each.result.rounds, each.result.settings.get("epochs")) for each in records}
     sets = {_word(each.result.data) for each in records}
+    networks = {(_word(each.result.data), each.result.model) for each in records}
     made = []
     for each in records:
         result = each.result
@@ -199,6 +220,11 @@ def _labels(records: Sequence[Record]) -> list[str]:
         words = [f"α = {alpha[1]}" if alpha else result.partition, f"{result.clients:,} clients"]
         words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
         words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
+        trained = result.settings.get("train", "all")
+        if trained != "all":
+            words.append(f"{trained} of {result.model} alone")
+        elif len(networks) > len(sets):
+            words.append(result.model)
         made.append(", ".join([*([_word(result.data)] if len(sets) > 1 else []), *words]))
     twice = {label for label in made if made.count(label) > 1}
     return [f"{label}, {each.result.data}, {each.result.partition}, {each.result.model}" if label in twice else label

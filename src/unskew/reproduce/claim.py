@@ -122,15 +122,23 @@ def _chart(every: Sequence[Federation], folder: Path, data: str) -> Chart:
         top = max(one.accuracy.mean for one in each.choices)  # higher than the best where that one has fewer seeds
         marks += [Words(float(place), top + (count + 0.7) * line, words)
                   for count, words in enumerate(reversed(_best_words(each)))]  # fmt: skip
-    ticks = tuple((float(place), each.label.removeprefix(f"{data}, ")) for place, each in enumerate(every))
+    common, names = _in_common([each.label for each in every])
+    ticks = tuple((float(place), name) for place, name in enumerate(names))
     best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
-    title = "Accuracy of every method with every calibration" + (f": {data}" if data else "")
+    title = "Accuracy of every method with every calibration" + (f": {common}" if common else "")
     return Chart(
         slug(f"claim {data}"), title, f"The best of each federation: {best}.", marks,
         x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5),
         y=Axis("accuracy, %", high=max(means, default=0) + 5 * line),
         width=max(620, LEFT + STEP * len(every)), height=460, whole_legend=True,
     )  # fmt: skip
+
+
+def _in_common(labels: Sequence[str]) -> tuple[str, list[str]]:
+    """What all labels have, once, and what is left of each: a figure has little room under a column."""
+    parts = [label.split(", ") for label in labels]
+    common = [part for part in parts[0] if len(parts) > 1 and all(part in each for each in parts)]
+    return ", ".join(common), [", ".join(part for part in each if part not in common) for each in parts]
 
 
 def _dearness(one: Choice, federation: Federation) -> float:
@@ -167,7 +175,7 @@ def _table(every: Sequence[Federation], folder: Path) -> Table:
             gap = "best" if one is each.best else _gap(each.gap(each.best, one), each.best, one)
             link = Linked(one.accuracy.words(), run_link(one.records[0], folder), value=one.accuracy.mean)
             rows.append(
-                [each.label, one.method, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
+                [each.label, one.trained, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
             )
     return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
 
@@ -177,10 +185,9 @@ def _beyond(every: Sequence[Federation]) -> Table:
              "printed in a paper", "where")  # fmt: skip
     rows: list[list[Cell]] = []
     for each in every:
-        own, theirs = [one for one in each.choices if not one.published], each.best_published
-        if not own or theirs is None:
+        best, theirs = each.best_unpublished, each.best_published
+        if best is None or theirs is None:
             continue
-        best = max(own, key=lambda one: one.accuracy.mean)
         gap = _gap(each.gap(best, theirs), best, theirs)
         where, printed = each.printed or ("", None)
         rows.append([each.label, best.name, best.accuracy.words(), theirs.name, theirs.accuracy.words(), gap,

@@ -6,6 +6,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from unskew.charts import Axis, Band, Chart, Line, Mark, Rule
+from unskew.reproduce.recipe import matches
 from unskew.reproduce.records import Record
 from unskew.reproduce.results import TableResult
 
@@ -13,14 +14,17 @@ WORDS = {"round": "rounds", "batches": "batches of the largest client, summed"}
 
 
 def draw_curves(result: TableResult, spec: Mapping[str, Any]) -> list[Chart]:
-    """A chart for each column, with a line for each training; rows that share one are one line."""
-    what, against = spec.get("what", "accuracy"), spec.get("against", "round")
+    """A chart for each column, with a line for each training; rows that share one are one line.
+
+    ``rows`` may name some of the rows, and ``only`` what these have in common, which ends their names.
+    """
+    what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
     charts = []
     for column in result.recipe.columns:
         lines: dict[str, tuple[str, list[Record]]] = {}
         for each in result.cells:
-            if each.cell.column is column and each.records:
-                name = each.cell.row.line or each.cell.row.name
+            if each.cell.column is column and each.records and matches(each.cell.row.name, spec.get("rows", ("*",))):
+                name = (each.cell.row.line or each.cell.row.name).removesuffix(f", {only}")
                 lines.setdefault(each.cell.training, (name, list(each.records.values())))
         marks: list[Mark] = []
         for place, (name, records) in enumerate(lines.values()):
@@ -30,11 +34,12 @@ def draw_curves(result: TableResult, spec: Mapping[str, Any]) -> list[Chart]:
         if "rule" in spec and not result.asked.data:
             marks.append(Rule(y=float(spec["rule"]) / 100, label=spec.get("rule_label", "the paper's")))
         words, named = WORDS[against], ", ".join(name for name, _ in lines.values())
+        where = ", ".join(filter(None, (column.name, only)))
         charts.append(
             Chart(
-                f"curves-{what}-{against}-{column.name}",
-                f"{column.name or result.recipe.title}: {what} by {words.partition(',')[0]}",
-                f"{what.capitalize()} by {words}, {column.name}: {named}.", marks, x=Axis(words, low=0, kind="count"),
+                f"curves-{what}-{against}-{where}",
+                f"{where or result.recipe.title}: {what} by {words.partition(',')[0]}",
+                f"{what.capitalize()} by {words}, {where}: {named}.", marks, x=Axis(words, low=0, kind="count"),
                 y=Axis(what, kind="percent" if what == "accuracy" else "number"), width=520, height=340,
             )
         )  # fmt: skip
