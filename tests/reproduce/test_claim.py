@@ -1,5 +1,6 @@
 """What to choose when: over all records, with statistics that the seeds support, every point with its run."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -121,6 +122,12 @@ def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
     files, _ = write_claim(tmp_path)
     assert {file.name for file in files} == {"claim.html", "claim.md", "claim-cifar10.svg", "claim-population.svg"}
     assert "](claim-population.svg)" in (tmp_path / "claim.md").read_text(encoding="utf-8")
+    mine = tmp_path / "claim-of-mine.svg"
+    mine.write_text("<svg/>")
+    for record_of in (tmp_path / "records").glob("*population*"):
+        shutil.rmtree(record_of)
+    write_claim(tmp_path)
+    assert sorted(file.name for file in tmp_path.glob("*.svg")) == ["claim-of-mine.svg", "claim.svg"]
 
 
 def test_without_records_one_message(tmp_path):

@@ -18,7 +18,7 @@ from unskew.reproduce.readings import Seen, check_reading, parse_reading
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
 from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, counts, table_result
-from unskew.reproduce.wording import differences, findings, told
+from unskew.reproduce.wording import differences, facts, findings, told
 from unskew.runs.config import Config
 from unskew.sweeps.work import Failure
 
@@ -287,6 +287,16 @@ def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data,
     said = " ".join(findings(table_result(recipe("ccvr/table4"), asked, tmp_path)))
     words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
     assert f"Of 9 gains of one row over another{where}, {words}" in said
+
+
+def test_seeds_are_those_that_were_run(tmp_path):
+    one = recipe("ccvr/table4")
+    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "none yet"
+    cell = cells_of(one, PAPER)[0]
+    record(tmp_path, replace(cell.config, seed=0), 0.5)
+    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "0 (not yet 1, 2)"
+    fill(tmp_path, "ccvr/table4", PAPER)
+    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "0, 1, 2"
 
 
 def test_curves_of_some_rows_are_named_without_what_they_share(tmp_path):

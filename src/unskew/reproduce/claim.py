@@ -1,6 +1,7 @@
 """What to choose when: one page over everything measured, a figure for each data set whose points lead to runs."""
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,9 +44,17 @@ def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     )
     contents = {"claim.html": to_html(page), "claim.md": _markdown(every, charts, said)}
     contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
+    for name in _figures_of(out / "claim.md") - set(contents):  # of data sets that are no longer here
+        (out / name).unlink(missing_ok=True)
     for file, content in contents.items():
         write_whole(out / file, content.encode())
     return [out / file for file in contents], said
+
+
+def _figures_of(file: Path) -> set[str]:
+    """The figures that an earlier claim has written."""
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    return set(re.findall(r"\]\((claim[a-z0-9-]*\.svg)\)", text))
 
 
 _FIGURE = (

@@ -134,13 +134,22 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
     return [
         ("scale", result.asked.scale),
         ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in result.cells if each.cell.done))),
-        ("seeds", ", ".join(map(str, result.seeds))),
+        ("seeds", _seeds(result)),
         ("runs", f"{len(records):,}"),
         ("training, of all runs together", format_duration(trained)),
         ("calibration", format_duration(calibrated)),
         ("machine", "; ".join(filter(None, machines)) or "none yet"),
         ("versions", "; ".join(filter(None, versions)) or "none yet"),
     ]
+
+
+def _seeds(result: TableResult) -> str:
+    """Those that a cell has a value of, and those that none has."""
+    there = [seed for seed in result.seeds if any(seed in each.values for each in result.cells)]
+    left = ", ".join(str(seed) for seed in result.seeds if seed not in there)
+    if not there:
+        return "none yet"
+    return ", ".join(map(str, there)) + (f" (not yet {left})" if left else "")
 
 
 def difference_words(each: CellResult) -> str:
