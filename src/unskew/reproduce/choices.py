@@ -217,7 +217,7 @@ def _labels(records: Sequence[Record]) -> list[str]:
     for each in records:
         result = each.result
         alpha = re.search(r"alpha=([\d.]+)", result.partition)
-        words = [f"α = {alpha[1]}" if alpha else result.partition, f"{result.clients:,} clients"]
+        words = [f"α = {float(alpha[1]):g}" if alpha else result.partition, f"{result.clients:,} clients"]
         words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
         words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
         trained = result.settings.get("train", "all")
