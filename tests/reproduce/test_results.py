@@ -18,7 +18,7 @@ from unskew.reproduce.readings import Seen, check_reading, parse_reading
 from unskew.reproduce.recipe_files import names, recipe
 from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
 from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, counts, table_result
-from unskew.reproduce.wording import differences, facts, findings, told
+from unskew.reproduce.wording import differences, facts, findings, ours_of, told
 from unskew.runs.config import Config
 from unskew.sweeps.work import Failure
 
@@ -287,6 +287,28 @@ def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data,
     said = " ".join(findings(table_result(recipe("ccvr/table4"), asked, tmp_path)))
     words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
     assert f"Of 9 gains of one row over another{where}, {words}" in said
+
+
+def test_gains_of_the_other_sign_are_counted_as_carefully(tmp_path):
+    after = {"N = 10": 0.8, "N = 50": 0.6, "N = 100": 0.7}
+    fill(tmp_path, "ccvr/table4", PAPER, lambda cell, seed: 0.7, lambda cell, seed: after[cell.column.name])
+    said = " ".join(findings(table_result(recipe("ccvr/table4"), PAPER, tmp_path)))
+    assert "Of 6 gains of one row over another, 3 have the paper's sign; for 3 of these" in said
+    assert "Of the 3 with the other sign it does for 3." in said
+    assert "the paper's or ours, are not counted: 3." in said
+    assert "by the paper's ±, or ours where it gives none:" in said
+
+
+def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_not_theirs(tmp_path):
+    asked = Asked("small", "frozen")
+    fill(tmp_path, "hsu/table4", asked)
+    result = table_result(recipe("hsu/table4"), asked, tmp_path)
+    assert ours_of(result) == "ours (frozen)"
+    assert not any(each.startswith(("Network: ", "Two layers: ", "Local epochs: ")) for each in differences(result))
+    assert any(each.startswith("Network: ") for each in differences(replace(result, asked=PAPER)))
+    files = write_table(result, told(result), "unskew reproduce this")
+    assert "| two layers, 1k, paper | two layers, 1k, ours (frozen) |" in files[0].read_text(encoding="utf-8")
+    assert ours_of(replace(result, asked=Asked("small", "table:mine.csv"))) == "ours (other data)"
 
 
 def test_seeds_are_those_that_were_run(tmp_path):

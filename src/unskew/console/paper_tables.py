@@ -26,7 +26,7 @@ from unskew.reproduce.results import (
     columns_of,
     rows_of,
 )  # fmt: skip
-from unskew.reproduce.wording import Told, difference_words
+from unskew.reproduce.wording import Told, difference_words, ours_of
 
 WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}
@@ -113,24 +113,23 @@ def _blocks(result: TableResult, width: int) -> list[Table]:
         if blocks[-1] and first + 4 + sum(needs[each] for each in blocks[-1]) + need > width:
             blocks.append([])
         blocks[-1].append(place)
-    return [_block(lines, columns, block, printed) for block in blocks]
+    return [_block(lines, columns, block, ours_of(result) if printed else "") for block in blocks]
 
 
-def _block(
-    lines: dict[str, list[CellResult | None]], columns: Sequence[str], block: Sequence[int], printed: bool
-) -> Table:
+def _block(lines: dict[str, list[CellResult | None]], columns: Sequence[str], block: Sequence[int], ours: str) -> Table:
+    """Some of the columns; ``ours`` is what ours are called beside the paper's, "" where it has none."""
     table = Table()
     table.add_column("", overflow="fold")
     for place in block:
         name = columns[place]
-        if printed:
+        if ours:
             table.add_column(f"{name}\npaper", justify="right", no_wrap=True)
-        table.add_column(f"{name}\nours" if printed else name, justify="right")
+        table.add_column(f"{name}\n{ours}" if ours else name, justify="right")
     for row, cells in lines.items():
         parts: list[Text] = []
         for place in block:
             each = cells[place]
-            if printed:
+            if ours:
                 parts.append(Text(str(each.paper) if each is not None and each.paper else ""))
             parts.append(_ours(each))
         table.add_row(Text(row, overflow="fold"), *parts)

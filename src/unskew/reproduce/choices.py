@@ -134,7 +134,8 @@ class Federation:
     @property
     def cheapest(self) -> Choice:
         """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
-        near = [each for each in self.choices if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
+        best, most = self.best.accuracy.mean, len(self.best.scores)
+        near = [each for each in self.choices if each.accuracy.mean >= best - CHEAP and len(each.scores) == most]
         least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
@@ -217,7 +218,9 @@ def _labels(records: Sequence[Record]) -> list[str]:
     for each in records:
         result = each.result
         alpha = re.search(r"alpha=([\d.]+)", result.partition)
-        words = [f"α = {float(alpha[1]):g}" if alpha else result.partition, f"{result.clients:,} clients"]
+        by_client = " by client" if result.partition.startswith("dirichlet-client") else ""  # which is more skewed
+        skew = f"α = {float(alpha[1]):g}{by_client}" if alpha else result.partition
+        words = [skew, f"{result.clients:,} clients"]
         words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
         words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
         trained = result.settings.get("train", "all")

@@ -65,11 +65,13 @@ _TABLE = (
     "Bytes are those that all clients send, in all rounds and for the calibration; the time is the "
     "quickest seed's, since other work on the machine only adds to it. The gap is how far the best is above it, "
     "paired over the seeds; its interval is the wider of the pair's own and one from the noise of all choices "
-    "together, widened for the number of comparisons."
+    "together, widened for the number of comparisons. A paper's table has the pair's own interval alone, which may "
+    "leave out zero where this one does not."
 )
 _BEYOND = (
     "The best of what the papers do not have against the best of what they have, both run here on the same partitions "
-    "and seeds; and beside the best value that a paper prints for the same settings."
+    "and seeds, with the bytes that each sends; and beside the best value that a paper prints for the same settings. "
+    "CCVR counts as the paper's with ReLU and Tukey's transformation and without them."
 )
 
 
@@ -78,13 +80,13 @@ def sentences(every: Sequence[Federation]) -> list[str]:
     said = []
     for each in every:
         best = each.best
-        words = f"{each.label}: {best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
+        few = len(best.scores) < MIN_SEEDS
+        highest = f"highest with {counted(len(best.scores), 'seed')}, too few to call it best: " if few else ""
+        words = f"{each.label}: {highest}{best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
         if each.plain is not None and each.plain is not best:
             words += f"; {_gap(each.gap(best, each.plain), best, each.plain)} above FedAvg without calibration"
         rivals = each.rivals
-        if len(best.scores) < MIN_SEEDS:
-            words += f". With fewer than {MIN_SEEDS} seeds no winner is named"
-        elif rivals:
+        if rivals and not few:
             more = f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
             words += f". Not told apart from it: {', '.join(one.name for one in rivals[:MOST_RIVALS])}{more}"
         cheap = each.cheapest
@@ -190,8 +192,8 @@ def _table(every: Sequence[Federation], folder: Path) -> Table:
 
 
 def _beyond(every: Sequence[Federation]) -> Table:
-    names = ("federation", "ours", "accuracy, %", "the papers' best, run here", "accuracy, %", "ours above it, points",
-             "printed in a paper", "where")  # fmt: skip
+    names = ("federation", "ours", "accuracy, %", "sent up", "the papers' best, run here", "accuracy, %", "sent up",
+             "ours above it, points", "printed in a paper", "where")  # fmt: skip
     rows: list[list[Cell]] = []
     for each in every:
         best, theirs = each.best_unpublished, each.best_published
@@ -199,7 +201,8 @@ def _beyond(every: Sequence[Federation]) -> Table:
             continue
         gap = _gap(each.gap(best, theirs), best, theirs)
         where, printed = each.printed or ("", None)
-        rows.append([each.label, best.name, best.accuracy.words(), theirs.name, theirs.accuracy.words(), gap,
+        rows.append([each.label, best.name, best.accuracy.words(), format_bytes(best.bytes_up), theirs.name,
+                     theirs.accuracy.words(), format_bytes(theirs.bytes_up), gap,
                      None if printed is None else str(printed), where])  # fmt: skip
     return Table("", [Column(name) for name in names], rows)
 

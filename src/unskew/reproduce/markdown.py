@@ -7,7 +7,7 @@ from urllib.parse import quote
 from unskew.charts import Chart
 from unskew.reproduce.links import run_link
 from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, TableResult, columns_of, rows_of
-from unskew.reproduce.wording import Told, difference_words
+from unskew.reproduce.wording import Told, difference_words, ours_of
 
 
 def to_markdown(result: TableResult, said: Told, command: str, charts: Sequence[Chart], folder: Path) -> str:
@@ -37,10 +37,10 @@ def to_markdown(result: TableResult, said: Told, command: str, charts: Sequence[
 
 def _table(result: TableResult, folder: Path) -> list[str]:
     names = columns_of(result)
-    printed = any(each.paper for each in result.cells)
+    printed, ours = any(each.paper for each in result.cells), ours_of(result)
     head = [
         "",
-        *(part for name in names for part in ([f"{name}, paper", f"{name}, ours"] if printed else [name or "value"])),
+        *(part for name in names for part in ([f"{name}, paper", f"{name}, {ours}"] if printed else [name or "value"])),
     ]
     rows = []
     for name, cells in rows_of(result).items():

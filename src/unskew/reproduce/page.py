@@ -8,7 +8,7 @@ from unskew.charts import Chart
 from unskew.report.page import Page, Section
 from unskew.reproduce.links import run_link
 from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, rows_of
-from unskew.reproduce.wording import Told, difference_words
+from unskew.reproduce.wording import Told, difference_words, ours_of
 
 _READ = "Each cell has mean ± deviation over the seeds, and leads to the report of its first run."
 _JUDGED = (
@@ -49,7 +49,7 @@ def _table(result: TableResult, folder: Path) -> Table:
     columns = [Column("row")]
     for name in names:
         columns += [Column(f"{name}, the paper's", "number")] if printed else []
-        columns.append(Column(f"{name}, ours", "number"))
+        columns.append(Column(f"{name}, {ours_of(result)}", "number"))
     rows: list[list[Cell]] = []
     for row, cells in rows_of(result).items():
         line: list[Cell] = [row]

@@ -121,9 +121,12 @@ def cka(seen: Seen, layer: str = "classifier") -> float | None:
     return float(values["means"][values["layers"].index(layer)])
 
 
-def unevenness(seen: Seen) -> float | None:
-    """How far the lengths of the classifier's rows differ: their deviation over their mean."""
+def unevenness(seen: Seen, local: bool = False) -> float | None:
+    """How far the lengths of the classifier's rows differ: their deviation over their mean; of local classifiers after
+    the last round the mean over clients."""
     values = seen.record.measure("norms")
+    if local:
+        return _number(_visit(seen), "unevenness")
     rows = None if values is None else values["calibrated"].get(seen.after) if seen.after else values["server"]
     return None if rows is None else uneven(rows)
 
@@ -131,9 +134,13 @@ def unevenness(seen: Seen) -> float | None:
 def correlation(seen: Seen, first: bool = False) -> float | None:
     """How the rows of local classifiers follow the clients' label counts, the mean over clients; in the first round or
     after the last."""
+    return _number(_visit(seen, first), "correlation")
+
+
+def _visit(seen: Seen, first: bool = False) -> dict[str, Any] | None:
+    """The rows of local classifiers in the first round, or in the visit after the last."""
     values = seen.record.measures.get("norms(round=0)") if first else seen.record.measure("norms")
-    asked = [row for row in values["rounds"] if row.get("asked")] if values else []
-    return _number(asked[0], "correlation") if asked else None
+    return next((row for row in values["rounds"] if row.get("asked")), None) if values else None
 
 
 READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {

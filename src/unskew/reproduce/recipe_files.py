@@ -68,13 +68,14 @@ def recipe(name: str) -> Recipe:
     level, shared = _level(given, where), paper.level
     extents = _extents(given, paper)
     words = {key: given["stand_in"][key].get("what", key) for key in given.get("stand_in", {})}
+    left_out = {key: tuple(each.get("left_out", ())) for key, each in given.get("stand_in", {}).items()}
     inherited = {key: _shared(folder)["stand_in"][key].get("what", key) for key in shared.stand_in}
     return Recipe(
         name=name, title=given["title"], source=given["source"], about=given.get("about", ""), paper=paper,
         level=level, columns=columns, rows=rows, extents=extents, baseline=given.get("baseline"),
         measures=tuple(given.get("measures", ())), measure_all=given.get("measure_all", False),
         figures=tuple(given.get("figures", ())), notes=tuple(given.get("notes", ())),
-        differences=tuple(given.get("differences", ())), stand_ins={**inherited, **words},
+        differences=tuple(given.get("differences", ())), stand_ins={**inherited, **words}, left_out=left_out,
     )  # fmt: skip
 
 
@@ -112,7 +113,7 @@ def _level(given: Mapping[str, Any], where: str) -> Level:
         scales[name] = _level(inner, where)
     for name, inner in given.get("stand_in", {}).items():
         here = f"{where}, stand_in {name}"
-        _known(inner, PLAIN | {"what", "scale"}, here)
+        _known(inner, PLAIN | {"what", "left_out", "scale"}, here)
         others[name] = _level(inner, here)
     return Level(_settings(given, where), given.get("with", {}), scales, others)
 

@@ -1,10 +1,11 @@
 """Sentences on a table: how far ours agree, what is missing, and every known difference of the set-up."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unskew.core.units import counted, format_duration
 from unskew.reproduce.cells import Asked, cells_of
-from unskew.reproduce.results import AGREEMENT, CellResult, TableResult, columns_of, counts
+from unskew.reproduce.results import AGREEMENT, CellResult, Gain, TableResult, columns_of, counts
 from unskew.runs import config as configs
 from unskew.runs.options import Value
 
@@ -37,11 +38,10 @@ def _agreement(result: TableResult) -> list[str]:
     if not judged:
         return []
     words = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in number.items() if count)
-    whose = (
-        "the paper's ±"
-        if any(each.paper and each.paper.deviation for each in result.cells)
-        else "our own ±, since the paper gives none"
-    )
+    with_own = [each.paper.deviation is not None for each in result.cells if each.agreement and each.paper]
+    whose = "the paper's ±" if any(with_own) else "our own ±, since the paper gives none"
+    if any(with_own) and not all(with_own):
+        whose += ", or ours where it gives none"
     said = f"Of {counted(judged, 'cell')} with a value in the paper, by {whose}: {words}."
     if result.asked.scale != "paper":
         said += " At this scale less is trained than in the paper, so that values are expected to be outside."
@@ -55,15 +55,26 @@ def _gains(result: TableResult) -> list[str]:
     if not known:
         return []
     large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
-    same, small = [gain for gain, agrees in large if agrees], len(known) - len(large)
+    same, other = ([gain for gain, agrees in large if agrees is wanted] for wanted in (True, False))
+    small = len(known) - len(large)
     where = "" if all(each.judged for each in result.cells) else ", on other data than the paper's"
     has = "has" if len(same) == 1 else "have"
     said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} {has} the paper's sign"
-    if intervals := [gain.interval for gain in same if gain.interval is not None]:
-        apart = sum(each.low > 0 or each.high < 0 for each in intervals)
-        said += f"; for {apart} of these the 95 % interval over the seeds leaves out zero"
-    rest = f" Gains of less than {SAME:g} points, {small} of them, are not counted." if small else ""
+    if any(gain.interval for gain in same):
+        said += f"; for {_apart(same)} of these the 95 % interval over the seeds leaves out zero"
+    if any(gain.interval for gain in other):
+        said += f". Of the {len(other)} with the other sign it does for {_apart(other)}"
+    rest = (
+        f" Pairs with a gain of less than {SAME:g} points, the paper's or ours, are not counted: {small}."
+        if small
+        else ""
+    )
     return [f"{said}.{rest}"]
+
+
+def _apart(gains: Sequence[Gain]) -> int:
+    """Of how many the interval leaves out zero."""
+    return sum(each.interval is not None and (each.interval.low > 0 or each.interval.high < 0) for each in gains)
 
 
 def _missing(result: TableResult) -> list[str]:
@@ -93,28 +104,35 @@ def differences(result: TableResult) -> list[str]:
         if changed:
             said.append(f"Scale {asked.scale}: {changed}.")
     said += [f"Asked for: {name} = {value}." for name, value in asked.changes.items()]
-    own = recipe.extent("paper").seeds
-    if len(result.seeds) != len(own):
-        said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(own)}.")
-    return [*said, *recipe.differences, *recipe.paper.differences]
+    published = recipe.extent("paper").seeds
+    if len(result.seeds) != len(published):
+        said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(published)}.")
+    own = [*recipe.differences, *recipe.paper.differences]
+    return [*said, *(each for each in own if not each.startswith(recipe.left_out.get(asked.data, ())))]
 
 
 def _changed(result: TableResult) -> str:
     """The options in which the cells of this scale are not those of the paper's."""
     found: dict[str, set[tuple[Value | None, Value | None]]] = {}
     whole = cells_of(result.recipe, Asked("paper", result.asked.data))
+    known = {id(each) for each in _run(result)}
     for each, there in zip(result.cells, whole, strict=True):
         now, published = configs.deciding(each.cell.config), configs.deciding(there.config)
-        for name in {**now, **published} if each.cell.done else ():
+        for name in {**now, **published} if id(each) in known else ():
             if now.get(name) != published.get(name) and name not in result.asked.changes:
                 found.setdefault(name, set()).add((now.get(name), published.get(name)))
-        if each.cell.done and each.cell.reads != there.reads:
+        if id(each) in known and each.cell.reads != there.reads:
             found.setdefault("read", set()).add((each.cell.reads, there.reads))
     words = []
     for name, pairs in list(found.items())[:MOST]:
         each_one = [f"{now} instead of {published}" for now, published in sorted(pairs, key=str)]
         words.append(f"{name.replace('_', ' ')} {' or '.join(each_one)}")
     return ", ".join(words)
+
+
+def _run(result: TableResult) -> list[CellResult]:
+    """The cells that have a value; before there are any, those of the scale."""
+    return [each for each in result.cells if each.values] or [each for each in result.cells if each.cell.done]
 
 
 def facts(result: TableResult) -> list[tuple[str, str]]:
@@ -133,7 +151,7 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
     calibrated = sum(one.seconds for record in records for one in record.result.calibrations.values())
     return [
         ("scale", result.asked.scale),
-        ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in result.cells if each.cell.done))),
+        ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in _run(result)))),
         ("seeds", _seeds(result)),
         ("runs", f"{len(records):,}"),
         ("training, of all runs together", format_duration(trained)),
@@ -150,6 +168,14 @@ def _seeds(result: TableResult) -> str:
     if not there:
         return "none yet"
     return ", ".join(map(str, there)) + (f" (not yet {left})" if left else "")
+
+
+def ours_of(result: TableResult) -> str:
+    """What our columns are called: with other data in the paper's place their names say so."""
+    other = result.asked.data
+    if not other:
+        return "ours"
+    return f"ours ({other if other in result.recipe.stand_ins else 'other data'})"
 
 
 def difference_words(each: CellResult) -> str:
