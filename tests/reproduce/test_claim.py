@@ -207,3 +207,16 @@ def test_what_all_columns_of_a_figure_share_is_said_once(tmp_path):
     (chart,) = claim_charts(federations(all_records(tmp_path)), tmp_path)
     assert chart.title.endswith(": α = 0.1, 10 clients")
     assert [name for _, name in chart.x.ticks] == ["2 a round", "5 a round"]
+
+
+def test_without_training_a_calibration_stands_alone(tmp_path):
+    for epochs in (2, 10):
+        record(tmp_path, replace(BASE, rounds=0, epochs=epochs), 0.1, {"lda": 0.45})
+    run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
+    every = federations(all_records(tmp_path))
+    assert [each.label for each in every] == ["α = 0.1, 10 clients, 4×5 epochs", "α = 0.1, 10 clients, no training"]
+    assert "above FedAvg" not in sentences(every)[1]
+    write_claim(tmp_path)
+    beyond = (tmp_path / "claim.md").read_text(encoding="utf-8").partition("## Beyond the papers")[2]
+    assert "4×5 epochs" in beyond
+    assert "no training" not in beyond

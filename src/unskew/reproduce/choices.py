@@ -20,6 +20,7 @@ from unskew.runs.spread import Spread, spread
 
 # what does not tell federations apart: how they are trained, and who is lucky
 OWN = {"method", "lr", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
+OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # nothing, where none is done
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
 IN_PAPERS = {"", "ccvr", "uscc"}
 CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, and how much of its bytes it may send
@@ -72,6 +73,11 @@ class Federation:
     choices: tuple[Choice, ...]
     printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
     data: str  # the data set in a word
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything was: without it a calibration is all there is."""
+        return self.choices[0].records[0].result.rounds > 0
 
     @property
     def best(self) -> Choice:
@@ -165,7 +171,8 @@ def federations(records: Sequence[Record]) -> list[Federation]:
     groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
     for record in records:
         if "centralised" not in record.result.method:
-            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in OWN))
+            idle = set() if record.result.rounds else OF_TRAINING
+            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in OWN | idle))
             groups.setdefault(key, []).append(record)
     chosen = [(group, choices) for group in groups.values() if len(choices := tuple(_choices(group))) > 1]
     labels = _labels([group[0] for group, _ in chosen])
@@ -222,7 +229,8 @@ def _labels(records: Sequence[Record]) -> list[str]:
         skew = f"α = {float(alpha[1]):g}{by_client}" if alpha else result.partition
         words = [skew, f"{result.clients:,} clients"]
         words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
-        words += [f"{result.rounds}×{result.settings.get('epochs')} epochs"] if len(lengths) > 1 else []
+        length = f"{result.rounds}×{result.settings.get('epochs')} epochs" if result.rounds else "no training"
+        words += [length] if len(lengths) > 1 else []
         trained = result.settings.get("train", "all")
         if trained != "all":
             words.append(f"{trained} of {result.model} alone")

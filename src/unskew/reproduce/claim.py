@@ -83,7 +83,7 @@ def sentences(every: Sequence[Federation]) -> list[str]:
         few = len(best.scores) < MIN_SEEDS
         highest = f"highest with {counted(len(best.scores), 'seed')}, too few to call it best: " if few else ""
         words = f"{each.label}: {highest}{best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
-        if each.plain is not None and each.plain is not best:
+        if each.trained and each.plain is not None and each.plain is not best:
             words += f"; {_gap(each.gap(best, each.plain), best, each.plain)} above FedAvg without calibration"
         rivals = each.rivals
         if rivals and not few:
@@ -197,7 +197,7 @@ def _beyond(every: Sequence[Federation]) -> Table:
     rows: list[list[Cell]] = []
     for each in every:
         best, theirs = each.best_unpublished, each.best_published
-        if best is None or theirs is None:
+        if best is None or theirs is None or not each.trained:
             continue
         gap = _gap(each.gap(best, theirs), best, theirs)
         where, printed = each.printed or ("", None)
