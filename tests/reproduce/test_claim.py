@@ -220,3 +220,20 @@ def test_without_training_a_calibration_stands_alone(tmp_path):
     beyond = (tmp_path / "claim.md").read_text(encoding="utf-8").partition("## Beyond the papers")[2]
     assert "4×5 epochs" in beyond
     assert "no training" not in beyond
+
+
+def test_methods_that_were_never_calibrated_are_named(tmp_path):
+    run(tmp_path, "fedavg", 0.5)
+    run(tmp_path, "scaffold", 0.5, lda=0.65)
+    (said,) = sentences(federations(all_records(tmp_path)))
+    assert "Tried without calibration alone: fedavg." in said
+    run(tmp_path, "fedavg", 0.5, lda=0.6)
+    assert "without calibration alone" not in sentences(federations(all_records(tmp_path)))[0]
+
+
+def test_a_fourth_seed_of_some_does_not_rule_out_those_with_three(tmp_path):
+    run(tmp_path, "fedavg", 0.5, lda=0.65)
+    run(tmp_path, "scaffold", 0.6)
+    record(tmp_path, replace(BASE, method="scaffold", seed=3), 0.6)
+    (one,) = federations(all_records(tmp_path))
+    assert one.best.name == "fedavg + lda"

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from unskew.analysis.phrases import bound
-from unskew.analysis.ranking import LEVEL, Candidate, Difference, difference, t_quantile
+from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Candidate, Difference, difference, t_quantile
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.recipe import PaperValue
@@ -81,7 +81,7 @@ class Federation:
 
     @property
     def best(self) -> Choice:
-        """The highest mean of those with most seeds."""
+        """The highest mean of those with three seeds, or as many as any has."""
         found = _highest(self.choices)
         assert found is not None
         return found
@@ -138,19 +138,28 @@ class Federation:
         return sorted(unsure, key=lambda each: -each.accuracy.mean)
 
     @property
+    def never_calibrated(self) -> list[str]:
+        """The methods that no calibration was tried on, where one was on others."""
+        tried = {each.method for each in self.choices if each.calibration}
+        return list(dict.fromkeys(each.method for each in self.choices if each.method not in tried)) if tried else []
+
+    @property
     def cheapest(self) -> Choice:
         """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
-        best, most = self.best.accuracy.mean, len(self.best.scores)
-        near = [each for each in self.choices if each.accuracy.mean >= best - CHEAP and len(each.scores) == most]
+        near = [each for each in _seen_enough(self.choices) if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
         least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
+def _seen_enough(choices: Sequence[Choice]) -> list[Choice]:
+    """Those with three seeds, or as many as any has: with fewer a mean may be the luck of a partition."""
+    enough = min(MIN_SEEDS, max((len(each.scores) for each in choices), default=0))
+    return [each for each in choices if len(each.scores) >= enough]
+
+
 def _highest(choices: Sequence[Choice]) -> Choice | None:
-    """The highest mean of those with most seeds: with fewer a mean may be the luck of a partition."""
-    most = max((len(each.scores) for each in choices), default=0)
-    whole = [each for each in choices if len(each.scores) == most]
-    return max(whole, key=lambda each: each.accuracy.mean, default=None)
+    """The highest mean of those that were seen often enough."""
+    return max(_seen_enough(choices), key=lambda each: each.accuracy.mean, default=None)
 
 
 def all_records(out: Path) -> list[Record]:
