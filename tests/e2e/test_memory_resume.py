@@ -151,6 +151,7 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
     assert (run / MEMORIES).stat().st_size <= MAX_MEMORY_BYTES_KEPT
 
 
+@pytest.mark.heavy
 def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_path, whole):
     run = tmp_path / "run"
     process = started(

@@ -267,6 +267,7 @@ def test_an_interrupt_during_the_long_imports_is_one_line(tmp_path, seconds):
     assert errors.count("\n") == 1
 
 
+@pytest.mark.heavy  # tests/engines/test_pool.py replaces workers that were killed
 def test_a_worker_killed_before_it_is_ready_is_replaced(tmp_path, whole):
     command = [*UNSKEW, "run", *FAST, "--method", "fedavgm(0.5)", "--engine", "pool", "--workers", "2", "--out", "run"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
