@@ -311,6 +311,13 @@ def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_n
     assert ours_of(replace(result, asked=Asked("small", "table:mine.csv"))) == "ours (other data)"
 
 
+def test_a_table_of_one_column_without_a_name_has_a_plain_head(tmp_path):
+    fill(tmp_path, "hsu/table1", PAPER)
+    result = table_result(recipe("hsu/table1"), PAPER, tmp_path)
+    files = write_table(result, told(result), "unskew reproduce this")
+    assert "|  | paper | ours |" in files[0].read_text(encoding="utf-8")
+
+
 def test_seeds_are_those_that_were_run(tmp_path):
     one = recipe("ccvr/table4")
     assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "none yet"

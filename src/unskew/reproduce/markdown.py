@@ -38,10 +38,9 @@ def to_markdown(result: TableResult, said: Told, command: str, charts: Sequence[
 def _table(result: TableResult, folder: Path) -> list[str]:
     names = columns_of(result)
     printed, ours = any(each.paper for each in result.cells), ours_of(result)
-    head = [
-        "",
-        *(part for name in names for part in ([f"{name}, paper", f"{name}, {ours}"] if printed else [name or "value"])),
-    ]
+    head = [""]
+    for name in names:
+        head += [_headed(name, "paper"), _headed(name, ours)] if printed else [name or "value"]
     rows = []
     for name, cells in rows_of(result).items():
         parts = [
@@ -52,6 +51,10 @@ def _table(result: TableResult, folder: Path) -> list[str]:
         rows.append([name, *parts])
     rules = ["---", *["---:"] * (len(head) - 1)]
     return ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in (head, rules, *rows)]
+
+
+def _headed(column: str, whose: str) -> str:
+    return f"{column}, {whose}" if column else whose
 
 
 def _paper(each: CellResult | None) -> str:
