@@ -198,6 +198,8 @@ def test_a_federation_names_its_network_where_it_is_frozen_or_there_are_several(
         "α = 0.1, 10 clients, lenet-64",
         "α = 0.1, 10 clients, simple-cnn",
     ]
+    charts = claim_charts(federations(all_records(tmp_path)), tmp_path)
+    assert sorted(each.name for each in charts) == ["claim-cifar10-lenet-64", "claim-cifar10-simple-cnn"]
 
 
 def test_what_all_columns_of_a_figure_share_is_said_once(tmp_path):

@@ -75,6 +75,11 @@ class Federation:
     data: str  # the data set in a word
 
     @property
+    def network(self) -> str:
+        """What is trained."""
+        return self.choices[0].records[0].result.model
+
+    @property
     def trained(self) -> bool:
         """Whether anything was: without it a calibration is all there is."""
         return self.choices[0].records[0].result.rounds > 0

@@ -1,4 +1,4 @@
-"""What to choose when: one page over everything measured, a figure for each data set whose points lead to runs."""
+"""What to choose when: one page over everything measured, a figure for each data set and network."""
 
 import math
 import re
@@ -112,13 +112,20 @@ def _seeds(choice: Choice) -> str:
 
 
 def claim_charts(every: Sequence[Federation], folder: Path) -> list[Chart]:
-    """A figure for each data set: a column for each federation, in it bytes from left to right, accuracy upwards."""
-    sets = list(dict.fromkeys(each.data for each in every))
-    return [_chart([each for each in every if each.data == name], folder, name if len(sets) > 1 else "")
-            for name in sets]  # fmt: skip
+    """A figure for each data set and network: a column for each federation, in it bytes from left to right, accuracy
+    upwards."""
+    groups: dict[tuple[str, str], list[Federation]] = {}
+    for each in every:
+        groups.setdefault((each.data, each.network), []).append(each)
+    sets = [data for data, _ in groups]
+    charts = []
+    for (data, network), some in groups.items():
+        name = f"{data} {network}" if sets.count(data) > 1 else data if len(groups) > 1 else ""
+        charts.append(_chart(some, folder, name))
+    return charts
 
 
-def _chart(every: Sequence[Federation], folder: Path, data: str) -> Chart:
+def _chart(every: Sequence[Federation], folder: Path, name: str) -> Chart:
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
         points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
@@ -135,12 +142,12 @@ def _chart(every: Sequence[Federation], folder: Path, data: str) -> Chart:
         top = max(one.accuracy.mean for one in each.choices)  # higher than the best where that one has fewer seeds
         marks += [Words(float(place), top + (count + 0.7) * line, words)
                   for count, words in enumerate(reversed(_best_words(each)))]  # fmt: skip
-    common, names = _in_common([each.label for each in every])
-    ticks = tuple((float(place), name) for place, name in enumerate(names))
+    common, left = _in_common([each.label for each in every])
+    ticks = tuple((float(place), words) for place, words in enumerate(left))
     best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
     title = "Accuracy of every method with every calibration" + (f": {common}" if common else "")
     return Chart(
-        slug(f"claim {data}"), title, f"The best of each federation: {best}.", marks,
+        slug(f"claim {name}"), title, f"The best of each federation: {best}.", marks,
         x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5),
         y=Axis("accuracy, %", high=max(means, default=0) + 5 * line),
         width=max(620, LEFT + STEP * len(every)), height=460, whole_legend=True,
