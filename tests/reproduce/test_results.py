@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from made_records import fill, record
-from unskew.charts import Line
+from unskew.charts import Line, Words
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.figures import draw_figures
@@ -316,6 +316,17 @@ def test_a_table_of_one_column_without_a_name_has_a_plain_head(tmp_path):
     result = table_result(recipe("hsu/table1"), PAPER, tmp_path)
     files = write_table(result, told(result), "unskew reproduce this")
     assert "|  | paper | ours |" in files[0].read_text(encoding="utf-8")
+
+
+def test_a_rate_that_diverges_everywhere_keeps_its_row_in_the_grid(tmp_path):
+    asked = Asked("small")
+    fill(tmp_path, "hsu/figure8b", asked)
+    for cell in cells_of(recipe("hsu/figure8b"), asked):
+        if cell.done and cell.variables["rate"] == 1:
+            shutil.rmtree(record_file(tmp_path, cell.training, 0).parent)
+    (chart,) = draw_figures(table_result(recipe("hsu/figure8b"), asked, tmp_path))
+    assert [name for _, name in chart.y.ticks] == ["1", "0.1"]
+    assert sum(isinstance(mark, Words) and mark.text == "×" for mark in chart.marks) == 2
 
 
 def test_seeds_are_those_that_were_run(tmp_path):

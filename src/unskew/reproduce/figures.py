@@ -221,10 +221,10 @@ def _histogram(result: TableResult, spec: Spec) -> list[Chart]:
 def _grid(result: TableResult, spec: Spec) -> list[Chart]:
     """A variable of the rows against the columns, in each cell the best of what else is varied."""
     name = spec["by"]
-    levels = sorted({float(each.cell.variables[name]) for each in result.cells if each.values}, reverse=True)
+    levels = sorted({float(each.cell.variables[name]) for each in result.cells if each.cell.done}, reverse=True)
     columns = [column for column in result.recipe.columns
                if any(each.values for each in result.cells if each.cell.column is column)]  # fmt: skip
-    if not levels:
+    if not columns:
         return []
     table: list[list[float | None]] = []
     for level in levels:
@@ -242,7 +242,8 @@ def _grid(result: TableResult, spec: Spec) -> list[Chart]:
     alt = f"{result.recipe.title}: the best of each {spec['label']} and column; × is what diverged or was not run."
     return [
         Chart("grid", spec.get("title", result.recipe.title), alt, marks, x=Axis("", ticks=x),
-              y=Axis(spec["label"], ticks=y), width=max(440, 160 + 56 * len(columns)), height=120 + 34 * len(levels))
+              y=Axis(spec["label"], ticks=y), width=max(440, 160 + 56 * len(columns)),
+              height=max(220, 120 + 34 * len(levels)))
     ]  # fmt: skip
 
 
