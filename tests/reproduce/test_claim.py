@@ -228,9 +228,9 @@ def test_methods_that_were_never_calibrated_are_named(tmp_path):
     run(tmp_path, "fedavg", 0.5)
     run(tmp_path, "scaffold", 0.5, lda=0.65)
     (said,) = sentences(federations(all_records(tmp_path)))
-    assert "Tried without calibration alone: fedavg." in said
+    assert "Tried only without calibration: fedavg." in said
     run(tmp_path, "fedavg", 0.5, lda=0.6)
-    assert "without calibration alone" not in sentences(federations(all_records(tmp_path)))[0]
+    assert "only without calibration" not in sentences(federations(all_records(tmp_path)))[0]
 
 
 def test_a_fourth_seed_of_some_does_not_rule_out_those_with_three(tmp_path):

@@ -234,3 +234,11 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeyp
     finally:
         for cached in (recipe_files._read, recipe_files._paper, recipe_files.recipe, recipe_files.names):
             cached.cache_clear()
+
+
+@pytest.mark.parametrize("name", names())
+def test_what_other_data_leave_out_is_there_to_be_left_out(name):
+    one = recipe(name)
+    every = (*one.differences, *one.paper.differences)
+    for beginnings in one.left_out.values():
+        assert [each for each in beginnings if not any(said.startswith(each) for said in every)] == []

@@ -107,13 +107,14 @@ def _blocks(result: TableResult, width: int) -> list[Table]:
     lines = rows_of(result)
     printed = any(each.paper for each in result.cells)
     first = max(len(name) for name in lines)
-    needs = [_width(name, [cells[place] for cells in lines.values()], printed) for place, name in enumerate(columns)]
+    called = ours_of(result) if printed else ""
+    needs = [_width(name, [cells[place] for cells in lines.values()], called) for place, name in enumerate(columns)]
     blocks: list[list[int]] = [[]]
     for place, need in enumerate(needs):
         if blocks[-1] and first + 4 + sum(needs[each] for each in blocks[-1]) + need > width:
             blocks.append([])
         blocks[-1].append(place)
-    return [_block(lines, columns, block, ours_of(result) if printed else "") for block in blocks]
+    return [_block(lines, columns, block, called) for block in blocks]
 
 
 def _block(lines: dict[str, list[CellResult | None]], columns: Sequence[str], block: Sequence[int], ours: str) -> Table:
@@ -146,8 +147,8 @@ def _ours(each: CellResult | None) -> Text:
     return Text(f"{each.words()}{gap}{mark}", COLOURS.get(each.agreement, ""))
 
 
-def _width(name: str, cells: Sequence[CellResult | None], printed: bool) -> int:
+def _width(name: str, cells: Sequence[CellResult | None], called: str) -> int:
     """What a column takes, with its borders: the paper's values and ours."""
     there = [each for each in cells if each is not None]
-    ours = max([len(name), *(len(_ours(each).plain) for each in there)]) + 3
-    return ours + (max([len(name), *(len(str(each.paper or "")) for each in there)]) + 3 if printed else 0)
+    ours = max([len(name), len(called), *(len(_ours(each).plain) for each in there)]) + 3
+    return ours + (max([len(name), *(len(str(each.paper or "")) for each in there)]) + 3 if called else 0)

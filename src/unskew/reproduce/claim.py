@@ -90,7 +90,7 @@ def sentences(every: Sequence[Federation]) -> list[str]:
             more = f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
             words += f". Not told apart from it: {', '.join(one.name for one in rivals[:MOST_RIVALS])}{more}"
         if each.never_calibrated:
-            words += f". Tried without calibration alone: {', '.join(each.never_calibrated)}"
+            words += f". Tried only without calibration: {', '.join(each.never_calibrated)}"
         cheap = each.cheapest
         if cheap is not best:
             words += (

@@ -109,7 +109,8 @@ class Recipe:
     notes: tuple[str, ...] = ()  # on the paper's values: contradictions, where they were taken from
     differences: tuple[str, ...] = ()  # of the set-up, beside the paper's own
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # by name, what it is
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by stand-in, beginnings
+    # by stand-in, how the differences begin that do not apply to it
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def extent(self, scale: str, data: str = "") -> Extent:
         """What is done at that scale with these data in the place of the paper's."""
