@@ -11,8 +11,7 @@ import torch
 import unskew
 from measure import Row, at_most, medians
 from unskew import models
-from unskew.calibration.covariances import Diagonal, Full, Shared
-from unskew.calibration.forms import check_memory, statistics_bytes
+from unskew.calibration.covariances import Diagonal, Full, Shared, check_memory, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

@@ -12,9 +12,8 @@ import numpy as np
 from measure import Row, at_most
 from unskew import engines, models
 from unskew.core import tensors
-from unskew.core.images import Split
 from unskew.core.key import Key
-from unskew.core.types import Local, Visit
+from unskew.core.types import Local, Split, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint, dataset
 from unskew.engines.flower.agreement import Agreement

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 
 from measure import Row, at_most
-from unskew.core.context import neutral
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.types import Visit
 from unskew.privacy import rows
-from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed
+from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed, unmask
 from unskew.privacy.ciphers import derived_key
-from unskew.privacy.recovery import unmask
-from unskew.privacy.rounding import as_steps
+from unskew.privacy.fixed_point import as_steps
 from unskew.privacy.secure_jobs import MaskedJob, Rounded, mask_keys, mask_openings, mask_shares
 from unskew.privacy.sessions import Sessions, new_session
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from measure import at_most
-from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
+from unskew.core.types import ImageSet, Split
 
 MILLION, THOUSAND = 1_000_000, 1_000
 CLASSES = 20

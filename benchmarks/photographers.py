@@ -15,8 +15,7 @@ from pathlib import Path
 
 from measure import Row, at_most
 from unskew.core.units import format_bytes
-from unskew.data.synthetic import Shape
-from unskew.data.synthetic_files import write_population
+from unskew.data.synthetic_set import Shape, write_population
 
 IMAGES, TEST, SIDE = 12_030, 1203, 64
 ROUNDS, PER_ROUND = 10, 100

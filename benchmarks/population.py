@@ -7,7 +7,7 @@ from measure import Row, at_most, medians
 from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.population import emd
-from unskew.data.synthetic import Shape, draw_rows
+from unskew.data.synthetic_set import Shape, draw_rows
 
 WHOLE = Shape(users=20_000, classes=5089, examples=579_184, test=95_986, balanced=False)
 

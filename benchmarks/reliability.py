@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from measure import Row, at_most, medians
-from unskew.calibration.logistic import minimum
+from unskew.calibration.oracle import minimum
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key

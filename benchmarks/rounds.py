@@ -12,8 +12,8 @@ import numpy as np
 from measure import Row, at_least, at_most, medians
 from unskew import engines, models
 from unskew.core import tensors
-from unskew.core.context import neutral
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.types import ImageSet, Local, Split
 from unskew.data.partition import partition
 from unskew.data.population import Partition, Population

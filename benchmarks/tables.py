@@ -16,8 +16,7 @@ from measure import Row, at_least, at_most, medians
 from unskew.core.types import ImageSet, Local, Split
 from unskew.data.population import Population
 from unskew.data.store import Cache
-from unskew.data.table_columns import facts, read_csv
-from unskew.data.tables import load_table
+from unskew.data.tables import facts, load_table, read_csv
 from unskew.engines import seconds_per_step
 from unskew.engines.blueprint import Blueprint, build, dataset
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import unskew
 from unskew.analysis import MEASURES, parse_measure
 from unskew.analysis.cka import Similarity, apart
-from unskew.analysis.row_lengths import unevenness
+from unskew.analysis.norms import unevenness
 from unskew.analysis.store import stored_or_taken
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.report.write import write_report
 from unskew.runs.result import read_result
 from unskew.runs.study import FinishedRun

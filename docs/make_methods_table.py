@@ -24,7 +24,7 @@ from unskew.data.population import Partition
 from unskew.data.sources import load
 from unskew.runs import milestones
 from unskew.runs.folder import write_arrays
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result
 
 HERE = Path(__file__).parent

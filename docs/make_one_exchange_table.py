@@ -28,11 +28,11 @@ import unskew
 from unskew import models
 from unskew.core import tensors
 from unskew.core.files import write_whole
-from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
 from unskew.core.machine import cores
+from unskew.core.types import ImageSet, Split
 from unskew.data.sources import load
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.milestones import accuracy_at_round
 from unskew.runs.result import Result, read_result
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 import unskew
-from unskew.analysis.partition_charts import partition_charts
+from unskew.analysis.skew import partition_charts
 from unskew.charts.files import sheet_bytes
 from unskew.core.key import Key
 from unskew.data.partition import partition

@@ -21,11 +21,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unskew.core.context import neutral
 from unskew.core.errors import ClientFailure
 from unskew.core.files import write_whole
 from unskew.core.key import Key
-from unskew.core.machine import cores
+from unskew.core.machine import cores, neutral
 from unskew.core.units import format_bytes
 from unskew.data.population import Population
 from unskew.engines.blueprint import build

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from unskew.core.files import write_whole
 from unskew.reproduce.cells import Asked
-from unskew.reproduce.recipe_files import recipe
+from unskew.reproduce.recipe import recipe
 from unskew.reproduce.results import CellResult, Gain, TableResult, table_result
 
 PAGE = Path(__file__).parent / "trust.md"

@@ -1,7 +1,7 @@
 """The small federation of unskew.checks, with local settings as plain keywords."""
 
-from unskew.checks.small import Federation, image_set, largest_difference, partition_of, same
-from unskew.checks.small import federation as _federation
+from unskew.checks.laws import Federation, image_set, largest_difference, partition_of, same
+from unskew.checks.laws import federation as _federation
 from unskew.core.types import Local
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unskew.reproduce.cells import Asked, cells_of, seeds_of, training_name
-from unskew.reproduce.recipe_files import recipe
+from unskew.reproduce.recipe import recipe
 from unskew.reproduce.records import Record, run_folder, write_record
 from unskew.runs.config import Config, deciding
 from unskew.runs.result import Calibration, Result

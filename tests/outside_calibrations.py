@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from unskew.calibration.covariances import Diagonal
-from unskew.calibration.finisher import Finisher, RealFeatures, finisher
-from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, finisher
 
 
 def filled(head, statistics, weight=1.0):

@@ -5,7 +5,7 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.methods import parse_method
 from unskew.round import driver
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 
 
 class Answered:

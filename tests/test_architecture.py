@@ -1,4 +1,4 @@
-"""Imports go one way and never in a circle, modules stay small, docs/architecture.md lists every one of them."""
+"""Imports go one way and never in a circle, docs/architecture.md lists every one of them."""
 
 import ast
 import importlib.util
@@ -90,10 +90,8 @@ def test_imports_go_downwards(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_outgrows_300_lines_and_each_says_why_it_exists(path):
-    text = path.read_text()
-    assert len(text.splitlines()) <= 300
-    assert ast.get_docstring(ast.parse(text))
+def test_every_module_says_why_it_exists(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
 
 
 def test_modules_do_not_import_each_other_in_a_circle():
@@ -137,9 +135,8 @@ def test_the_page_names_every_law_and_tests_that_exist():
         assert f"def {test}(" in text if test else text, (file, test)
 
 
-def test_types_import_nothing_of_ours_but_images_which_import_nothing():
-    assert imports(ROOT / "core" / "types.py") == {("core", "images")}
-    assert imports(ROOT / "core" / "images.py") == set()
+def test_types_import_nothing_of_ours():
+    assert imports(ROOT / "core" / "types.py") == set()
 
 
 def test_only_runs_and_fetch_write_files():
@@ -154,12 +151,11 @@ def test_only_runs_and_fetch_write_files():
     assert set(writers) <= {
         "core/files.py",
         "core/machine.py",  # the kernel's file for a session's priority
-        "federation/logs.py",
+        "federation/processes.py",
         "runs/folder.py",
-        "runs/lines.py",
+        "runs/journal.py",
         "runs/manifest.py",
-        "data/download.py",
-        "data/archives.py",
+        "data/fetch.py",
     }
 
 

@@ -11,9 +11,8 @@ if TYPE_CHECKING:
     from unskew.analysis.together import draw_runs
     from unskew.api import resume, run, run_seeds, sweep
     from unskew.calibration.calibrate import calibrate
-    from unskew.calibration.classifier import CalibratedClassifier
+    from unskew.calibration.classifier import CalibratedClassifier, Lift
     from unskew.calibration.statistics import ClassStatistics
-    from unskew.calibration.transformations import Lift
     from unskew.core.errors import ClientFailure, UserError
     from unskew.core.key import Key
     from unskew.loggers import open_logger
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
     from unskew.runs.finished import calibrate_run, load
     from unskew.runs.result import Calibration, Result
-    from unskew.runs.stop import STOP, StopRun
+    from unskew.runs.train import STOP, StopRun
 
 __version__ = "0.1.0"
 
@@ -57,10 +56,10 @@ _HOME = {
     "ClassStatistics": "calibration.statistics",
     "ClientFailure": "core.errors",
     "Key": "core.key",
-    "Lift": "calibration.transformations",
+    "Lift": "calibration.classifier",
     "Result": "runs.result",
-    "STOP": "runs.stop",
-    "StopRun": "runs.stop",
+    "STOP": "runs.train",
+    "StopRun": "runs.train",
     "UserError": "core.errors",
     "analyse": "analysis",
     "calibrate": "calibration.calibrate",

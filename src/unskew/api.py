@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from unskew.console.notebook import NotebookView, in_notebook
 from unskew.console.plain import PlainConsole
 from unskew.console.screen import Screen
-from unskew.core.arguments import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
+from unskew.core.errors import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -23,8 +23,7 @@ from unskew.runs.execute import Observer
 from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedRuns
-from unskew.sweeps.outcomes import Sweep
-from unskew.sweeps.summary import check_format, write_summary
+from unskew.sweeps.outcomes import Sweep, check_format, write_summary
 from unskew.sweeps.sweep import sweep as sweep_settings
 
 Outcome = TypeVar("Outcome")

@@ -52,17 +52,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from unskew.analysis.elements import Choice, Column, Table
-    from unskew.analysis.measure import Comparison, Measure
+    from unskew.analysis.measure import Choice, Column, Comparison, Measure, Table
     from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared
-    from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
-    from unskew.calibration.request import StatisticsRequest
+    from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest, finisher
     from unskew.calibration.statistics import ClassStatistics
     from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
     from unskew.checks import LawBroken, check_method
     from unskew.core.errors import Missing, UserError
     from unskew.core.key import Key
-    from unskew.core.roster import Roster
     from unskew.core.types import (
         Aggregate,
         Arrive,
@@ -79,6 +76,7 @@ if TYPE_CHECKING:
         Memory,
         Outcome,
         Progress,
+        Roster,
         RoundInfo,
         Sampler,
         Scale,
@@ -188,20 +186,17 @@ __all__ = [
 ]
 
 _NAMES = {
-    "analysis.elements": "Choice Column Table",
-    "analysis.measure": "Comparison Measure",
+    "analysis.measure": "Choice Column Comparison Measure Table",
     "calibration.covariances": "Diagonal Full LowRank Shared",
-    "calibration.finisher": "Finisher Made RealFeatures finisher",
-    "calibration.request": "StatisticsRequest",
+    "calibration.finisher": "Finisher Made RealFeatures StatisticsRequest finisher",
     "calibration.statistics": "ClassStatistics",
     "charts": "Axis Band Bars Cells Chart Dots Line Picture Rule Words",
     "checks": "LawBroken check_method",
     "core.errors": "Missing UserError",
     "core.key": "Key",
-    "core.roster": "Roster",
     "core.types": "Aggregate Arrive Available Blend Correction Engine Failure Head ImageSet Local Loss Margin Memory "
-    "Outcome Progress RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart Visit "
-    "Visited",
+    "Outcome Progress Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart "
+    "Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
     "engines.outcomes": "add_outcomes",

@@ -25,9 +25,8 @@ from torch import nn
 
 from unskew.calibration import parse_calibration
 from unskew.calibration.calibrate import calibrate as calibrate_with
-from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.classifier import CalibratedClassifier, last_linear
 from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.heads import last_linear
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.files import write_again

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.finished import finished_run, undisturbed
-from unskew.analysis import alignment, cka
-from unskew.analysis.alignment import AtOnce, Exact, Unbiased, kernel
-from unskew.analysis.cka import Similarity
+from unskew.analysis import cka
+from unskew.analysis.cka import AtOnce, Exact, Similarity, Unbiased, kernel
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
@@ -62,40 +61,40 @@ def sizes_of(n, batch):
 
 def test_a_model_is_wholly_like_itself():
     x, _ = related()
-    assert alignment.cka(x, x) == pytest.approx(1, abs=1e-12)
+    assert cka.cka(x, x) == pytest.approx(1, abs=1e-12)
 
 
 def test_cka_does_not_notice_rotation_scale_or_shift():
     x, y = related()
-    there = alignment.cka(x, y)
+    there = cka.cka(x, y)
     assert 0.05 < there < 0.95
-    assert alignment.cka(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
-    assert alignment.cka(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
+    assert cka.cka(x @ rotation(7), 3.5 * y @ rotation(5) + 11) == pytest.approx(there, abs=1e-12)
+    assert cka.cka(x, -0.01 * x @ rotation(7)) == pytest.approx(1, abs=1e-12)
 
 
 def test_cka_notices_other_linear_maps():
     x, y = related()
     stretched = x @ torch.diag(torch.tensor([10.0, 1, 1, 1, 1, 1, 1], dtype=torch.float64))
-    assert abs(alignment.cka(stretched, y) - alignment.cka(x, y)) > 0.05
-    assert alignment.cka(stretched, x) < 0.9
+    assert abs(cka.cka(stretched, y) - cka.cka(x, y)) > 0.05
+    assert cka.cka(stretched, x) < 0.9
 
 
 def test_cka_is_symmetric_and_between_0_and_1():
     x, y = related()
-    assert alignment.cka(x, y) == pytest.approx(alignment.cka(y, x), abs=1e-14)
-    assert 0 <= alignment.cka(x, drawn(60, 9, seed=5)) <= 1
+    assert cka.cka(x, y) == pytest.approx(cka.cka(y, x), abs=1e-14)
+    assert 0 <= cka.cka(x, drawn(60, 9, seed=5)) <= 1
 
 
 def test_the_definition_is_the_one_by_gram_matrices():
     x, y = related()
-    assert alignment.cka(x, y) == pytest.approx(plain(x, y), abs=1e-12)
+    assert cka.cka(x, y) == pytest.approx(plain(x, y), abs=1e-12)
 
 
 def test_features_that_share_nothing_have_0():
     """Four images, two orthogonal centred columns: YᵀX = 0."""
     x = torch.tensor([[1.0], [-1], [1], [-1]], dtype=torch.float64)
     y = torch.tensor([[1.0], [1], [-1], [-1]], dtype=torch.float64)
-    assert alignment.cka(x, y) == 0
+    assert cka.cka(x, y) == 0
     assert batched(Exact(), [x, y], [4])[0, 1] == 0
 
 
@@ -120,7 +119,7 @@ def test_batches_of_any_size_give_the_definition(n, batch, mean, seed):
 def test_a_short_last_batch_counts_as_much_as_it_holds(sizes):
     x, y = related()
     found = batched(Exact(), [x + 1e4, y - 1e4], sizes)
-    assert found[0, 1] == pytest.approx(alignment.cka(x, y), abs=1e-10)
+    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=1e-10)
     assert torch.equal(found, found.t())
     assert found.diagonal() == pytest.approx(torch.ones(2), abs=1e-12)
 
@@ -129,7 +128,7 @@ def test_float32_features_with_a_large_mean_keep_three_digits():
     """Images give float32: the mean of 10⁴ leaves 10⁻³ of each feature, and the batch's mean must not cost more."""
     x, y = related(500)
     found = batched(Exact(), [(x + 1e4).float(), (y + 1e4).float()], sizes_of(500, 64))
-    assert found[0, 1] == pytest.approx(alignment.cka(x, y), abs=2e-3)
+    assert found[0, 1] == pytest.approx(cka.cka(x, y), abs=2e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -230,7 +229,7 @@ def test_a_large_mean_costs_the_unbiased_form_no_more_digits_than_float32_has():
 def test_kernels_of_all_images_at_once_give_the_definition(seed, n, d):
     x, y = drawn(n, d, seed=seed) + 5, drawn(n, 2, seed=seed + 1000)
     found = batched(AtOnce(), [x, y], [n])
-    assert float(found[0, 1]) == pytest.approx(alignment.cka(x, y), abs=1e-10)
+    assert float(found[0, 1]) == pytest.approx(cka.cka(x, y), abs=1e-10)
     assert found.diagonal().tolist() == pytest.approx([1, 1])
 
 
@@ -277,7 +276,7 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
     for layer, table in enumerate(found.pairs):
         for i, one in enumerate(outputs):
             for j, other in enumerate(outputs):
-                assert table[i][j] == pytest.approx(alignment.cka(one[layer], other[layer]), abs=1e-5)
+                assert table[i][j] == pytest.approx(cka.cka(one[layer], other[layer]), abs=1e-5)
     for table, mean in zip(found.pairs, found.means, strict=True):
         apart = [value for i, row in enumerate(table) for j, value in enumerate(row) if i != j]
         assert mean == pytest.approx(sum(apart) / len(apart), abs=1e-12)
@@ -499,7 +498,7 @@ def test_after_the_activation_a_layer_is_what_enters_the_next(finished):
     assert found.activated
     assert found.layers == plain.layers == ["conv1", "conv2", "fc1", "classifier"]
     for layer in range(4):
-        wanted = alignment.cka(seen[0][layer].double(), seen[1][layer].double())
+        wanted = cka.cka(seen[0][layer].double(), seen[1][layer].double())
         assert found.pairs[layer][0][1] == pytest.approx(wanted, abs=1e-4)
     assert found.means[-1] == pytest.approx(plain.means[-1], abs=1e-12)
     assert abs(found.means[0] - plain.means[0]) > 1e-4

@@ -7,7 +7,7 @@ import pytest
 from analysis.finished import CALIBRATIONS, NAMES, finished_run, result, undisturbed
 from unskew.analysis import confusion
 from unskew.analysis.confusion import Confusion
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import UserError
 
 

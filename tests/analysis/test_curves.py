@@ -9,9 +9,9 @@ import pytest
 from analysis.finished import finished_run, metrics, result, unsealed
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
-from unskew.analysis.seeds import setting_names
+from unskew.analysis.ranking import setting_names
 from unskew.charts import Band, Line
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import UserError
 
 

@@ -8,7 +8,7 @@ import torch
 from analysis.finished import content, finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import drift
 from unskew.analysis.drift import Drift
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 
 LAYERS = {

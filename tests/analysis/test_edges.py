@@ -11,8 +11,7 @@ from unskew.analysis import MEASURES, analyse, cka
 from unskew.console.main import _interrupted
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Visit
-from unskew.report.run_page import run_page, take_all
-from unskew.report.write import write_report
+from unskew.report.write import run_page, take_all, write_report
 from unskew.runs import recording
 
 

@@ -11,7 +11,7 @@ from analysis.finished import NAMES, content, finished_run, undisturbed
 from federation import federation
 from unskew.analysis import inversion
 from unskew.analysis.inversion import Inversion, inverted, psnr, ssim
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.engines.blueprint import build

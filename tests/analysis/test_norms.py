@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import norms
-from unskew.analysis.norms import Norms
-from unskew.analysis.row_lengths import correlation, own_lengths, unevenness
-from unskew.charts.svg import svg
+from unskew.analysis.norms import Norms, correlation, own_lengths, unevenness
+from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings
 from unskew.data.population import counts_table

@@ -12,7 +12,7 @@ import pytest
 import unskew
 from analysis.finished import changed, copied, done, finished_run, known, measured, refused
 from unskew.analysis import Comparison, Measure
-from unskew.analysis.elements import Choice, Column, Table
+from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Bars, Chart
 from unskew.core.errors import Missing, UserError
 

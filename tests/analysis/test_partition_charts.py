@@ -5,10 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from unskew.analysis.partition_charts import MAX_CLIENTS, holdings_of, partition_charts
+from unskew.analysis.skew import MAX_CLIENTS, holdings_of, partition_charts
 from unskew.charts import Words
-from unskew.charts.files import FORMATS, sheet_bytes
-from unskew.charts.paper import missing_letters
+from unskew.charts.files import FORMATS, missing_letters, sheet_bytes
 from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.partition_files import read_holdings, to_arrays

@@ -8,7 +8,7 @@ import torch
 from analysis.finished import NAMES, SMALL, finished_run, images, result, undisturbed
 from unskew.analysis import projection
 from unskew.analysis.projection import Projection, embedded
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.runs import train

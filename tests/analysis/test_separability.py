@@ -10,10 +10,10 @@ from analysis.finished import finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import separability
 from unskew.analysis.separability import Separability
 from unskew.calibration.covariances import Full
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.forecast import apart
-from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import Missing
 from unskew.core.key import Key
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from analysis.finished import NAMES, finished_run, undisturbed
 from unskew.analysis import skew
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings, read_holdings, to_arrays
 from unskew.data.population import Partition, Population, counts_table, emd

@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from unskew.analysis.elements import Choice, Column, Table
+from unskew.analysis.measure import Choice, Column, Table
 from unskew.charts import Axis, Bars, Cells, Chart, Dots, Line, Picture, Rule
-from unskew.report.html import to_html
-from unskew.report.page import Page, Section
+from unskew.report.page import Page, Section, to_html
 
 LONG = "a_class_name_without_any_place_to_break_it_" * 5
 NASTY = "</script></style><img src=x onerror=alert(1)> \"quotes\" 'and' &amp; שלום עולם 🦊"

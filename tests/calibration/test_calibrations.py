@@ -12,14 +12,12 @@ from torch import nn
 import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
-from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.ccvr import virtual_features
+from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
 from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.logistic import minimum
-from unskew.calibration.oracle import SEVERAL
+from unskew.calibration.oracle import SEVERAL, minimum
 from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.transformations import Lift, Transformation
-from unskew.calibration.virtual import virtual_features
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
@@ -117,7 +115,7 @@ def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
 
 
 def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
-    monkeypatch.setattr("unskew.calibration.virtual.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
+    monkeypatch.setattr("unskew.calibration.ccvr.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
     with pytest.raises(UserError, match=r"300 virtual features take 0.0 GB, .*; give per_class=50 or less"):
         virtual_features(statistics_of(), 100, Key(0))
     assert len(virtual_features(statistics_of(), 50, Key(0))[0]) == 150

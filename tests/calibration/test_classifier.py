@@ -8,10 +8,18 @@ import torch
 from safetensors.torch import load, save
 from torch import nn
 
-from unskew.calibration.classifier import CalibratedClassifier, Report, load_calibrated
+from unskew.calibration.classifier import (
+    CalibratedClassifier,
+    Lift,
+    Report,
+    Transformation,
+    blank,
+    copy_of,
+    last_linear,
+    load_calibrated,
+    shortened,
+)
 from unskew.calibration.gaussians import ClassReport
-from unskew.calibration.heads import blank, copy_of, last_linear
-from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise

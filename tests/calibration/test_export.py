@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.classifier import CalibratedClassifier, Lift
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.transformations import Lift
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 

@@ -10,13 +10,11 @@ from torch import nn
 import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
-from unskew.calibration.ccvr import ccvr
-from unskew.calibration.finisher import Finisher, RealFeatures, finisher
+from unskew.calibration.ccvr import ccvr, uscc
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, finisher
 from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
-from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.uscc import uscc
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.methods import parse_method

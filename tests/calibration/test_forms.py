@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.covariances import FORMS as TABLE
-from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared, directions, parse_form
-from unskew.calibration.forms import statistics_bytes
+from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared, directions, parse_form, statistics_bytes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

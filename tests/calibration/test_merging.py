@@ -8,10 +8,9 @@ from operator import add
 import pytest
 import torch
 
-from unskew.calibration import merging
+from unskew.calibration import statistics
 from unskew.calibration.known_noise import KnownNoise
-from unskew.calibration.merging import Merging
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.statistics import ClassStatistics, Merging
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
@@ -60,7 +59,7 @@ def test_the_whole_is_the_sum_of_the_parts_added_in_their_order_to_the_last_bit(
 @pytest.mark.parametrize("form", FORMS)
 def test_how_large_the_blocks_are_does_not_matter(form, size, monkeypatch):
     wanted = ClassStatistics.merged(parts(form))
-    monkeypatch.setattr(merging, "BLOCK_BYTES", size)
+    monkeypatch.setattr(statistics, "BLOCK_BYTES", size)
     same(ClassStatistics.merged(parts(form)), wanted)
 
 
@@ -137,8 +136,8 @@ def test_the_sum_over_clients_that_hold_nothing_holds_nothing(form):
 
 
 def test_a_sum_that_would_not_fit_is_refused_before_it_is_made(monkeypatch):
-    monkeypatch.setattr(merging, "BLOCK_BYTES", 8)  # a block a class: every new one is asked for
-    monkeypatch.setattr("unskew.calibration.forms.physical_memory", lambda: 500.0)
+    monkeypatch.setattr(statistics, "BLOCK_BYTES", 8)  # a block a class: every new one is asked for
+    monkeypatch.setattr("unskew.calibration.covariances.physical_memory", lambda: 500.0)
     with pytest.raises(
         UserError, match=r"^full statistics of 4 classes and 3 features take 0.0 GB, .* the form shared"
     ):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
-from unskew.calibration.heads import NEVER
+from unskew.calibration.classifier import NEVER
 from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError

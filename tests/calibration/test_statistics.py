@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import nn
 
-from unskew.calibration import forms, merging, statistics
+from unskew.calibration import covariances, statistics
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -171,7 +171,7 @@ def test_a_client_that_holds_nothing_adds_nothing_and_addition_changes_no_operan
 @pytest.mark.parametrize("form", FORMS)
 def test_many_are_merged_as_if_added_one_after_another(form, block, monkeypatch):
     """However the rows lie in memory."""
-    monkeypatch.setattr(merging, "BLOCK_BYTES", block)
+    monkeypatch.setattr(statistics, "BLOCK_BYTES", block)
     parts = [ClassStatistics.of_features(features_of(n, n), labels_of(n, n), C, form) for n in (0, 1, 2, 9, 0, 30)]
     found, pooled = ClassStatistics.merged(iter(parts)), ((features_of(n, n), labels_of(n, n)) for n in (1, 2, 9, 30))
     same(found, reduce(add, parts))
@@ -191,7 +191,7 @@ def test_classes_that_nobody_holds_take_no_room_in_a_sum_either():
 
 def test_a_sum_that_memory_cannot_hold_is_refused_before_it_is_made(monkeypatch):
     parts = [example(), example()]
-    monkeypatch.setattr(forms, "physical_memory", lambda: 400.0)
+    monkeypatch.setattr(covariances, "physical_memory", lambda: 400.0)
     with pytest.raises(UserError, match=r"full statistics of 4 classes and 3 features take .* take the form shared"):
         ClassStatistics.merged(parts)
 

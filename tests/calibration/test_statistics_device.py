@@ -102,7 +102,7 @@ METHODS = ("ccvr(per_class=20, epochs=2)", "ccvr(per_class=20, epochs=2, relu=tr
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_calibration_computes_where_the_classifier_is_and_gives_the_same(method):
-    from unskew.calibration.transformations import Lift
+    from unskew.calibration.classifier import Lift
 
     features, labels = features_of()
     measured = Lift.of(D, 4)(features) if "expand" in method else features

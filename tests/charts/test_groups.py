@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from unskew.charts.groups import grouped
+from unskew.charts import grouped
 
 
 def test_groups_stand_around_whole_numbers_without_touching():

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
-from unskew.charts.paper import paper
+from unskew.charts.files import paper
 from unskew.core.errors import UserError
 
 ALL = Chart(
@@ -92,7 +92,7 @@ def test_another_form_is_refused():
 
 def test_matplotlib_is_imported_where_it_is_used_and_nothing_global_is_touched():
     script = (
-        "import sys, unskew.charts.svg, unskew.charts.paper as paper\n"
+        "import sys, unskew.charts.files, unskew.charts.files as paper\n"
         "from unskew.charts import Chart, Line\n"
         "assert 'matplotlib' not in sys.modules\n"
         "import matplotlib\n"

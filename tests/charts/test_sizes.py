@@ -8,11 +8,9 @@ import pytest
 from PIL import Image
 
 from unskew.charts import Axis, Chart, Line
-from unskew.charts.files import chart_bytes
+from unskew.charts.files import chart_bytes, for_paper, length
 from unskew.charts.layout import drawing
-from unskew.charts.scales import breadth, broken
-from unskew.charts.shapes import Text
-from unskew.charts.sizes import for_paper, length
+from unskew.charts.scales import Text, breadth, broken
 from unskew.core.errors import UserError
 
 NAMES = [

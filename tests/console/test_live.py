@@ -18,8 +18,7 @@ from test_screen import ROW, overview
 from federation import federation
 from unskew import engines
 from unskew.console import live
-from unskew.console.curve import MAX_POINTS, Series, curve
-from unskew.console.live import View
+from unskew.console.live import MAX_POINTS, Series, View, curve
 from unskew.console.screen import Screen
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Failure, Visit

@@ -10,8 +10,7 @@ from statistics import stdev
 import pytest
 
 from console.test_comparison import CENTRAL, PLAIN, compared, rounds
-from unskew.console.comparison import as_table, as_text
-from unskew.console.over_seeds import grouped, seed_sheet, seeds_json, several_seeds
+from unskew.console.comparison import as_table, as_text, grouped, seed_sheet, seeds_json, several_seeds
 from unskew.runs.result import Calibration
 
 

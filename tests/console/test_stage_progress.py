@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from unskew.console.stage_progress import StageProgress
+from unskew.console.progress import StageProgress
 
 
 def console(terminal):

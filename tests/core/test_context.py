@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from unskew.core.context import neutral
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 
 
 def product():

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from unskew.core.parts import FORGOTTEN_SECONDS, clear_parts, is_part, part_beside
+from unskew.core.files import FORGOTTEN_SECONDS, clear_parts, is_part, part_beside
 
 
 @pytest.fixture

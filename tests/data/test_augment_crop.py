@@ -11,7 +11,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Local
 from unskew.data import sources
-from unskew.data.augment_crop import RATIO, SCALE, boxes, draw, resized_crop
+from unskew.data.augment import RATIO, SCALE, boxes, draw_crops, resized_crop
 from unskew.data.batches import Pixels, plan
 from unskew.runs.config import Config
 
@@ -31,7 +31,7 @@ def twin(image, box, flip):
 def test_a_batch_is_the_twins_images(shape):
     rng = np.random.default_rng(1)
     images = torch.from_numpy(rng.integers(0, 256, (40, *shape), dtype=np.uint8))
-    box, flip = (torch.from_numpy(each) for each in draw(rng, 40))
+    box, flip = (torch.from_numpy(each) for each in draw_crops(rng, 40))
     made = resized_crop(images, box, flip)
     wanted = torch.stack([twin(*each) for each in zip(images, box, flip, strict=True)])
     assert made.dtype == torch.float32
@@ -57,7 +57,7 @@ def test_nothing_outside_the_part_and_no_black_edge_is_seen():
 
 
 def test_the_draws_have_the_stated_areas_and_ratios_and_reach_every_corner():
-    box, flip = draw(np.random.default_rng(0), 20_000)
+    box, flip = draw_crops(np.random.default_rng(0), 20_000)
     height, width = box[:, 2].astype(float), box[:, 3].astype(float)
     free = (height < 1) & (width < 1)
     area, ratio = (height * width)[free], (width / height)[free]

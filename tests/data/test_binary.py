@@ -141,4 +141,4 @@ def test_image_and_label_counts_must_agree():
 )
 def test_a_python_batch_that_is_none_is_named(batch, complaint):
     with pytest.raises(UserError, match=f"some/file.*{complaint}"):
-        binary.cifar_python(batch, HERE, key="labels", classes=10)
+        binary.check_cifar_python(batch, HERE, key="labels", classes=10)

@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import limits
 from unskew.core.errors import UserError
-from unskew.data import archives, arrays, binary, cifar_python, folders, npz, partition_files
-from unskew.data.partition_values import partition_from
+from unskew.data import arrays, binary, fetch, folders, partition_files
+from unskew.data.partition import partition_from
 
 MB = 10**6
 
@@ -159,7 +159,7 @@ def test_a_named_pipe_does_not_hang(tmp_path):
         lambda path: partition_files.read_partition(f"{path}?ids={path}", np.zeros(3, np.int64), 1, seed=0),
         partition_files.read_holdings,
         ClassStatistics.load,
-        npz.read_npz,
+        arrays.read_npz,
     ):
         with refused("pipe cannot be read: it is a named pipe"):
             read(tmp_path / "pipe")
@@ -275,7 +275,7 @@ def test_a_pickle_that_names_one_list_many_times_is_looked_at_once(tmp_path):
     """10⁵ keys of a list of 10⁵ numbers, in one file of 1.6 MB: 10¹⁰ looks if each were looked at again."""
     shared = [1] * 100_000
     raw = pickle.dumps({f"{n}": shared for n in range(100_000)}, protocol=2)
-    assert len(cifar_python.read(raw, tmp_path)) == 100_000
+    assert len(binary.read(raw, tmp_path)) == 100_000
 
 
 def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):
@@ -287,4 +287,4 @@ def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):
         archive.writestr("beside", bytes(5 * MB))
     for name in ("a.tar.gz", "a.zip"):
         with refused(f"{name} unpacks to 5.0 MB"):
-            archives.unpack_members(tmp_path / name, name, ("wanted",), tmp_path)
+            fetch.unpack_members(tmp_path / name, name, ("wanted",), tmp_path)

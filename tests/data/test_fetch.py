@@ -13,12 +13,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.data import archives, sources
-from unskew.data import download as module
+from unskew.data import fetch as archive_module
 from unskew.data import fetch as fetching
-from unskew.data.archives import unpack_tree
+from unskew.data import fetch as module
+from unskew.data import sources
 from unskew.data.builders import BUILDERS, build_rows
-from unskew.data.fetch import DOWNLOADS, Download, fetch
+from unskew.data.fetch import DOWNLOADS, Download, fetch, unpack_tree
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ def test_omniglot_is_fetched_unpacked_and_read(tmp_path, server, monkeypatch):
 
 def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, server, monkeypatch):
     publish_omniglot(monkeypatch, server)
-    copy, copied = archives._copy, []
+    copy, copied = archive_module._copy, []
 
     def interrupted(*arguments):
         copied.append(arguments)
@@ -433,11 +433,11 @@ def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, serve
             raise KeyboardInterrupt
         copy(*arguments)
 
-    monkeypatch.setattr(archives, "_copy", interrupted)
+    monkeypatch.setattr(archive_module, "_copy", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert not (tmp_path / "omniglot").exists()  # half of it must not be taken for the set
-    monkeypatch.setattr(archives, "_copy", copy)
+    monkeypatch.setattr(archive_module, "_copy", copy)
     fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert [asked[0] for asked in server.asked] == ["/images_background.zip", "/images_evaluation.zip"]
     assert {str(p.relative_to(tmp_path / "omniglot")) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)

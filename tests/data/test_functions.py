@@ -7,8 +7,7 @@ import torch
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.check import check
-from unskew.data.partition import partition
-from unskew.data.partition_values import partition_from
+from unskew.data.partition import partition, partition_from
 from unskew.data.population import Partition
 from unskew.data.sources import load
 

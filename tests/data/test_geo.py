@@ -13,10 +13,10 @@ from hypothesis.extra import numpy as hnp
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data import geo
-from unskew.data.geo import divide, leaf_cells, parents, token
+from unskew.data import schemes
 from unskew.data.partition import partition
 from unskew.data.population import Population
+from unskew.data.schemes import divide, leaf_cells, parents, token
 
 s2 = pytest.importorskip("s2geometry")
 
@@ -38,8 +38,10 @@ def leaves_once(request, monkeypatch):
     """The towns' leaf cells, computed once for all tests."""
     if "cities" in request.fixturenames:
         towns, cells = request.getfixturevalue("cities"), request.getfixturevalue("leaves")
-        compute = geo.leaf_cells
-        monkeypatch.setattr(geo, "leaf_cells", lambda places: cells if len(places) == len(towns) else compute(places))
+        compute = schemes.leaf_cells
+        monkeypatch.setattr(
+            schemes, "leaf_cells", lambda places: cells if len(places) == len(towns) else compute(places)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.data import json_records
-from unskew.data.json_records import read_records
+from unskew.data import inaturalist
+from unskew.data.inaturalist import read_records
 
 FIELDS = {"images": ("id", "name"), "annotations": ("id",)}
 GOOD = {"info": {"year": 2017}, "images": [{"id": 1, "name": "ä"}, {"id": 22, "name": "b", "x": 0}], "annotations": []}
@@ -23,7 +23,7 @@ def read(content, wanted=FIELDS):
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 7, 64, 1 << 20])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_it_does_not_matter_where_a_block_ends(block, indent, monkeypatch):
-    monkeypatch.setattr(json_records, "BLOCK", block)
+    monkeypatch.setattr(inaturalist, "BLOCK", block)
     raw = json.dumps(GOOD, indent=indent, ensure_ascii=False).encode()
     assert read(raw) == {"images": [[1, 22], ["ä", "b"]], "annotations": [[]]}
     assert read(b"\xef\xbb\xbf" + raw) == read(raw)
@@ -41,7 +41,7 @@ values = st.recursive(
 def test_any_list_of_records_reads_as_json_does(records, block):
     records = [{"id": record} for record in records]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_records, "BLOCK", block)
+        patch.setattr(inaturalist, "BLOCK", block)
         assert read(records, {"": ("id",)}) == {"": [[record["id"] for record in records]]}
 
 
@@ -78,8 +78,8 @@ def test_what_is_not_the_published_form_is_refused(content, says):
 
 
 def test_a_record_without_end_is_not_read_to_the_end_of_a_large_file(monkeypatch):
-    monkeypatch.setattr(json_records, "BLOCK", 16)
-    monkeypatch.setattr(json_records, "MAX_RECORD", 100)
+    monkeypatch.setattr(inaturalist, "BLOCK", 16)
+    monkeypatch.setattr(inaturalist, "MAX_RECORD", 100)
     stream = io.BytesIO(b'{"images": [{"id": "' + b"x" * 10_000)
     with pytest.raises(UserError, match="a value has more than 100 characters"):
         read_records(stream, "file.json", FIELDS)

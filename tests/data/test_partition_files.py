@@ -9,8 +9,7 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.partition import partition
-from unskew.data.partition_csv import from_csv, to_csv_rows
-from unskew.data.partition_files import from_arrays, read_partition, to_arrays
+from unskew.data.partition_files import from_arrays, from_csv, read_partition, to_arrays, to_csv_rows
 from unskew.data.population import emd, number_users
 
 LABELS = np.arange(600) * 7 % 10

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from unskew.data.augment import fitted
 from unskew.data.batches import Pixels
-from unskew.data.resize import fitted
 
 
 def test_enlarging_by_two_is_bilinear_between_the_centres_of_pixels():

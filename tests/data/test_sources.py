@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.data import catalogue, folders, published, sources
+from unskew.data import folders, published, sources
 from unskew.data.builders import BUILDERS
 from unskew.data.check import check
 from unskew.data.published import AS_PUBLISHED, DAMAGED, OTHER
@@ -179,7 +179,7 @@ def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
 def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
     write_idx(tmp_path / "mnist")
     md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in (tmp_path / "mnist").iterdir()}
-    known = catalogue.Source(**(vars(sources.SOURCES["mnist"]) | {"md5": md5, "sizes": (7, 3)}))
+    known = published.Source(**(vars(sources.SOURCES["mnist"]) | {"md5": md5, "sizes": (7, 3)}))
     monkeypatch.setitem(sources.SOURCES, "mnist", known)
     assert sources.load("mnist", tmp_path).notes == ()
     assert {f.status for f in check("mnist", tmp_path)} == {AS_PUBLISHED}

@@ -10,12 +10,11 @@ from PIL import Image
 from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data import synthetic_files
-from unskew.data.geo import divide, leaf_cells
+from unskew.data import synthetic_set
 from unskew.data.partition import partition
 from unskew.data.population import Population, emd
-from unskew.data.synthetic import Shape, class_sizes, draw_rows, pictures, shares
-from unskew.data.synthetic_files import write_population
+from unskew.data.schemes import divide, leaf_cells
+from unskew.data.synthetic_set import Shape, class_sizes, draw_rows, pictures, shares, write_population
 
 SMALL = Shape(users=40, classes=6, examples=300, test=30)
 
@@ -111,7 +110,7 @@ def test_a_parquet_file_has_the_pictures_inside(tmp_path):
 
 def test_a_parquet_file_is_written_group_by_group_or_not_at_all(tmp_path, monkeypatch):
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(synthetic_files, "GROUP", 100)
+    monkeypatch.setattr(synthetic_set, "GROUP", 100)
     write_population(tmp_path / "small.parquet", SMALL, size=8)
     about = parquet.ParquetFile(tmp_path / "small.parquet").metadata
     assert [about.row_group(n).num_rows for n in range(about.num_row_groups)] == [100, 100, 100, 30]

@@ -9,8 +9,7 @@ from unskew.core.errors import UserError
 from unskew.data import pictures
 from unskew.data.pictures import Parquet
 from unskew.data.store import Cache
-from unskew.data.table_columns import read_csv
-from unskew.data.tables import load_table
+from unskew.data.tables import load_table, read_csv
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

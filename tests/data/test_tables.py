@@ -15,8 +15,7 @@ from unskew.data.check import check
 from unskew.data.published import BROKEN, DAMAGED
 from unskew.data.rows import Rows
 from unskew.data.store import Cache
-from unskew.data.table_columns import facts, read_csv
-from unskew.data.tables import cache_of, from_rows, load_table
+from unskew.data.tables import cache_of, facts, from_rows, load_table, read_csv
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.data.traces import read_trace, trace_sha256
+from unskew.methods.attendance import read_trace, trace_sha256
 
 
 def trace(tmp_path, content):

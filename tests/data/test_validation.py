@@ -10,8 +10,7 @@ import unskew
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import sources
-from unskew.data.population import Population
-from unskew.data.validation import held_out, with_validation
+from unskew.data.population import Population, held_out, with_validation
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.prepare import prepare

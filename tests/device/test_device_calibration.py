@@ -86,8 +86,8 @@ def test_a_classifier_that_the_method_transforms_is_calibrated_the_same(each_hom
 
 def test_the_statistics_of_a_client_leave_it_on_the_cpu(each_home):
     """Read before an engine moves anything: what a calibration's jobs answer is on the CPU."""
+    from unskew.calibration.finisher import StatisticsRequest
     from unskew.calibration.jobs import client_statistics
-    from unskew.calibration.request import StatisticsRequest
 
     here = small(sizes=SIZES)
     model = here.state().tensors

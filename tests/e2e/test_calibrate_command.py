@@ -19,12 +19,11 @@ import unskew
 from analysis.finished import unsealed, without_note
 from unskew.calibration import federated, parse_calibration
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.covariances import parse_form
+from unskew.calibration.classifier import Lift
+from unskew.calibration.covariances import parse_form, statistics_bytes
 from unskew.calibration.federated import real_features
-from unskew.calibration.forms import statistics_bytes
 from unskew.calibration.mixture import PASSES, by_part, centres_of
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.transformations import Lift
 from unskew.console.main import main
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset

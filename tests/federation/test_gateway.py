@@ -118,7 +118,7 @@ def test_an_unknown_key_and_no_key_are_refused(call, flower, tmp_path):
 
 
 def test_a_key_that_is_taken_away_is_refused_and_one_that_is_added_is_let_in(call, flower, federation, monkeypatch):
-    monkeypatch.setattr("unskew.federation.known_keys._LOOK_AGAIN", 0.0)
+    monkeypatch.setattr("unskew.federation.gateway._LOOK_AGAIN", 0.0)
     key = base64.b64encode(public_pem(federation.public_keys()["a"]))
     assert call(key=key)[0] == 200
     content = federation.public_keys()["a"].read_bytes()

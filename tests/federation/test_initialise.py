@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.app import RUN_CONFIG
 from unskew.federation.certificates import node_key, public_pem
+from unskew.federation.flower import RUN_CONFIG
 from unskew.federation.folder import read_federation, read_node
 from unskew.federation.initialise import initialise
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.logs import Log
-from unskew.federation.processes import MARK, WATCHER, Group, claim, end_all, marked
+from unskew.federation.processes import MARK, WATCHER, Group, Log, claim, end_all, marked
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -127,7 +126,7 @@ def test_a_program_that_is_not_there_is_a_message(group):
 
 
 def test_a_long_log_begins_anew_and_the_old_one_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("unskew.federation.logs.MOST_BYTES", 10)
+    monkeypatch.setattr("unskew.federation.processes.MOST_BYTES", 10)
     path = tmp_path / "a.log"
     Log(path).write(b"the first of them\n")
     Log(path).write("zwölf ".encode() + b"\xff" * 5000)

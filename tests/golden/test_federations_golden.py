@@ -21,7 +21,7 @@ from unskew.data.batches import Pixels, plan
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
-from unskew.round.descent import accumulated
+from unskew.round.client import accumulated
 
 CLOSE = 1e-10
 SIZES = (13, 8, 3, 6, 2)  # with batches of 4 and two epochs: 8, 4, 2, 4 and 2 steps

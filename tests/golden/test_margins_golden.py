@@ -12,8 +12,8 @@ from test_objectives_golden import BOTH, CLOSE, HOLDS, distance, plainly, small
 from unskew import engines, methods
 from unskew.core.errors import UserError
 from unskew.core.types import Step
+from unskew.round.client import objective
 from unskew.round.evaluation import evaluate
-from unskew.round.objective import objective
 
 FEATURES = np.array([[1.0, 2.0, -0.5], [0.3, -1.0, 0.8], [-0.6, 0.2, 1.5], [2.0, 0.1, 0.4]])
 Y = np.array([0, 1, 0, 1])

@@ -15,7 +15,7 @@ from unskew.core.types import ImageSet, Split, Step
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
-from unskew.round.objective import objective
+from unskew.round.client import objective
 
 BYTES = np.array([[51, 204], [255, 0], [102, 153]], np.uint8)
 LABELS = np.array([0, 1, 0])

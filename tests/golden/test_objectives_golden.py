@@ -23,8 +23,8 @@ from unskew.data.batches import plan
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import dataset
 from unskew.round import driver
+from unskew.round.client import objective
 from unskew.round.evaluation import evaluate
-from unskew.round.objective import objective
 
 CLOSE = 1e-10
 HOLDS = ("0001112", "112222300", "33", "000122")  # the labels that each client holds

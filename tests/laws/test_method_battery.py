@@ -8,7 +8,7 @@ import breaking_methods as breaking
 import pytest
 
 from unskew.checks import COMMUTES, LAWS, NEUTRAL, QUICK, LawBroken, check_method, laws
-from unskew.checks.candidate import candidate
+from unskew.checks.laws import candidate
 from unskew.core.errors import UserError
 from unskew.methods import METHODS, parse_method
 from unskew.methods.description import describe

@@ -8,8 +8,8 @@ from torch import nn
 import unskew
 from unskew.calibration import parse_calibration
 from unskew.calibration.calibrate import calibrate
+from unskew.calibration.classifier import Lift
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.transformations import Lift
 from unskew.core.key import Key
 from unskew.data.partition import partition
 from unskew.data.sources import load

@@ -16,7 +16,7 @@ from unskew.core.key import Key
 from unskew.data.batches import plan
 from unskew.engines.blueprint import build
 from unskew.models import NETWORKS
-from unskew.round.descent import _row
+from unskew.round.client import _row
 
 ACTIVE = ["fedavg(lr=0.7)", "fedprox(mu=0.3)", "fedavgm(beta=0.8)", "fedadam", "fedyogi", "fedadagrad"]
 

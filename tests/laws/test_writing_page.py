@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from unskew.checks import check_method
 from unskew.core.types import Step
 from unskew.methods import parse_method
-from unskew.round.objective import objective
+from unskew.round.client import objective
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods" / "writing.md"
 CODE = "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL))

@@ -9,8 +9,7 @@ import torch
 from federation import federation, largest_difference, same
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import Visit
+from unskew.core.types import Roster, Visit
 from unskew.methods import parse_method, parse_methods
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm

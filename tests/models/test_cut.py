@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from unskew.calibration.request import StatisticsRequest, width_of
+from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise

@@ -10,8 +10,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
-from unskew.models.finetune import parse_train
-from unskew.models.frozen import find_cut, fine_tuned
+from unskew.models.finetune import find_cut, fine_tuned, parse_train
 
 SHAPE = (3, 32, 32)
 

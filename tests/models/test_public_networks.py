@@ -8,7 +8,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import PUBLIC, build, initialise
-from unskew.models.efficientnet import SamePadding
+from unskew.models.imagenet import SamePadding
 
 IMAGENET = (3, 224, 224)
 

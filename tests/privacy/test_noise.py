@@ -15,8 +15,7 @@ from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.gaussian import normal
-from unskew.privacy.noise import SENSITIVITY, Guarantee, clipped, min_count, noisy
+from unskew.privacy.noise import SENSITIVITY, Guarantee, clipped, min_count, noisy, normal
 
 accounting = pytest.importorskip("dp_accounting")
 

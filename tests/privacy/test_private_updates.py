@@ -12,11 +12,10 @@ from unskew import engines
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import Visit
+from unskew.core.types import Roster, Visit
 from unskew.methods import parse_method
+from unskew.privacy.fixed_point import as_steps
 from unskew.privacy.private_updates import PrivateUpdates
-from unskew.privacy.rounding import as_steps
 from unskew.round import driver
 
 accounting = pytest.importorskip("dp_accounting")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
 from unskew.privacy import rows
-from unskew.privacy.rounding import as_steps, from_steps
+from unskew.privacy.fixed_point import as_steps, from_steps
 
 
 @settings(max_examples=30)

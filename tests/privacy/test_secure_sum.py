@@ -9,7 +9,7 @@ import torch
 
 from federation import federation, largest_difference, same
 from unskew import engines
-from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.privacy import shamir
-from unskew.privacy.shamir import PRIME, secret_of, shares_of, weights_at_zero
+from unskew.privacy import ciphers
+from unskew.privacy.ciphers import PRIME, secret_of, shares_of, weights_at_zero
 
 pytest.importorskip("cryptography")
 
@@ -63,7 +63,7 @@ def test_fewer_shares_than_t_fit_every_secret_equally_well():
 def test_shares_are_the_values_of_a_polynomial_over_the_field(monkeypatch):
     """By hand: 5 + 3x + 7x² at 1, 2 and 3 is 15, 39 and 77."""
     numbers = b"".join(number.to_bytes(32, "big") for number in (3, 7))
-    monkeypatch.setattr(shamir, "key_stream", lambda key, length: numbers)
+    monkeypatch.setattr(ciphers, "key_stream", lambda key, length: numbers)
     shares = shares_of((5).to_bytes(16, "big"), 3, 3, b"")
     assert [int.from_bytes(share, "big") for share in shares] == [15, 39, 77]
     assert weights_at_zero([1, 2, 3]) == [3, PRIME - 3, 1]

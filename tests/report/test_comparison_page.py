@@ -6,11 +6,11 @@ from statistics import mean, stdev
 import pytest
 
 from analysis.finished import SMALL, copied, finished, result, run, runs_of, unsealed
-from unskew.analysis.elements import Table
+from unskew.analysis.measure import Table
 from unskew.charts import Band, Line
 from unskew.core.errors import UserError
-from unskew.report.comparison_page import MAX_RUNS, comparison_page
-from unskew.report.html import to_html
+from unskew.report.page import to_html
+from unskew.report.write import MAX_RUNS, comparison_page
 from unskew.runs import train
 from unskew.runs.study import FinishedRun
 

@@ -9,11 +9,10 @@ from importlib.resources import files
 
 import pytest
 
-from unskew.analysis.elements import Choice, Column, Linked, Table
+from unskew.analysis.measure import Choice, Column, Linked, Table
 from unskew.charts import Axis, Chart, Line
-from unskew.charts.svg import STYLE
-from unskew.report.html import MAX_OPEN_ROWS, formatted, to_html
-from unskew.report.page import Page, Section
+from unskew.charts.files import STYLE
+from unskew.report.page import MAX_OPEN_ROWS, Page, Section, formatted, to_html
 
 VOID = {"meta", "link", "br", "input", "img"}
 NASTY = "</script></style></svg></select></table>\"'<img src=x onerror=alert(1)>&lt;<!-- שלום 🦊 \u202e"

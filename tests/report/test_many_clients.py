@@ -7,10 +7,10 @@ import pytest
 
 import unskew
 from unskew.analysis.confusion import MAX_PAIRS, MAX_TABLE_CLASSES
-from unskew.analysis.elements import Choice, Table
-from unskew.analysis.row_lengths import some_rows
+from unskew.analysis.measure import Choice, Table
+from unskew.analysis.norms import some_rows
 from unskew.charts import Bars, Cells, Chart, Dots, Line
-from unskew.core.images import ImageSet, Split
+from unskew.core.types import ImageSet, Split
 from unskew.report.write import write_report
 
 CLIENTS, CLASSES = 2000, 300

@@ -4,9 +4,9 @@ import pytest
 
 from analysis.finished import CALIBRATIONS, copied, finished, finished_run, result, run, runs_of
 from unskew.analysis import MEASURES
-from unskew.analysis.elements import Choice, Table
-from unskew.report.html import to_html
-from unskew.report.run_page import run_page, take_all
+from unskew.analysis.measure import Choice, Table
+from unskew.report.page import to_html
+from unskew.report.write import run_page, take_all
 
 __all__ = ["finished", "run", "runs_of"]
 

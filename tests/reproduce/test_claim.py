@@ -7,13 +7,12 @@ import pytest
 
 from made_records import record
 from unskew.analysis.ranking import Candidate, difference
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.reproduce.cells import Asked, cells_of
-from unskew.reproduce.choices import all_records, federations
-from unskew.reproduce.claim import claim_charts, sentences, write_claim
-from unskew.reproduce.recipe_files import recipe
+from unskew.reproduce.claim import all_records, claim_charts, federations, sentences, write_claim
+from unskew.reproduce.recipe import recipe
 from unskew.runs.config import Config
 
 BASE = Config(data="cifar10", model="simple-cnn", clients=10, rounds=4, partition="dirichlet(alpha=0.1, cap=true)")

@@ -8,9 +8,7 @@ import pytest
 import unskew
 from unskew.console.main import main
 from unskew.core.machine import cores
-from unskew.reproduce import carry_out as carrying
-from unskew.reproduce.availability import how_to_get, missing_data
-from unskew.reproduce.carry_out import Told, carry_out
+from unskew.reproduce import plan as carrying
 from unskew.reproduce.cells import Asked, training_name
 from unskew.reproduce.estimate import (
     Size,
@@ -21,8 +19,8 @@ from unskew.reproduce.estimate import (
     seconds_together,
     size_of,
 )
-from unskew.reproduce.plan import Job, jobs_of
-from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.plan import Job, Watcher, carry_out, how_to_get, jobs_of, missing_data
+from unskew.reproduce.recipe import names, recipe
 from unskew.reproduce.records import Record, read_record
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
@@ -147,7 +145,7 @@ def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(jobs, tmp_path, at_once=1, told=Told(rounds=interrupt))
+        carry_out(jobs, tmp_path, at_once=1, told=Watcher(rounds=interrupt))
     path = tmp_path / "runs" / jobs[0].training / "seed0"
     assert (path / "checkpoint").exists()
     assert not (path / "result.json").exists()

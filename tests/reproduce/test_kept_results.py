@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 
 from unskew.console.main import main
-from unskew.reproduce.carry_out import carry_out
 from unskew.reproduce.cells import Asked
-from unskew.reproduce.index import INDEX
-from unskew.reproduce.plan import jobs_of
-from unskew.reproduce.recipe import SCALES
-from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.files import INDEX
+from unskew.reproduce.plan import carry_out, jobs_of
+from unskew.reproduce.recipe import SCALES, names, recipe
 from unskew.reproduce.records import Record, machine, read_record
 
 PROJECT = Path(__file__).parents[2]

@@ -7,12 +7,11 @@ import pytest
 
 from unskew.analysis import parse_measure
 from unskew.core.errors import UserError
-from unskew.reproduce import recipe_files
+from unskew.reproduce import recipe as recipe_module
 from unskew.reproduce.cells import Asked, cells_of, training_name, wanted
 from unskew.reproduce.figures import KINDS
 from unskew.reproduce.plan import jobs_of, part_of
-from unskew.reproduce.recipe import SCALES, matches, paper_value
-from unskew.reproduce.recipe_files import named, names, recipe
+from unskew.reproduce.recipe import SCALES, matches, named, names, paper_value, recipe
 from unskew.runs.config import Config, checked
 
 ASKED = (
@@ -225,14 +224,14 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeyp
         folder.mkdir(parents=True)
         (folder / "paper.toml").write_text('reference = "r"\n[scale.smoke]\n[scale.small]\n[scale.paper]\n')
         (folder / "table1.toml").write_text(text)
-    monkeypatch.setattr(recipe_files, "files", lambda _: Path(tmp_path))
-    for cached in (recipe_files._read, recipe_files._paper, recipe_files.recipe, recipe_files.names):
+    monkeypatch.setattr(recipe_module, "files", lambda _: Path(tmp_path))
+    for cached in (recipe_module._read, recipe_module._paper, recipe_module.recipe, recipe_module.names):
         cached.cache_clear()
     try:
         with pytest.raises(UserError, match=re.escape(said)):
             recipe("mine/table1")
     finally:
-        for cached in (recipe_files._read, recipe_files._paper, recipe_files.recipe, recipe_files.names):
+        for cached in (recipe_module._read, recipe_module._paper, recipe_module.recipe, recipe_module.names):
             cached.cache_clear()
 
 

@@ -10,12 +10,10 @@ import pytest
 from made_records import fill, record
 from unskew.charts import Line, Words
 from unskew.core.errors import UserError
-from unskew.reproduce.cells import Asked, cells_of
+from unskew.reproduce.cells import Asked, Seen, cells_of, check_reading, parse_reading
 from unskew.reproduce.figures import draw_figures
-from unskew.reproduce.files import write_table
-from unskew.reproduce.index import write_index
-from unskew.reproduce.readings import Seen, check_reading, parse_reading
-from unskew.reproduce.recipe_files import names, recipe
+from unskew.reproduce.files import write_index, write_table
+from unskew.reproduce.recipe import names, recipe
 from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
 from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, counts, table_result
 from unskew.reproduce.wording import differences, facts, findings, ours_of, told

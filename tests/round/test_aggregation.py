@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core import tensors
-from unskew.round.aggregation import weighted_mean
+from unskew.round.server import weighted_mean
 
 weights = st.floats(1e-3, 1e6)
 values = st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=3)

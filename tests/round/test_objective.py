@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from federation import federation
 from unskew.core.types import Loss, Step
 from unskew.round.algorithm import Algorithm
+from unskew.round.client import objective
 from unskew.round.client_memory import whole_model
-from unskew.round.objective import objective
 
 
 def step_of(classes=3, examples=4):

@@ -7,8 +7,8 @@ from torch.optim import lr_scheduler
 from federation import federation, same
 from unskew.core.errors import UserError
 from unskew.core.types import Local
-from unskew.round import driver, schedules
-from unskew.round.schedules import check_rounds, in_round, parse_schedule, rate_of_round, sent_rate
+from unskew.round import driver, local_optimizers
+from unskew.round.local_optimizers import check_rounds, in_round, parse_schedule, rate_of_round, sent_rate
 
 
 def rates(text, rounds, lr=0.1):
@@ -78,7 +78,7 @@ def test_a_constant_rate_is_not_sent_and_a_clients_settings_stay():
 )
 def test_what_is_no_schedule_is_refused_in_a_sentence(text, message):
     with pytest.raises(UserError, match=message):
-        schedules.check_schedule(text)
+        local_optimizers.check_schedule(text)
 
 
 def test_without_rounds_any_schedule_fits():

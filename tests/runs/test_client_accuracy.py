@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import unskew
 from unskew.console.comparison import as_text, side_by_side
 from unskew.core.errors import UserError
-from unskew.core.images import ImageSet, Split
+from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
 from unskew.runs import client_accuracy
 from unskew.runs.check import examine, seal_folder
 from unskew.runs.client_accuracy import ByClient, Spread, by_labels, on_own_images, read_clients, spread
+from unskew.runs.journal import read_metrics
 from unskew.runs.manifest import SealBroken
-from unskew.runs.metrics import read_metrics
 from unskew.runs.result import read_result
 
 

@@ -15,9 +15,8 @@ from unskew.runs.checkpoint import Progress, kept_state, load_state
 from unskew.runs.early_stopping import BestRound, best_row, is_better
 from unskew.runs.finished import calibrate_run
 from unskew.runs.folder import read_model
-from unskew.runs.replay import state_after
 from unskew.runs.result import read_result
-from unskew.runs.study import FinishedRun
+from unskew.runs.study import FinishedRun, state_after
 
 # digits, four clients; these accuracies are put in the place of the real ones
 ACCURACIES = [0.2, 0.5, 0.4, 0.5, 0.45, 0.3, 0.9, 0.1]

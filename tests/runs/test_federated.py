@@ -17,7 +17,7 @@ from unskew.runs import execute
 from unskew.runs.check import WHOLE, examine
 from unskew.runs.federated import settings_of
 from unskew.runs.finished import calibrate_run, load
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.result import read_result
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import unskew
 from unskew import models
-from unskew.checks.small import image_set
+from unskew.checks.laws import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
 from unskew.engines import features

@@ -14,22 +14,13 @@ import torch
 from federation import same
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.files import read_json, write_whole
+from unskew.core.files import part_beside, read_json, write_whole
 from unskew.core.key import Key
-from unskew.core.parts import part_beside
 from unskew.core.types import Failure, ServerState
 from unskew.round.driver import Metrics
 from unskew.runs.checkpoint import CHECKPOINT, Progress, load_checkpoint, save_checkpoint
-from unskew.runs.folder import (
-    create_run_folder,
-    json_bytes,
-    locked_folder,
-    model_bytes,
-    unused_path,
-    write_arrays,
-)
-from unskew.runs.lines import LineFile, Mark
-from unskew.runs.metrics import metrics_row, read_metrics
+from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, model_bytes, unused_path, write_arrays
+from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
 PROGRESS = Progress(
     metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64

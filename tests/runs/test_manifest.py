@@ -10,7 +10,7 @@ import pytest
 
 from analysis.finished import SMALL, command, copied, done, finished, images, refused, run, runs_of, unsealed
 from unskew.core.errors import UserError
-from unskew.core.parts import part_beside
+from unskew.core.files import part_beside
 from unskew.runs import train
 from unskew.runs.check import examine, seal_folder
 from unskew.runs.folder import calibration_file

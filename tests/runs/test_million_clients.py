@@ -9,9 +9,8 @@ import pytest
 import unskew
 from unskew import engines, models
 from unskew.core import tensors
-from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
-from unskew.core.types import Local
+from unskew.core.types import ImageSet, Local, Split
 from unskew.data.partition_files import Holdings, from_arrays, to_arrays
 from unskew.data.population import Partition, Population, cells, emd, number_users
 from unskew.engines.blueprint import Blueprint, build, dataset

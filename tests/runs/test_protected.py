@@ -10,7 +10,7 @@ import unskew
 from unskew.console.main import main
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
+from unskew.core.types import Roster
 from unskew.methods import parse_method
 from unskew.runs.result import read_result
 from unskew.runs.study import FinishedRun

@@ -18,10 +18,10 @@ from unskew.round import driver
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import evaluate
 from unskew.runs import execute, recording, train
-from unskew.runs import recorded as recorded_file
+from unskew.runs import journal as recorded_file
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
-from unskew.runs.lines import LineFile, Mark
+from unskew.runs.journal import LineFile, Mark
 from unskew.runs.recording import (
     Recorded,
     Recorder,

@@ -18,8 +18,8 @@ from unskew.round.driver import Metrics
 from unskew.runs import train
 from unskew.runs.checkpoint import CHECKPOINT, Progress, is_sealed, load_checkpoint, save_checkpoint
 from unskew.runs.finished import load
+from unskew.runs.folder import seal
 from unskew.runs.result import read_result
-from unskew.runs.seals import seal
 
 __all__ = ["finished", "run", "runs_of"]
 

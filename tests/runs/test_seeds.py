@@ -7,9 +7,18 @@ from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs.config import Config
-from unskew.runs.seeds import BEGUN, FINISHED, NEW, Plan, Step, parse_seeds, plan_seeds, run_seeds
-from unskew.runs.several import finished_runs
-from unskew.runs.spread import spread
+from unskew.runs.seeds import (
+    BEGUN,
+    FINISHED,
+    NEW,
+    Plan,
+    Step,
+    finished_runs,
+    parse_seeds,
+    plan_seeds,
+    run_seeds,
+    spread,
+)
 from unskew.runs.train import run
 
 SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "engine": "loop", "partition": "iid"}

@@ -197,14 +197,14 @@ def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(fin
 def test_local_models_are_made_once(finished, monkeypatch):
     with finished_run(finished) as opened:
         first = opened.local_models()
-        monkeypatch.setattr("unskew.runs.replay.local_models", None)
+        monkeypatch.setattr("unskew.runs.study.local_models", None)
         assert opened.local_models() is first
         assert opened.local_models(3) is first
 
 
 def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fit(finished, monkeypatch):
     size = 8 * sum(value.numel() for value in load_file(finished / "model.safetensors").values())
-    monkeypatch.setattr("unskew.runs.replay.MAX_BYTES", 3 * size + 5)
+    monkeypatch.setattr("unskew.runs.study.MAX_BYTES", 3 * size + 5)
     with finished_run(finished) as opened, pytest.raises(Missing, match="give clients=3"):
         opened.local_models()
 

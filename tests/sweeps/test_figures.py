@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 from unskew.charts import Cells, Dots, Words
 from unskew.runs.config import Config, with_values
-from unskew.sweeps.figures import sweep_charts
-from unskew.sweeps.outcomes import Outcome, Sweep
+from unskew.sweeps.outcomes import Outcome, Sweep, sweep_charts
 from unskew.sweeps.space import folder_name, grid, parse_over
 from unskew.sweeps.work import Failure
 

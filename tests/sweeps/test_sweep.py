@@ -13,7 +13,7 @@ from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs.config import Config
-from unskew.sweeps import trials
+from unskew.sweeps import sweep as sweep_module
 from unskew.sweeps.outcomes import effective_rate, server_step
 from unskew.sweeps.sweep import sweep
 from unskew.sweeps.work import Failure, Task, do
@@ -79,7 +79,7 @@ def test_the_table_has_every_setting_best_first_with_its_effective_rate(made):
 
 def test_started_again_nothing_is_trained_and_more_values_may_be_added(made, monkeypatch):
     asked = []
-    monkeypatch.setattr(trials, "do_all", lambda tasks, *rest: asked.append([task.path for task in tasks]))
+    monkeypatch.setattr(sweep_module, "do_all", lambda tasks, *rest: asked.append([task.path for task in tasks]))
     again = sweep(over=OVER, out=made.path, **SMALL)
     assert asked == [[]]
     assert weights(again) == weights(made)
@@ -89,19 +89,19 @@ def test_started_again_nothing_is_trained_and_more_values_may_be_added(made, mon
 
 
 def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made, tmp_path, capsys, monkeypatch):
-    whole = trials.do_all
+    whole = sweep_module.do_all
 
     def cut(tasks, jobs, done, progress):
         whole(tasks[:1], jobs, done, progress)
         raise KeyboardInterrupt
 
     words = ["sweep", "--over", OVER[0], "--over", OVER[1], *WORDS, "--out", tmp_path / "cut"]
-    monkeypatch.setattr(trials, "do_all", cut)
+    monkeypatch.setattr(sweep_module, "do_all", cut)
     code, _, error = unskew_says(capsys, *words)
     assert (code, error) == (
         130, f"unskew: interrupted; to go on, give the same command again, with --out {tmp_path / 'cut'}\n",
     )  # fmt: skip
-    monkeypatch.setattr(trials, "do_all", whole)
+    monkeypatch.setattr(sweep_module, "do_all", whole)
     code, said, _ = unskew_says(capsys, *words)
     assert code == 0
     assert "best: lr 0.3, momentum" in said

@@ -23,10 +23,9 @@ from unskew.analysis.store import take_measure
 from unskew.charts import Chart
 from unskew.charts.files import FORMATS, chart_bytes
 from unskew.core import text
-from unskew.core.arguments import COUNT, FUNCTION, PATH, TEXT, accepts, optional
-from unskew.core.context import neutral
-from unskew.core.errors import Missing, UserError, nearest
+from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, Missing, UserError, accepts, nearest, optional
 from unskew.core.files import write_whole
+from unskew.core.machine import neutral
 from unskew.core.plugins import load_function
 from unskew.runs.study import FinishedRun, Say
 

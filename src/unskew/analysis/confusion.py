@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unskew.analysis.calibrations import best_calibrations, calibrations_table
-from unskew.analysis.elements import Cell, Choice, Column, Element, Table
-from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import bound
-from unskew.charts import Axis, Cells, Chart
-from unskew.charts.groups import grouped, shares_in_bins
+from unskew.analysis.measure import Cell, Choice, Column, Comparison, Element, Measure, Table
+from unskew.analysis.phrases import best_calibrations, bound, calibrations_table
+from unskew.charts import Axis, Cells, Chart, grouped, shares_in_bins
 from unskew.runs.study import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger table of confusions cannot be read

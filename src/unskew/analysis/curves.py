@@ -6,9 +6,8 @@ from itertools import accumulate
 from math import isfinite
 from statistics import fmean, stdev
 
-from unskew.analysis.elements import Column, Element, Table
-from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.seeds import setting_names, settings_of
+from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
+from unskew.analysis.ranking import setting_names, settings_of
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration

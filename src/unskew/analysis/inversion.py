@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unskew.analysis.measure import Measure
-from unskew.charts import Axis, Chart, Mark, Picture, Words
-from unskew.charts.groups import grouped
+from unskew.charts import Axis, Chart, Mark, Picture, Words, grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key

@@ -6,10 +6,56 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from unskew.analysis.elements import Choice, Element
 from unskew.charts import Chart
 from unskew.core.errors import UserError, a_kind
 from unskew.runs.study import FinishedRun
+
+LOOKS = ("inside", "near", "outside")  # how a value agrees with another that it is compared with
+
+
+@dataclass(frozen=True)
+class Linked:
+    """A cell's text that leads somewhere, to a file below or beside the page; ``look`` colours it: one of LOOKS."""
+
+    text: str
+    href: str = ""
+    look: str = ""
+    value: float | None = None  # what it is sorted by; None: its text
+
+
+Cell = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
+
+
+@dataclass(frozen=True)
+class Column:
+    """A table's column. ``kind``: "text", "number", "count", "percent" (0.5 is 50.00 %), "points" (0.5 is +50.00),
+    "bytes", "seconds"."""
+
+    name: str
+    kind: str = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that a reader can sort by any column."""
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of several charts at a time: a reader chooses a layer, a client, a class."""
+
+    label: str  # "layer"
+    options: Mapping[str, Chart]  # by what the reader sees in the list
+    start: str = ""  # which is shown first; "": the first
+
+
+Element = Chart | Choice | Table
+
 
 Values = TypeVar("Values")
 LAST = 100  # the headline of a measure that does not say where it goes

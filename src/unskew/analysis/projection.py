@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from unskew.analysis.calibrations import best_calibrations
-from unskew.analysis.elements import Choice, Element
-from unskew.analysis.measure import Measure
+from unskew.analysis.measure import Choice, Element, Measure
+from unskew.analysis.phrases import best_calibrations
 from unskew.charts import PALETTE, Axis, Chart, Dots
 from unskew.core.errors import Missing, UserError
 from unskew.runs.study import FinishedRun

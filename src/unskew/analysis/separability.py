@@ -10,15 +10,13 @@ from statistics import stdev
 import numpy as np
 import torch
 
-from unskew.analysis.elements import Cell, Column, Element, Table
-from unskew.analysis.measure import Comparison, Measure
+from unskew.analysis.measure import Cell, Column, Comparison, Element, Measure, Table
 from unskew.analysis.phrases import in_figures
-from unskew.calibration.covariances import Full, Shared
+from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gathered_statistics
+from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.calibration.forecast import DIRECTIONS, apart, forecast
-from unskew.calibration.forms import Form, statistics_bytes
 from unskew.calibration.jobs import client_statistics
-from unskew.calibration.request import StatisticsRequest, width_of
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError

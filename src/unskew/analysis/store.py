@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.analysis.measure import Measured, Request, slug
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind
 from unskew.core.files import json_object
 from unskew.runs.folder import json_bytes

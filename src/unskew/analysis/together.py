@@ -11,11 +11,10 @@ from unskew.analysis.curves import AGAINST
 from unskew.analysis.measure import Request, Source
 from unskew.analysis.store import stored_or_taken
 from unskew.charts import Chart
-from unskew.charts.sizes import for_paper, length
-from unskew.core.arguments import FUNCTION, PATH, SEVERAL, TEXT, accepts, optional
-from unskew.core.context import neutral
-from unskew.core.errors import UserError, nearest
-from unskew.runs.several import finished_runs
+from unskew.charts.files import for_paper, length
+from unskew.core.errors import FUNCTION, PATH, SEVERAL, TEXT, UserError, accepts, nearest, optional
+from unskew.core.machine import neutral
+from unskew.runs.seeds import finished_runs
 from unskew.runs.study import FinishedRun, Say
 
 Drawn = Callable[[str, Sequence[str], list[Path]], None]  # the measure, what it found, the files

@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 
-from unskew.calibration.ccvr import ccvr
+from unskew.calibration.ccvr import ccvr, uscc
 from unskew.calibration.finisher import Finisher
 from unskew.calibration.lda import lda
 from unskew.calibration.oracle import oracle
 from unskew.calibration.ridge import ridge
-from unskew.calibration.uscc import uscc
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function

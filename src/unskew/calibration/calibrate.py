@@ -11,17 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration import parse_calibration
-from unskew.calibration.classifier import CalibratedClassifier, Report
-from unskew.calibration.finisher import Finisher, Made, RealFeatures
-from unskew.calibration.heads import copy_of, device_of, last_linear, outside_inference
+from unskew.calibration.classifier import (
+    CalibratedClassifier,
+    Lift,
+    Report,
+    Transformation,
+    copy_of,
+    device_of,
+    last_linear,
+    outside_inference,
+)
+from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.known_noise import notes_on_noise
-from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
-from unskew.calibration.transformations import Lift, Transformation
-from unskew.core.arguments import COUNT, accepts
-from unskew.core.context import neutral
-from unskew.core.errors import UserError, a_kind
+from unskew.core.errors import COUNT, UserError, a_kind, accepts
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.units import counted
 
 MAX_CLASSES_NAMED = 10  # in a warning

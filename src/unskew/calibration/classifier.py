@@ -4,20 +4,159 @@ Shapes: n features of d dimensions, C classes.
 """
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
 from unskew.calibration.gaussians import CLIPPED, ClassReport
-from unskew.calibration.heads import blank, copy_of, device_of
-from unskew.calibration.transformations import Lift, Transformation, shortened
 from unskew.core import tensors
-from unskew.core.context import neutral
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind, whole_number
+from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.types import Tensors
 from unskew.privacy.ledger import Release
+
+NEVER = -1e9  # the logit of a class without a row in a new classifier: below all others
+
+
+def copy_of(head: nn.Module) -> nn.Module:
+    """A trainable copy of the same layers in eval mode, even where the given ones are frozen.
+
+    A single linear layer gets a bias where it had none.
+    """
+    if not isinstance(head, nn.Linear):
+        return copy.deepcopy(head).eval().requires_grad_()
+    made = blank(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
+    with torch.no_grad():
+        made.weight.copy_(head.weight)
+        if head.bias is None:
+            made.bias.zero_()
+        else:
+            made.bias.copy_(head.bias)
+    return made
+
+
+def outside_inference(head: nn.Module) -> nn.Module:
+    """The same module; a copy of one that was made in inference mode, whose tensors autograd refuses."""
+    made_inside = any(value.is_inference() for value in (*head.parameters(), *head.buffers()))
+    return copy.deepcopy(head) if made_inside else head
+
+
+def last_linear(head: nn.Module) -> nn.Linear:
+    """The layer whose rows belong to the classes."""
+    layers = [part for part in head.modules() if isinstance(part, nn.Linear)]
+    if not layers:
+        raise UserError(f"a classifier must end in an nn.Linear; this is {a_kind(head)} without one")
+    return layers[-1]
+
+
+def blank(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Linear:
+    """A layer that draws no weights: they are about to be overwritten."""
+    return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device=device)
+
+
+def with_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
+    """A linear layer that has these rows [P, d] and biases [P] for the classes held.
+
+    The others keep the rows of a linear head of the same width; where there is no such head they are never predicted.
+    """
+    width = weight.shape[1]
+    if isinstance(head, nn.Linear) and head.in_features == width:
+        linear = copy_of(head)
+    else:
+        like = torch.zeros(0) if head is None else last_linear(head).weight
+        linear = blank(width, classes, like.dtype, like.device)
+        nn.init.zeros_(linear.weight)
+        nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
+    assert isinstance(linear, nn.Linear)
+    with torch.no_grad():
+        rows = held.to(linear.weight.device)
+        linear.weight[rows] = weight.to(linear.weight)
+        linear.bias[rows] = bias.to(linear.bias)
+    return linear
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes: the device of its first parameter or buffer; the CPU where it has none."""
+    for value in (*module.parameters(), *module.buffers()):
+        return value.device
+    return torch.device("cpu")
+
+
+MOST = 2**24  # features, random ones too
+
+
+class Transformation(nn.Module):
+    """ReLU, then Tukey's power: x^λ for λ above 0, log x for 0. The features become more Gaussian."""
+
+    def __init__(self, relu: bool = False, tukey: float = 1.0) -> None:
+        super().__init__()
+        self.relu = relu
+        self.tukey = float(tukey)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n, d] -> [n, d]."""
+        if self.relu:
+            features = features.clamp(min=0)
+        if self.tukey == 0.0:
+            features = features.clamp(min=1e-12).log()
+        elif self.tukey != 1.0:
+            features = features.pow(self.tukey)
+        return features
+
+
+class Lift(nn.Module):
+    """ReLU of m random sums of the features, and of the features: [ReLU(z·W), ReLU(z)].
+
+    A linear classifier behind it bends where the random sums change sign. W depends on d and m alone, so every client
+    has the same one. No scale has to be known: ReLU keeps that of the features.
+    """
+
+    weight: Tensor  # [d, m]
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("weight", weight)
+
+    @staticmethod
+    @neutral()
+    def of(width: int, expand: int) -> "Lift":
+        """The lift from ``width`` features to ``expand`` random ones beside them."""
+        width, expand = whole_number(width, "width", 1, MOST), whole_number(expand, "expand", 0, MOST)
+        return Lift(_random_sums(width, expand).clone())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """[n, d] -> [n, m + d]."""
+        return torch.cat([features @ self.weight.to(features.dtype), features], dim=1).relu()
+
+
+def shortened(features: Tensor, clip: float) -> Tensor:
+    """[n, d], features longer than ``clip`` (L2) scaled down to it, a rounding error below; 0: no limit."""
+    if clip == 0.0:
+        return features
+    length = torch.linalg.vector_norm(features.double(), 2, dim=[1], keepdim=True)  # [n, 1]
+    below = clip * (1 - 4 * _rounding(features))
+    return torch.where(length > clip, (features.double() * (below / length)).to(features.dtype), features)
+
+
+def _rounding(features: Tensor) -> float:
+    """``torch.finfo(…).eps``, which TorchScript does not have."""
+    if features.dtype == torch.float64:
+        return 2.0**-52
+    if features.dtype == torch.float32:
+        return 2.0**-23
+    return 2.0**-10 if features.dtype == torch.float16 else 2.0**-7
+
+
+@lru_cache(maxsize=2)
+def _random_sums(width: int, expand: int) -> Tensor:
+    """[d, m] of standard deviation 1/√d: a random sum is about as large as one feature."""
+    generator = Key(0).fold("lift", width).torch()
+    return torch.randn(width, expand, generator=generator).div_(math.sqrt(width))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from unskew.calibration.covariances import Diagonal, LowRank, Shared
-from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.forms import statistics_bytes
-from unskew.calibration.request import StatisticsRequest, width_of
-from unskew.calibration.virtual import check_virtual_memory
+from unskew.calibration.ccvr import check_virtual_memory
+from unskew.calibration.covariances import Diagonal, LowRank, Shared, statistics_bytes
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, width_of
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells

@@ -12,13 +12,11 @@ from torch import Tensor
 
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
 from unskew.calibration.classifier import CalibratedClassifier
-from unskew.calibration.covariances import Diagonal
+from unskew.calibration.covariances import Diagonal, statistics_bytes
 from unskew.calibration.feasible import class_cells, named
-from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
-from unskew.calibration.forms import statistics_bytes
 from unskew.calibration.mixture import PASSES, centres_of
-from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import UserError

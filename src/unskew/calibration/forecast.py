@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.classifier import copy_of
 from unskew.calibration.gaussians import Gaussians, spread_of
-from unskew.calibration.heads import copy_of
 from unskew.calibration.known_noise import pooled_edge, raised, share_of_noise
 from unskew.calibration.lda import RIDGE
 from unskew.calibration.retraining import discriminant, varied

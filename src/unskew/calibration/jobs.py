@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from unskew.calibration.classifier import load_calibrated
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.mixture import by_part
-from unskew.calibration.request import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.key import Key

@@ -2,14 +2,12 @@
 
 from torch import nn
 
+from unskew.calibration.classifier import last_linear
 from unskew.calibration.covariances import Shared
-from unskew.calibration.finisher import Finisher, Made, finisher
+from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.gaussians import ClassReport
-from unskew.calibration.heads import last_linear
-from unskew.calibration.knobs import check_positive
 from unskew.calibration.known_noise import pooled_edge, raised
-from unskew.calibration.request import StatisticsRequest
-from unskew.calibration.retraining import discriminant
+from unskew.calibration.retraining import check_positive, discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 

@@ -1,15 +1,145 @@
 """The oracle: the classifier re-trained on real features, for study."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.classifier import copy_of, last_linear
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
 from unskew.calibration.gaussians import ClassReport
-from unskew.calibration.heads import last_linear
-from unskew.calibration.knobs import check_positive, descent_of
-from unskew.calibration.logistic import TOLERANCE, Minimum, minimum
-from unskew.calibration.retraining import mean_loss, retrained
+from unskew.calibration.retraining import check_positive, descent_of, mean_loss, retrained
+from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.tensors import one_thread
+
+TOLERANCE = 1e-8  # how far f may be above its minimum, in nats
+MAX_STEPS = 100
+MAX_PRODUCTS = 500  # Hessian times vector, of one step
+HALVINGS = 40  # of a step that does not lower f
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """A classifier at the minimum, and how near it is."""
+
+    linear: nn.Linear
+    gap: float  # f is at most this far above its minimum, in nats
+    steps: int
+
+    @property
+    def reached(self) -> bool:
+        """Whether the tolerance was reached."""
+        return self.gap <= TOLERANCE
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """f, its gradient and its curvature."""
+
+    features: Tensor  # [n, D], the last column is 1
+    rounded: Tensor  # the same in float32
+    place: Tensor  # [n], each label's place among the free classes
+    constant: Tensor  # [n], log Σ exp of the other classes' logits; −∞ where there are none
+    penalty: float
+
+    def value(self, weights: Tensor) -> tuple[float, Tensor]:
+        """f, and the probabilities [n, K] of the free classes."""
+        logits = self.features @ weights.t()
+        total = torch.logaddexp(torch.logsumexp(logits, 1), self.constant)
+        loss = (total - logits.gather(1, self.place[:, None])[:, 0]).mean()
+        return float(loss + self.penalty / 2 * weights.square().sum()), (logits - total[:, None]).exp()
+
+    def gradient(self, weights: Tensor, shares: Tensor) -> Tensor:
+        """[K, D]."""
+        error = shares.clone()
+        error[torch.arange(len(error)), self.place] -= 1
+        return error.t() @ self.features / len(error) + self.penalty * weights
+
+    def curvature(self, shares: Tensor) -> Callable[[Tensor], Tensor]:
+        """The Hessian times a direction [K, D], in float32: a step need not be exact, the gradient is."""
+        shares = shares.float()
+
+        def along(direction: Tensor) -> Tensor:
+            moved = (self.rounded @ direction.float().t()).mul_(shares)
+            bent = moved.addcmul_(shares, moved.sum(1, keepdim=True), value=-1)
+            return (bent.t() @ self.rounded).double() / len(shares) + self.penalty * direction
+
+        return along
+
+
+def minimum(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, frozen: Sequence[int] = ()) -> Minimum:
+    """A copy of the head at the minimum of f on these features; rows of ``frozen`` classes stay as they are."""
+    linear = copy_of(head)
+    assert isinstance(linear, nn.Linear)
+    free = torch.tensor([label for label in range(linear.out_features) if label not in set(frozen)])
+    values = features.detach().cpu().double()
+    if not bool(values.isfinite().all()):
+        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+    bordered = torch.cat([values, values.new_ones(len(values), 1)], 1)
+    constant = values.new_full((len(values),), float("-inf"))
+    if len(frozen):
+        rows = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().cpu().double()[list(frozen)]
+        constant = torch.logsumexp(bordered @ rows.t(), 1)
+    problem = _Problem(bordered, bordered.float(), torch.searchsorted(free, labels.cpu().long()), constant, penalty)
+    with one_thread():
+        weights, gap, steps = _newton(problem, len(free))
+    with torch.no_grad():
+        linear.weight[free.to(linear.weight.device)] = weights[:, :-1].to(linear.weight)
+        linear.bias[free.to(linear.bias.device)] = weights[:, -1].to(linear.bias)
+    return Minimum(linear, gap, steps)
+
+
+def _newton(problem: _Problem, classes: int) -> tuple[Tensor, float, int]:
+    features = problem.features
+    scales, axes = torch.linalg.eigh(features.t() @ features / len(features))
+    weights = features.new_zeros(classes, features.shape[1])
+    value, shares = problem.value(weights)
+    gradient = problem.gradient(weights, shares)
+    for step in range(MAX_STEPS + 1):
+        gap = float(gradient.square().sum()) / (2 * problem.penalty)
+        if gap <= TOLERANCE or step == MAX_STEPS:
+            break
+        bend = float((shares * (1 - shares)).mean())
+        inverse = 1 / (bend * scales.clamp(min=0) + problem.penalty)
+        way = _solved(
+            problem.curvature(shares),
+            -gradient,
+            lambda right, inverse=inverse: (right @ axes * inverse) @ axes.t(),  # type: ignore[misc]
+        )
+        downhill = float((gradient * way).sum())
+        for halving in range(HALVINGS):
+            share = 0.5**halving
+            new_value, new_shares = problem.value(weights + share * way)
+            if new_value <= value + 1e-4 * share * downhill:
+                break
+        else:
+            break  # f is as low as float64 can tell
+        weights, value, shares = weights + share * way, new_value, new_shares
+        gradient = problem.gradient(weights, shares)
+    return weights, gap, step
+
+
+def _solved(curvature: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
+    """H⁻¹·right by preconditioned conjugate gradients, more exactly the nearer the minimum is."""
+    found, residual = torch.zeros_like(right), right
+    enough = min(0.1, float(right.norm()) ** 0.5) * float(right.norm())
+    turned = precondition(residual)
+    along, product = turned, float((residual * turned).sum())
+    for _ in range(MAX_PRODUCTS):
+        bent = curvature(along)
+        if not 0 < (bend := float((along * bent).sum())) < float("inf"):
+            break  # flatter than float32 can tell
+        step = product / bend
+        found, residual = found + step * along, residual - step * bent
+        if float(residual.norm()) <= enough:
+            break
+        turned = precondition(residual)
+        before, product = product, float((residual * turned).sum())
+        along = turned + product / before * along
+    return found
+
 
 SEVERAL = (
     "several layers are not a convex problem: trained by the paper's SGD, and another rate or more epochs may do better"

@@ -14,11 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unskew.calibration.classifier import copy_of, device_of, last_linear, with_rows
 from unskew.calibration.gaussians import without_negative
-from unskew.calibration.heads import copy_of, device_of, last_linear, with_rows
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread
+from unskew.core.text import MAX_COUNT
 
 
 @dataclass(frozen=True)
@@ -113,3 +114,22 @@ def mean_loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
             some = features[start : start + 4096].to(weight.device, weight.dtype)
             total += float(F.cross_entropy(head(some), labels[start : start + 4096].to(weight.device), reduction="sum"))
     return total / max(len(labels), 1)
+
+
+def check_positive(name: str, **values: float) -> None:
+    """Refuse a value that is not above zero and finite, and a count beyond all that can be counted."""
+    for knob, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}({knob}={value}): give a number above 0")
+        if isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
+
+
+def descent_of(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:
+    """How the classifier is trained, if the knobs allow it."""
+    check_positive(name, epochs=epochs, batch=batch, lr=lr)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"{name}(weight_decay={weight_decay}): give 0 or more")
+    return Descent(epochs, batch, lr, momentum, weight_decay)

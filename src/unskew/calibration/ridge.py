@@ -10,14 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.classifier import last_linear, with_rows
 from unskew.calibration.covariances import Shared
-from unskew.calibration.finisher import Finisher, Made, finisher
+from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.gaussians import ClassReport, without_negative
-from unskew.calibration.heads import last_linear, with_rows
-from unskew.calibration.knobs import check_positive
 from unskew.calibration.known_noise import pooled_edge, raised
-from unskew.calibration.request import StatisticsRequest
-from unskew.calibration.retraining import varied
+from unskew.calibration.retraining import check_positive, varied
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

@@ -4,28 +4,255 @@ Shapes: C classes, P of them held, d features.
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from unskew.calibration.batches import Encoding, check_batch, images_and_labels, labels_of, resting
-from unskew.calibration.covariances import parse_form
-from unskew.calibration.forms import MAX_FEATURES, Form, check_square, fault, statistics_bytes
-from unskew.calibration.heads import device_of
+from unskew.calibration.classifier import device_of
+from unskew.calibration.covariances import (
+    MAX_FEATURES,
+    Diagonal,
+    Form,
+    LowRank,
+    Shared,
+    check_memory,
+    check_square,
+    fault,
+    parse_form,
+    statistics_bytes,
+)
 from unskew.calibration.known_noise import KnownNoise
-from unskew.calibration.merging import Merging
-from unskew.calibration.statistics_files import read_statistics
-from unskew.core.arguments import COUNT, FUNCTION, PATH, SEVERAL, Kind, accepts, optional
-from unskew.core.context import neutral
-from unskew.core.errors import UserError, a_kind, brief, whole_number
+from unskew.core.errors import (
+    COUNT,
+    FUNCTION,
+    PATH,
+    SEVERAL,
+    Kind,
+    UserError,
+    a_kind,
+    accepts,
+    brief,
+    optional,
+    whole_number,
+)
 from unskew.core.files import write_whole
-from unskew.core.limits import MAX_CLASSES, usable_path
+from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
+from unskew.core.machine import neutral
 from unskew.core.types import Sums, Tensors
+
+IMAGE_KEYS = ("image", "images", "pixel_values", "x", "img")
+LABEL_KEYS = ("label", "labels", "y", "target")
+
+
+def images_and_labels(batch: Any, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
+    """Images on the device and labels [n] on the CPU, of a pair or a dict.
+
+    Tensors keep their type. Arrays and lists of numbers become ``dtype``, the encoder's. Images of any other type are
+    the encoder's own affair and stay as they are.
+    """
+    if isinstance(batch, Mapping):
+        images, labels = _value(batch, IMAGE_KEYS, "images"), _value(batch, LABEL_KEYS, "labels")
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        images, labels = batch
+    else:
+        kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
+        raise UserError(f"batches must be pairs of (images, labels) or dicts with both; this is a {kind}")
+    if isinstance(images, np.ndarray | list | tuple):
+        images = _tensor(images, "images")
+        if dtype is not None:
+            images = images.to(dtype)
+    if isinstance(images, Tensor):
+        images = images.to(device)
+    return images, labels_of(labels)
+
+
+def labels_of(labels: Any) -> Tensor:
+    """Labels as a tensor on the CPU: whole numbers of any type as int64, anything else as it is."""
+    values: Tensor = labels if isinstance(labels, Tensor) else _tensor(labels, "labels")
+    values = values.detach().cpu()
+    return values if values.is_floating_point() or values.is_complex() else values.long()
+
+
+class Encoding:
+    """The encoder as it is. Where it refuses images of another floating-point type, they become its own type first."""
+
+    def __init__(self, encoder: nn.Module, dtype: torch.dtype | None) -> None:
+        self._encoder, self._dtype, self._cast = encoder, dtype, False
+
+    def __call__(self, images: Any) -> Any:
+        """What the encoder makes of the images."""
+        other = isinstance(images, Tensor) and images.is_floating_point() and images.dtype != self._dtype
+        if not other or self._dtype is None or not self._dtype.is_floating_point:
+            return self._encoder(images)
+        if not self._cast:
+            try:
+                return self._encoder(images)
+            except RuntimeError as error:
+                if "type" not in str(error):  # "expected … to have the same dtype", "Input type … and weight type …"
+                    raise
+        features = self._encoder(images.to(self._dtype))
+        self._cast = True
+        return features
+
+
+def check_batch(features: Any, labels: Tensor, classes: int) -> None:
+    """Refuse a batch that statistics cannot be taken of."""
+    if not isinstance(features, Tensor):
+        raise UserError(f"features must be a tensor [n, d], this is {a_kind(features)}")
+    if features.dim() != 2 or labels.dim() != 1 or len(features) != len(labels) or not features.shape[1]:
+        raise UserError(
+            f"features must be [n, d] and labels [n], these are {list(features.shape)} and {list(labels.shape)}"
+        )
+    if features.is_complex() or labels.is_complex() or labels.is_floating_point():
+        raise UserError(f"features must be real, labels whole numbers; these are {features.dtype} and {labels.dtype}")
+    if len(labels) and not (int(labels.min()) >= 0 and int(labels.max()) < classes):
+        raise UserError(f"labels must be in 0..{classes - 1}, these go from {int(labels.min())} to {int(labels.max())}")
+    if not bool(features.isfinite().all()):
+        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+
+
+@contextmanager
+def resting(encoder: nn.Module) -> Iterator[None]:
+    """The module in eval mode inside, each part as it was outside."""
+    before = {part: part.training for part in encoder.modules()}
+    encoder.eval()
+    try:
+        yield
+    finally:
+        for part, training in before.items():
+            part.training = training
+
+
+def _value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> Any:
+    for key in keys:
+        if key in batch:
+            return batch[key]
+    there = ", ".join(map(repr, batch)) or "nothing"
+    raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; in this one there is: {there}")
+
+
+def _tensor(values: Any, what: str) -> Tensor:
+    try:
+        if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
+            return torch.stack(list(values))
+        return torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        words = f"{what} must be a tensor, a numpy array or a list of numbers, this is {a_kind(values)}"
+        raise UserError(f"{words} ({error})") from error
+
+
+BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory would leave holes between them
+
+
+class Merging:
+    """A sum that grows. A class has a row in every sum, the next free one when a client first has it."""
+
+    def __init__(self) -> None:
+        self._kind: tuple[int, Form, int] | None = None  # classes, form and width of all statistics so far
+        self._about = ""  # the first statistics, in words
+        self._rows: dict[int, int] = {}  # of each label
+        self._number: list[int] = []  # of each row
+        self._blocks: dict[str, list[Tensor]] = {}
+        self._common: dict[str, Tensor] = {}  # sums that are one for all classes
+        self._noise: KnownNoise | None = None  # where a part has a class that another lacks, this is the most it can be
+
+    @property
+    def nothing(self) -> bool:
+        """Whether nothing has been added yet."""
+        return self._kind is None
+
+    def add(self, part: "ClassStatistics") -> None:
+        """Add a client's statistics; refused where they do not belong with those before."""
+        if not hasattr(part, "held"):
+            raise UserError(f"only ClassStatistics can be added up, this is {a_kind(part)}")
+        kind = part.classes, part.form, part.width
+        if self._kind is None:
+            self._kind, self._about = kind, part.about()
+        elif self._kind != kind:
+            raise UserError(f"these statistics do not belong together: {self._about} and {part.about()}")
+        if part.noise is not None:
+            self._noise = part.noise if self._noise is None else self._noise + part.noise
+        for label, number in zip(part.held.tolist(), part.number.tolist(), strict=True):
+            row = self._rows.setdefault(label, len(self._rows))
+            if row == len(self._number):
+                self._number.append(0)
+            self._number[row] += number
+        rows = torch.tensor([self._rows[label] for label in part.held.tolist()], dtype=torch.int64)
+        for name, value in part.sums.items():
+            if name not in part.form.common:
+                self._add_rows(name, value, rows)
+            elif name in self._common:
+                self._common[name] += value
+            else:
+                self._common[name] = value.clone()
+
+    def _add_rows(self, name: str, value: Tensor, rows: Tensor) -> None:
+        assert self._kind is not None
+        (classes, form, width), blocks = self._kind, self._blocks.setdefault(name, [])
+        shape = value.shape[1:]
+        size = max(1, min(classes, BLOCK_BYTES // (8 * shape.numel())))
+        if len(blocks) * size < len(self._number):
+            others = Shared(), Diagonal(), LowRank(min(32, width))
+            check_memory(form, others, len(self._number), width)
+        while len(blocks) * size < len(self._number):
+            blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
+        for place, block in enumerate(blocks):
+            mine = (rows // size == place).nonzero()[:, 0]
+            if len(mine):
+                block.index_add_(0, rows[mine] - place * size, value if len(mine) == len(rows) else value[mine])
+
+    def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors, KnownNoise | None]:
+        """The fields of the sum's ClassStatistics, in their order; nothing can be added after this."""
+        if self._kind is None:
+            raise UserError("there are no statistics to add up: no client sent any")
+        (classes, form, width), held = self._kind, sorted(self._rows)
+        order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(held))
+        sums = dict(self._common)
+        for name, shape in form.shapes(len(held), width).items():
+            if name in sums:
+                continue
+            sums[name], done = torch.empty(shape, dtype=torch.float64), 0
+            while blocks := self._blocks.get(name):
+                block = blocks.pop(0)  # given back as soon as it is copied: never the whole sum twice in memory
+                some = places[done : done + len(block)]
+                sums[name][some] = block[: len(some)]
+                done += len(block)
+        number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
+        return classes, form, torch.tensor(held, dtype=torch.int64), number, sums, self._noise
+
+
+def read_statistics(file: Path) -> tuple[Any, Form, Tensors, KnownNoise | None]:
+    """Classes as the file says, form, tensors, and the noise added for privacy; the numbers are not checked yet."""
+    check_plain(file)
+    if file.exists():
+        check_unpacked(file.stat().st_size, size_on_disk([file]), str(file))  # it may be sparse
+    try:
+        with safe_open(file, framework="pt") as content:
+            about = json.loads((content.metadata() or {})["unskew"])
+            # copies: what safe_open gives is the file itself, and changes with it
+            values = {name: content.get_tensor(name).clone() for name in content.keys()}  # noqa: SIM118
+        if about["statistics"] != 1:
+            raise ValueError(f"they are of version {about['statistics']!r}")
+        noise = KnownNoise(*map(float, about["noise"])) if "noise" in about else None
+        if noise is not None and not (0 <= noise.sums < float("inf") and 0 <= noise.second < float("inf")):
+            raise ValueError(f"the noise is {about['noise']}")
+        return about["classes"], parse_form(about["form"]), values, noise
+    except FileNotFoundError:
+        raise UserError(f"there is no file {file}") from None
+    except Exception as why:  # what a stranger's file breaks is the file's fault, whatever it is
+        line = str(why).partition("\n")[0]
+        raise UserError(f"{file} does not hold class statistics of this version: {line}") from why
+
 
 BUFFER = 2048  # features held back before they are added: one product a class for many batches
 MAX_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole number of 64 bits

@@ -1,11 +1,220 @@
 """From a chart to a drawing: where title, legend, axes and plot go, so that nothing overlaps."""
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Mark, Numbers, Picture, Rule, Words
-from unskew.charts.axes import LINE, Row, axes, column, column_width, overhang, row
-from unskew.charts.legend import legend
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words
 from unskew.charts.marks import Plot, layers, shade
-from unskew.charts.scales import Scale, breadth, ends, known, wrap
-from unskew.charts.shapes import Box, Drawing, Layer, Text
+from unskew.charts.scales import (
+    Box,
+    Circle,
+    Drawing,
+    Layer,
+    Path,
+    Scale,
+    Shape,
+    Text,
+    breadth,
+    broken,
+    colour_name,
+    ends,
+    fit,
+    known,
+    place,
+    ticks,
+    wrap,
+)
+
+LINE = 16.0  # from one line of text to the next
+SLANT = 0.72  # sine of 45 degrees, and a little
+Placed = tuple[float, str]  # a tick's place and words
+
+
+@dataclass(frozen=True)
+class Row:
+    """The words below a plot, those of a tick in lines: where each is, whether slanted, how deep they reach."""
+
+    ticks: Sequence[Placed]
+    slanted: bool
+    depth: float
+
+
+def overhang(row: Row) -> tuple[float, float]:
+    """How far to the left and to the right the words below a plot reach."""
+    lefts = [at - (SLANT if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
+    rights = [at + (0.0 if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
+    return min(lefts, default=1e9), max(rights, default=0.0)
+
+
+def _widest(words: str) -> float:
+    return max(map(breadth, words.split("\n")))
+
+
+def column_width(column: Sequence[Placed]) -> float:
+    """How much room the words beside a plot take."""
+    return max((breadth(word) for _, word in column), default=0.0) + 6
+
+
+def _marked(axis: Axis, scale: Scale, most: int) -> list[Placed]:
+    """The ticks of an axis that are between its ends, in their order in the picture."""
+    chosen = ticks(scale.low, scale.high, most=max(2, most), kind=axis.kind, log=axis.log)
+    given = chosen if axis.ticks is None else axis.ticks
+    first, last = sorted((scale.start, scale.end))
+    placed = [(at, word) for value, word in given if (at := place(scale, value)) is not None]
+    return sorted((at, word) for at, word in placed if first - 0.01 <= at <= last + 0.01)
+
+
+def column(chart: Chart, plot: Plot) -> list[Placed]:
+    """The ticks beside the plot, every second or third of them where they are too close."""
+    every = _marked(chart.y, plot.y, int(plot.frame.height / 28))
+    for stride in range(1, len(every) + 1):
+        kept = every[::stride]
+        if all(later[0] - earlier[0] >= 12.5 for earlier, later in pairwise(kept)):
+            return [(at, fit(word, 0.33 * chart.width)) for at, word in kept]
+    return []
+
+
+def row(chart: Chart, plot: Plot) -> Row:
+    """The ticks below the plot: side by side if they fit; else words in two lines or slanted, numbers thinned out."""
+    longest = 0.6 * chart.width
+    every = [(at, fit(word, longest)) for at, word in _marked(chart.x, plot.x, int(plot.frame.width / 62))]
+    space = min((later[0] - earlier[0] for earlier, later in pairwise(every)), default=plot.frame.width)
+    if chart.x.ticks is None or not any(letter.isalpha() for _, word in every for letter in word):
+        fitting = (every[::stride] for stride in range(1, len(every) + 1) if _apart(every[::stride]))
+        return Row(next(fitting, []), False, LINE + 2)
+    if _apart(every):
+        return Row(every, False, LINE + 2)
+    lines = [(at, wrap(word, space - 6, most=2)) for at, word in every]
+    if space >= 130 or (space >= 50 and not any(line.endswith("…") for _, pair in lines for line in pair)):
+        return Row([(at, "\n".join(pair)) for at, pair in lines], False, 2 * LINE)
+    kept = every[:: max(1, -(-15 // max(1, int(space))))]
+    shorter = [(at, fit(word, min(0.3 * chart.height, 90.0))) for at, word in kept]
+    return Row(shorter, True, SLANT * max(breadth(word) for _, word in shorter) + 10)
+
+
+def _apart(row: Sequence[Placed]) -> bool:
+    return all(b[0] - a[0] >= (breadth(a[1]) + breadth(b[1])) / 2 + 6 for a, b in pairwise(row))
+
+
+def axes(chart: Chart, plot: Plot, below: Row) -> list[Layer]:
+    """Grid, axes, ticks and what the axes are called."""
+    frame, beside = plot.frame, column(chart, plot)
+    right, bottom = frame.x + frame.width, frame.y + frame.height
+    shaded = any(isinstance(mark, Cells) for mark in chart.marks)
+    upright = any(isinstance(mark, Bars) and not mark.flat for mark in chart.marks)
+    horizontal = any(isinstance(mark, Bars) and mark.flat for mark in chart.marks)
+    across: list[Shape] = [Path(((frame.x, y), (right, y))) for y, _ in beside if not horizontal]
+    down: list[Shape] = [Path(((x, frame.y), (x, bottom))) for x, _ in below.ticks if not upright]
+    zero = place(plot.y, 0.0) if upright or (chart.y.ticks is None and plot.y.low < 0) else bottom
+    level = zero if zero is not None and frame.y <= zero <= bottom else bottom
+    upward = place(plot.x, 0.0) if horizontal else None
+    solid: list[Shape] = [Path(((upward, frame.y), (upward, bottom)))] if upward is not None else []
+    solid += [] if horizontal else [Path(((frame.x, level), (right, level)))]
+    texts: list[Shape] = [
+        Text(frame.x - 6, y + 4, word, anchor="end", whole=_whole(chart.y, word)) for y, word in beside
+    ]
+    for x, words in below.ticks:
+        whole = _whole(chart.x, words)
+        if below.slanted:
+            texts.append(Text(x + 4, bottom + 12, words, anchor="end", turn=45, whole=whole))
+        else:
+            lines = enumerate(words.split("\n"))
+            texts += [Text(x, bottom + LINE + 14 * i, line, anchor="middle", whole=whole) for i, line in lines]
+    grid = [] if shaded else [Layer("grid", [*across, *down], stroke=1.0), Layer("axis", solid, stroke=1.0)]
+    return [*grid, Layer("ink", texts), Layer("quiet", _titles(chart, plot, below, column_width(beside)))]
+
+
+def _whole(axis: Axis, word: str) -> str:
+    """The words that were cut short to this one."""
+    if not word.endswith("…"):
+        return ""
+    begun = " ".join(word[:-1].split())
+    return next((whole for _, whole in axis.ticks or () if " ".join(whole.split()).startswith(begun)), "")
+
+
+def _titles(chart: Chart, plot: Plot, below: Row, beside: float) -> list[Shape]:
+    """The words along the axes."""
+    frame = plot.frame
+    made: list[Shape] = []
+    if chart.x.label:
+        text = fit(chart.x.label, chart.width - 16)
+        half = breadth(text) / 2
+        middle = min(max(frame.x + frame.width / 2, 8 + half), chart.width - 8 - half)
+        y = frame.y + frame.height + below.depth + 13
+        made.append(Text(middle, y, text, anchor="middle", whole=chart.x.label if text != chart.x.label else ""))
+    if chart.y.label:
+        text = fit(chart.y.label, frame.height + 20)
+        x, whole = frame.x - beside - 7, chart.y.label if text != chart.y.label else ""
+        made.append(Text(x, frame.y + frame.height / 2, text, anchor="middle", turn=90, whole=whole))
+    return made
+
+
+ENTRIES, GAP = 10, 14.0  # entries of a legend that is not whole, and the room between two
+SWATCH = 18.0  # width of the colour before a name
+Named = Line | Band | Bars | Dots
+
+
+def legend(chart: Chart, left: float, top: float, room: float) -> tuple[list[Layer], float]:
+    """The entries from the left, and how far down they reach."""
+    entries = list(dict(reversed(list(_named(chart)))).items())[::-1]  # the first mark of a name gives its colour
+    if not entries:
+        return [], top + 4
+    made = _whole_legend(entries, left, top, room) if chart.whole_legend else _short(entries, left, top, room)
+    return made, max(shape.y for layer in made for shape in layer.shapes if isinstance(shape, Text)) + 12
+
+
+def _named(chart: Chart) -> list[tuple[str, Named]]:
+    return [(mark.name, mark) for mark in chart.marks if isinstance(mark, Line | Band | Bars | Dots) and mark.name]
+
+
+def _short(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
+    """At most ten entries, each cut where it is long; a reader of a page sees the whole name below the pointer."""
+    made: list[Layer] = []
+    x, y = left, top + 9
+    limit = min(room - 20, room / 3 - 32 if len(entries) > 6 else 130.0 if len(entries) > 2 else 260.0)
+    for name, mark in entries[:ENTRIES]:
+        text = fit(name, limit)
+        wide = SWATCH + breadth(text) + GAP
+        if x > left and x + wide - GAP > left + room:
+            x, y = left, y + LINE
+        made.append(_swatch(mark, x, y))
+        made.append(Layer("ink", [Text(x + SWATCH, y + 4, text, whole=name if text != name else "")]))
+        x += wide
+    if more := [name for name, _ in entries[ENTRIES:]]:
+        text = f"+{len(more)} more"
+        if x > left and x + breadth(text) > left + room:
+            x, y = left, y + LINE
+        made.append(Layer("quiet", [Text(x, y + 4, text, whole=", ".join(more))]))
+    return made
+
+
+def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float, room: float) -> list[Layer]:
+    """Every entry with its whole name, in several lines where it needs them."""
+    made: list[Layer] = []
+    x, y = left, top + 9
+    for name, mark in entries:
+        lines = broken(name, room - SWATCH)
+        wide = SWATCH + max(map(breadth, lines)) + GAP
+        if x > left and (len(lines) > 1 or x + wide - GAP > left + room):
+            x, y = left, y + LINE
+        made.append(_swatch(mark, x, y))
+        made.append(Layer("ink", [Text(x + SWATCH, y + 4 + LINE * place, line) for place, line in enumerate(lines)]))
+        x += wide
+        if len(lines) > 1:
+            x, y = left + room, y + LINE * (len(lines) - 1)  # the next begins a row
+    return made
+
+
+def _swatch(mark: Named, x: float, y: float) -> Layer:
+    first = mark.colour if isinstance(mark.colour, int | str) else (*mark.colour, 0)[0]
+    colour = colour_name(first)
+    if isinstance(mark, Line):
+        return Layer(colour, [Path(((x, y), (x + 14, y)))], stroke=2.5, dashed=mark.dashed)
+    if isinstance(mark, Dots):
+        return Layer(colour, [Circle(x + 7, y, 4.5)], opacity=0.8)
+    return Layer(colour, [Box(x + 2, y - 5, 10, 10)], opacity=0.2 if isinstance(mark, Band) else 1.0)
+
 
 EDGE = 8.0  # free at the border of the picture
 TITLE, BOLD = 14.0, 1.15  # size of letters, and how much wider they are for being bold

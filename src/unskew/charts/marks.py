@@ -5,8 +5,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from unskew.charts import Band, Bars, Cells, Colour, Dots, Line, Mark, Numbers, Picture, Rule, Words
-from unskew.charts.scales import Scale, breadth, fit, known, place
-from unskew.charts.shapes import Box, Circle, Image, Layer, Path, Shape, Text, colour_name
+from unskew.charts.scales import (
+    Box,
+    Circle,
+    Image,
+    Layer,
+    Path,
+    Scale,
+    Shape,
+    Text,
+    breadth,
+    colour_name,
+    fit,
+    known,
+    place,
+)
 
 SMALL = 11.0  # letters of labels within the plot
 LEGIBLE = 6.5  # numbers in cells are not smaller

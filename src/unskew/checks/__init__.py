@@ -6,8 +6,8 @@
 from collections.abc import Callable, Iterable
 
 from unskew.checks import laws
-from unskew.checks.candidate import Candidate, Source, candidate
-from unskew.core import context
+from unskew.checks.laws import Candidate, Source, candidate
+from unskew.core import machine
 from unskew.core.errors import ClientFailure
 from unskew.methods import METHODS
 
@@ -31,7 +31,7 @@ class LawBroken(Exception):
     """A method does not do what every method must; the message names the method, the law, and what was seen."""
 
 
-@context.neutral()
+@machine.neutral()
 def check_method(method: Source, *, neutral: Source | None = None, beside: Iterable[str] | None = None) -> list[str]:
     """Try every law: the names of the laws that were tried, or LawBroken at the first that is broken.
 

@@ -1,26 +1,374 @@
 """The laws, one function each: None where a method keeps it, otherwise what was seen and in which round."""
 
 import copy
+import inspect
+import os
 import random  # noqa: TID251  only its state is compared
+import sys
 import tempfile
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from unskew.checks.candidate import Candidate
-from unskew.checks.instruments import Report, watching_arguments, watching_loss
-from unskew.checks.small import Federation, federation, largest_difference, same
+from unskew import engines, methods, models
 from unskew.core import tensors
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import Local, ServerState, Visit
-from unskew.round.algorithm import Algorithm
-from unskew.round.client_memory import ClientMemory
-from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, save_checkpoint
+from unskew.core.types import (
+    Blend,
+    Engine,
+    ImageSet,
+    Local,
+    Loss,
+    Margin,
+    Roster,
+    ServerOptimizer,
+    ServerState,
+    Split,
+    Step,
+    Tensors,
+    Term,
+    Visit,
+)
+from unskew.data.population import Partition, Population
+from unskew.engines.blueprint import Blueprint, build, dataset
+from unskew.engines.loop import Loop
+from unskew.privacy.sessions import Sessions
+from unskew.round import driver
+from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, compose
+from unskew.round.client_memory import ClientMemory, anonymous_file
+from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, open_memories, save_checkpoint
+
+AFTER_TRAINING = ("finish", "withhold", "secure", "private")  # slots that no round looks at
+
+Source = str | Algorithm | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Methods to be composed, in order. ``text`` is what another process can parse; None: it cannot."""
+
+    methods: tuple[Named, ...]
+    text: str | None
+
+    def __add__(self, other: "Candidate") -> "Candidate":
+        text = None if self.text is None or other.text is None else f"{self.text} + {other.text}"
+        return Candidate(self.methods + other.methods, text)
+
+    @property
+    def name(self) -> str:
+        """As messages say it."""
+        return " + ".join(named.name for named in self.methods)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The names of its methods, without knobs."""
+        return tuple(named.name.partition("(")[0] for named in self.methods)
+
+    def algorithm(self, local: Local | None = None) -> Algorithm:
+        """All of it on top of FedAvg with these local settings."""
+        return compose(self.methods, Algorithm(local=local or Local()))
+
+    def trains(self) -> bool:
+        """Whether it changes anything that a round looks at."""
+        base = Algorithm()
+        changed = compose(self.methods, base)
+        slots = [slot.name for slot in fields(Algorithm) if slot.name not in AFTER_TRAINING]
+        return any(getattr(changed, slot) is not getattr(base, slot) for slot in slots)
+
+
+def candidate(source: Source) -> Candidate:
+    """A text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm."""
+    if isinstance(source, str):
+        return Candidate(tuple(methods.parse_methods(source)), source)
+    if isinstance(source, Algorithm):
+        return Candidate((Named("the algorithm", _as_method(source)),), None)
+    if not callable(source):
+        raise UserError(
+            f"{a_kind(source)} is not a method; give its text, a function from Algorithm to Algorithm, or an Algorithm"
+        )
+    name = getattr(source, "__name__", type(source).__name__)
+    if _needs_an_argument(source):
+        return Candidate((Named(name, source),), None)
+    text = _text(source)
+    return Candidate((Named(text or name, source()),), text)
+
+
+def _needs_an_argument(function: Callable[..., Any]) -> bool:
+    """Whether it takes the Algorithm itself: knobs have defaults."""
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.default is inspect.Parameter.empty and p.kind not in kinds for p in parameters)
+
+
+def _text(build: Callable[..., Any]) -> str | None:
+    """``package.module:function`` where another process can import it."""
+    module, name = getattr(build, "__module__", "__main__"), getattr(build, "__qualname__", "")
+    importable = module != "__main__" and getattr(sys.modules.get(module), name, None) is build
+    return f"{module}:{name}" if importable else None
+
+
+def _as_method(value: Algorithm) -> Method:
+    """The method that fills the slots in which the algorithm differs from FedAvg."""
+    plain = Algorithm()
+    own = {
+        slot.name: getattr(value, slot.name)
+        for slot in fields(Algorithm)
+        if getattr(value, slot.name) is not getattr(plain, slot.name)
+    }
+    own = {name: slot for name, slot in own.items() if name != "local" or slot != plain.local}
+
+    def method(algorithm: Algorithm) -> Algorithm:
+        appended = {name: (*getattr(algorithm, name), *slot) for name, slot in own.items() if name in SHARED_SLOTS}
+        return replace(algorithm, **(own | appended))
+
+    return method
+
+
+Report = Callable[[str], None]
+
+CLOSE = 1e-9  # how far two numbers of a loss may differ and count as one
+
+
+def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
+    """The same algorithm; each function that changes a tensor of its arguments in place is reported."""
+
+    def watch(function: Any, what: str) -> Any:
+        return None if function is None else _watched(function, what, report)
+
+    return replace(
+        algorithm,
+        margin=tuple(watch(margin, "margin") for margin in algorithm.margin),
+        blend=watch(algorithm.blend, "blend"),
+        terms=tuple(watch(term, "term") for term in algorithm.terms),
+        head=watch(algorithm.head, "head"),
+        correction=watch(algorithm.correction, "correction"),
+        aggregate=watch(algorithm.aggregate, "aggregate"),
+        server=ServerOptimizer(algorithm.server.init, watch(algorithm.server.update, "server update")),
+        statistics=tuple(
+            replace(s, measure=watch(s.measure, f"measure of {s.name}"), fold=watch(s.fold, f"fold of {s.name}"))
+            for s in algorithm.statistics
+        ),
+        remember=tuple(replace(m, keep=watch(m.keep, f"keep of {m.name}")) for m in algorithm.remember),
+    )  # fmt: skip
+
+
+def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
+    """The same algorithm; margins, blends and terms that do what another slot is for are reported."""
+    return replace(
+        algorithm,
+        margin=tuple(_shaped_margin(margin, report) for margin in algorithm.margin),
+        blend=algorithm.blend and _shaped_blend(algorithm.blend, report),
+        terms=tuple(_checked_term(term, report) for term in algorithm.terms),
+    )
+
+
+def _watched(function: Callable[..., Any], what: str, report: Report) -> Callable[..., Any]:
+    def call(*arguments: Any) -> Any:
+        before = [(name, value, value.detach().clone()) for name, value in _tensors("", arguments)]
+        result = function(*arguments)
+        for name, value, original in before:
+            if not torch.equal(value, original):
+                report(f"the {what} changes {name} in place")
+        return result
+
+    return call
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor inside a value, with a name that says where."""
+    if isinstance(value, Tensor):
+        yield name or "its argument", value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _tensors(f"{name}[{key!r}]", inner)
+    elif isinstance(value, tuple):
+        for inner in value:
+            yield from _tensors(name, inner)
+    elif is_dataclass(value):
+        for each in fields(value):
+            yield from _tensors(f"{type(value).__name__.lower()}.{each.name}", getattr(value, each.name))
+
+
+def _shaped_margin(margin: Margin, report: Report) -> Margin:
+    def call(step: Step) -> Tensor:
+        added, shape = margin(step), step.logits.shape
+        if added.shape not in (shape, shape[1:]):
+            report(
+                f"a margin of shape {list(added.shape)} does not fit logits of shape {list(shape)}; give [B, C] or [C]"
+            )
+        return added
+
+    return call
+
+
+def _shaped_blend(blend: Blend, report: Report) -> Blend:
+    def call(entropy: Tensor, step: Step) -> Tensor:
+        blended = blend(entropy, step)
+        if blended.shape != entropy.shape:
+            report(f"the blend gives shape {list(blended.shape)} for {len(entropy)} examples; give one loss for each")
+        return blended
+
+    return call
+
+
+def _checked_term(term: Term, report: Report) -> Term:
+    """Called once as it is, and once on a loss that already has weights and a penalty."""
+
+    def call(loss: Loss, step: Step) -> Loss:
+        alone = term(Loss(loss.example), step)
+        weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
+        penalty = loss.example.new_tensor(0.75)
+        after = term(Loss(loss.example, weight, penalty), step)
+        if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
+            report("a term changes the loss of each example; claim the blend slot for that")
+        if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
+            report("a term drops or replaces the weights that were there; multiply them by its own")
+        if not _close(after.penalty, penalty if alone.penalty is None else penalty + alone.penalty):
+            report("a term drops or replaces the penalty that was there; add its own with loss.plus(…)")
+        return term(loss, step)
+
+    return call
+
+
+def _close(value: Tensor | None, expected: Tensor) -> bool:
+    return value is not None and torch.allclose(value, expected, rtol=CLOSE, atol=CLOSE)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All that a few rounds need. ``value`` is an algorithm in place of the blueprint's method, for the loop alone."""
+
+    blueprint: Blueprint
+    data: Tensors
+    key: Key
+    value: Algorithm | None = None
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What the rounds do."""
+        return self.value or methods.parse_method(self.blueprint.method, self.blueprint.local)
+
+    def state(self) -> ServerState:
+        """The state before the first round."""
+        side = build(self.blueprint, self.data)
+        models.initialise(side.network, self.key.fold("model"))
+        return driver.start(self.algorithm, tensors.of_module(side.network), side.network.classifier_names)
+
+    def states(
+        self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
+        state: ServerState | None = None, skip_failures: bool = False, folder: Path | None = None,
+        rounds_planned: int | None = None,
+    ) -> Iterator[ServerState]:  # fmt: skip
+        """The state after each round up to ``rounds``, from the given one or from the start.
+
+        What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
+        ``rounds_planned`` is how many there will be in all, where this is a part of them.
+        """
+        algorithm = self.algorithm
+        last = state or self.state()
+        opened = self._open(algorithm, engine, workers, folder)
+        opened.pin(last.clients.values())
+        per_round = per_round or opened.roster.clients
+        try:
+            while last.round < rounds:
+                last, _ = driver.run_round(
+                    algorithm, opened, last, self.key, per_round=per_round, rounds=rounds_planned or rounds,
+                    skip_failures=skip_failures,
+                )  # fmt: skip
+                yield last
+        finally:
+            opened.close()
+
+    def run(
+        self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
+        state: ServerState | None = None, skip_failures: bool = False, folder: Path | None = None,
+        rounds_planned: int | None = None,
+    ) -> ServerState:  # fmt: skip
+        """The last of ``states``; the given state, or the first one, where no round is left."""
+        last = state or self.state()
+        for now in self.states(rounds, engine, workers, per_round, last, skip_failures, folder, rounds_planned):
+            last = now
+        return last
+
+    def with_method(self, method: str) -> "Federation":
+        """The same federation under another method."""
+        return replace(self, blueprint=replace(self.blueprint, method=method), value=None)
+
+    def with_candidate(self, method: Candidate) -> "Federation":
+        """The same federation under a candidate: by its text where it has one, by its value otherwise."""
+        if method.text is not None:
+            return self.with_method(method.text)
+        return self.with_algorithm(method.algorithm(self.blueprint.local))
+
+    def with_algorithm(self, algorithm: Algorithm) -> "Federation":
+        """The same federation under an algorithm that has no text."""
+        return replace(self, value=algorithm)
+
+    def _open(self, algorithm: Algorithm, engine: str, workers: int, folder: Path | None) -> Engine:
+        memories = open_memories(folder) if folder and algorithm.remember else None
+        if self.value is None:
+            return engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
+        side = replace(build(self.blueprint, self.data), algorithm=algorithm)
+        side = replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
+        if algorithm.remember:
+            descriptor = anonymous_file() if memories is None else memories
+            side = replace(side, memory=ClientMemory(algorithm.remember, tensors.of_module(side.network), descriptor))
+        return Loop(side)
+
+
+def federation(
+    method: str = "fedavg", sizes: Sequence[int] = (40, 30, 1, 20, 9), images: ImageSet | None = None,
+    model: str = "tiny-cnn", dtype: str = "float64", seed: int = 0, local: Local | None = None,
+) -> Federation:  # fmt: skip
+    """Clients of just these sizes, one of them with a single example."""
+    images = images or image_set(sum(sizes))
+    settings = local or Local(epochs=2, batch=16, lr=0.05)
+    blueprint = Blueprint(method, model, images.shape, len(images.classes), settings, dtype)
+    population = Population.from_partition(partition_of(sizes, len(images.train)))
+    return Federation(blueprint, dataset(images, population), Key(seed))
+
+
+def image_set(examples: int = 120, classes: int = 4, side: int = 8, channels: int = 1, seed: int = 0) -> ImageSet:
+    """Random images whose brightness follows the class, so that there is something to learn."""
+    draw = Key(seed).fold("images").numpy()
+    labels = np.arange(examples) % classes
+    noise = draw.integers(0, 128, (examples, channels, side, side))
+    images = (noise + (labels * 30)[:, None, None, None]).clip(0, 255).astype(np.uint8)
+    test = Split(images[::3].copy(), labels[::3].copy())
+    names = tuple(f"class {c}" for c in range(classes))
+    return ImageSet("random", names, Split(images, labels), test, (0.4,) * channels, (0.2,) * channels)
+
+
+def partition_of(sizes: Sequence[int], examples: int | None = None, seed: int = 0) -> Partition:
+    """Clients of just these sizes; what is left over belongs to no client."""
+    examples = examples or sum(sizes)
+    client = np.full(examples, -1, np.int32)
+    order = Key(seed).fold("who").numpy().permutation(examples)
+    client[order[: sum(sizes)]] = np.repeat(np.arange(len(sizes)), sizes)
+    return Partition(client, len(sizes), "test", seed)
+
+
+def largest_difference(left: Tensors, right: Tensors) -> float:
+    """The largest distance between two entries of the same name and place."""
+    if left.keys() != right.keys():
+        return float("inf")
+    return max((float((left[name].double() - right[name].double()).abs().max()) for name in left), default=0.0)
+
+
+def same(left: ServerState, right: ServerState) -> bool:
+    """Bit for bit: round, weights, memory, what is sent, what clients keep (by the checksum in its ticket)."""
+    kept = [{client: ticket.partition("-")[2] for client, ticket in state.clients.items()} for state in (left, right)]
+    if left.round != right.round or kept[0] != kept[1]:
+        return False
+    pairs = [(left.tensors, right.tensors), (left.memory, right.memory), (left.sent, right.sent)]
+    return all(a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a) for a, b in pairs)
+
 
 ROUNDS = 3  # in the first, momentum, memories, prototypes and control variates are still empty
 PLANNED = 4  # of a schedule, so that no round is its last

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from unskew.console.download_progress import DownloadProgress
 from unskew.console.plain import PlainConsole
-from unskew.console.stage_progress import StageProgress
+from unskew.console.progress import DownloadProgress, StageProgress
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes
@@ -20,9 +19,8 @@ from unskew.data import sources
 from unskew.data.builders import BUILDERS, build_rows, is_built
 from unskew.data.check import check
 from unskew.data.published import BROKEN, DAMAGED, Finding
-from unskew.data.synthetic import Shape
-from unskew.data.synthetic_files import write_population
-from unskew.data.table_csv import table_csv
+from unskew.data.rows import table_csv
+from unskew.data.synthetic_set import Shape, write_population
 from unskew.data.tables import cache_of
 from unskew.runs.options import OPTIONS
 

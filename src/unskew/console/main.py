@@ -14,20 +14,17 @@ import typer.core
 
 import unskew
 from unskew import engines
+from unskew.console import comparison, many
 from unskew.console import comparison as comparing
-from unskew.console import many, over_seeds
-from unskew.console.check import check, note_unsealed
 from unskew.console.data import data_app
 from unskew.console.federation import federation_app
-from unskew.console.folders import runs_named
-from unskew.console.letters import print_any_letter
 from unskew.console.methods import show_methods
 from unskew.console.options import with_options
-from unskew.console.plain import PlainConsole
+from unskew.console.plain import PlainConsole, print_any_letter
+from unskew.console.progress import StageProgress
 from unskew.console.reproduce import reproduce
 from unskew.console.screen import Screen, summary
-from unskew.console.stage_progress import StageProgress
-from unskew.console.study import Device, analyse, report
+from unskew.console.study import Device, analyse, check, note_unsealed, report, runs_named
 from unskew.console.sweep import sweep
 from unskew.console.watch import fail, watched
 from unskew.core.errors import ClientFailure, UserError, nearest
@@ -41,7 +38,7 @@ from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.options import OPTIONS
 from unskew.runs.prepare import split
 from unskew.runs.read_data import read_examples
@@ -166,11 +163,11 @@ def compare(
         at_round=at_round,
         at_batch=at_batch,
     )
-    sheet = None if each or not over_seeds.several_seeds(compared) else over_seeds.seed_sheet(compared, form)
+    sheet = None if each or not comparison.several_seeds(compared) else comparison.seed_sheet(compared, form)
     if form == "table":
         out.print(comparing.as_table(compared, out.width, sheet))
     elif form == "json":
-        print(over_seeds.seeds_json(compared))  # noqa: T201
+        print(comparison.seeds_json(compared))  # noqa: T201
     else:
         print(comparing.as_text(compared, form, sheet))  # noqa: T201  for programs: no wrapping, no colour
 
@@ -207,9 +204,8 @@ def partition(
         out.print(f"note: {note}")
     out.print(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
-        from unskew.analysis.partition_charts import partition_charts
-        from unskew.charts.files import sheet_bytes
-        from unskew.charts.paper import missing_letters
+        from unskew.analysis.skew import partition_charts
+        from unskew.charts.files import missing_letters, sheet_bytes
 
         charts = partition_charts(drawn, labels, examples.classes)
         if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):

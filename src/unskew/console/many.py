@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from unskew.console import comparison as comparing
-from unskew.console.columns import flat
-from unskew.console.over_seeds import seed_sheet
+from unskew.console.comparison import flat, seed_sheet
 from unskew.console.plain import PlainConsole
-from unskew.console.stage_progress import StageProgress
+from unskew.console.progress import StageProgress
 from unskew.console.watch import watched
 from unskew.core.units import emd_words
 from unskew.report.write import write_report
 from unskew.runs import config as configs
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.result import VALIDATION, Result
 from unskew.runs.seeds import FINISHED, plan_seeds, words_of
 

@@ -1,6 +1,8 @@
 """The commands that look at finished runs: analyse and report."""
 
-from collections.abc import Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,14 +11,63 @@ import typer
 from unskew import analysis
 from unskew.analysis.measure import Measured
 from unskew.analysis.together import draw_runs
-from unskew.console.check import note_unsealed
-from unskew.console.folders import runs_named
 from unskew.console.plain import PlainConsole
-from unskew.console.stage_progress import StageProgress
-from unskew.core.errors import Missing
+from unskew.console.progress import StageProgress
+from unskew.core.errors import Missing, UserError
+from unskew.core.units import counted
 from unskew.report.write import write_report
+from unskew.runs.check import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
+from unskew.runs.seeds import finished_runs
 
 out = PlainConsole()
+
+
+def check(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    seal: Annotated[
+        bool, typer.Option("--seal", help="Take the files as they are from now on: write a new manifest.json.")
+    ] = False,
+) -> None:
+    """Say which files of a run folder are as they were written, which are damaged and which are not sealed."""
+    damaged = []
+    for path in paths:
+        if seal:
+            out.print(f"{path}: {len(seal_folder(path))} files are sealed as they are", soft_wrap=True)
+            continue
+        files = examine(path)
+        _show(path, files)
+        damaged += [each for each in files if each.state == DAMAGED]
+    if damaged:
+        raise UserError(f"{len(damaged)} damaged: {'; '.join(each.problem for each in damaged)}")
+
+
+def note_unsealed(paths: Iterable[Path]) -> None:
+    """A line on standard error for each run folder that has no manifest."""
+    for path in paths:
+        if note := unsealed_note(path):
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+
+
+def _show(path: Path, files: list[Examined]) -> None:
+    width = max((len(each.name) for each in files), default=0)
+    for each in files:
+        if each.state != UNSEALED or not each.name.startswith(("figures/", "logs/", "report")):
+            out.print(f"{each.name:<{width}}  {each.state}", soft_wrap=True)
+    counts = Counter(each.state for each in files)
+    words = [f"{counts[state]} {state}" for state in (WHOLE, UNSEALED, DAMAGED) if counts[state]]
+    out.print(f"{path}: {', '.join(words)}", soft_wrap=True)
+    if note := unsealed_note(path):
+        out.print(f"note: {note}; seal it as it is with: unskew check {path} --seal", soft_wrap=True)
+
+
+def runs_named(paths: Sequence[Path]) -> list[Path]:
+    """The runs that these folders are or have; a note on standard error says which are not finished."""
+    found, begun = finished_runs(paths)
+    if begun:
+        words = f"{counted(len(begun), 'run')} in the folder not finished and left out"
+        print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
+    return found
+
 
 DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]
 Engine = Annotated[str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")]

@@ -7,16 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
-from unskew.console.columns import flat
+from unskew.console.comparison import flat
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
-from unskew.console.stage_progress import StageProgress
+from unskew.console.progress import StageProgress
 from unskew.console.watch import fail
 from unskew.core.units import counted, format_duration
 from unskew.runs.options import OPTIONS
-from unskew.sweeps.outcomes import Outcome, Sweep
+from unskew.sweeps.outcomes import Outcome, Sweep, check_format, table, write_summary
 from unskew.sweeps.space import words
-from unskew.sweeps.summary import check_format, table, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
 
 out = PlainConsole()

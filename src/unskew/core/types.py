@@ -5,19 +5,111 @@ Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from unskew.core.images import Examples as Examples
-from unskew.core.images import ImageSet as ImageSet
-from unskew.core.images import Split as Split
-
 if TYPE_CHECKING:
     from unskew.core.key import Key
-    from unskew.core.roster import Roster
+
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class StoredImages(Protocol):
+    """Images that are read when asked for, instead of an array: as much like one as the rest of the package needs.
+
+    Another process opens the same images from ``described``: a JSON text, and arrays of one entry for each image.
+    """
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[N, ch, H, W]."""
+
+    @property
+    def dtype(self) -> np.dtype[np.uint8]:
+        """Bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """What all of them would take in memory."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all pixels: the same on every machine, for the same images in the same order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: Any) -> npt.NDArray[np.uint8]:
+        """As of an array, along the first axis."""
+
+    def take(self, index: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """[B, ch, H, W], the images of these numbers."""
+
+    def described(self) -> tuple[str, Arrays]:
+        """How another process opens them."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images and their labels, as they are in the files: bytes, not yet normalised.
+
+    What a frozen part of a network made of the images may be in their place: floating point.
+    """
+
+    images: npt.NDArray[Any] | StoredImages  # [N, ch, H, W]
+    labels: npt.NDArray[np.int64]  # [N], each in 0..C-1
+    rows: npt.NDArray[np.int64] | None = None  # [N], which of more images these are; None: all, in their order
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The training examples without their images: all that a partition is made from."""
+
+    labels: npt.NDArray[np.int64]  # [N]
+    classes: tuple[str, ...]
+    users: npt.NDArray[np.str_] | None = None  # [N]
+    places: npt.NDArray[np.float64] | None = None  # [N, 2]
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """A data set: what is train, what is test, how its pixels are normalised.
+
+    ``mean`` and ``std`` are per channel, for pixels scaled to 0..1. ``augment`` says whether crops and flips
+    leave a picture's class alone (a mirrored digit is not one). ``users`` names the owner of each training example,
+    ``places`` says where it was taken, ``test_users`` names the owners of the test examples.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    train: Split
+    test: Split
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: bool = False
+    users: npt.NDArray[np.str_] | None = None  # [N]
+    notes: tuple[str, ...] = ()
+    places: npt.NDArray[np.float64] | None = None  # [N, 2], latitude and longitude in degrees; NaN where unknown
+    test_users: npt.NDArray[np.str_] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """[ch, H, W] of one image."""
+        channels, height, width = self.train.images.shape[1:]
+        return channels, height, width
+
+    @property
+    def examples(self) -> Examples:
+        """The training examples without their images."""
+        return Examples(self.train.labels, self.classes, self.users, self.places)
+
 
 Tensors = dict[str, Tensor]  # flat, the name carries the namespace: "params/conv1.weight", "buffers/…"
 Sums = dict[str, Tensor]  # every entry may be added, all float64: "weight", "delta/…", "stat/<name>/…", "metric/…"
@@ -284,3 +376,85 @@ class Outcome:
     void: str = ""  # why there are no sums, where an exchange needs more clients than stayed
     bytes_up: int | None = None  # what all visits sent, where an exchange counts it; None: as ``statistics`` counts it
     bytes_down: int = 0  # what an exchange sent them beside the model
+
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Roster:
+    """Clients are numbered 0 … K − 1; ``sizes`` [K] says how many examples each holds."""
+
+    sizes: Ints
+
+    @property
+    def clients(self) -> int:
+        """K."""
+        return len(self.sizes)
+
+    @cached_property
+    def ends(self) -> Ints:
+        """[K], running totals of the sizes: example number e belongs to the first client whose end is above e."""
+        return np.cumsum(self.sizes)
+
+    @cached_property
+    def examples(self) -> int:
+        """How many examples all clients hold together."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def inhabited(self) -> Ints:
+        """The clients that hold at least one example, ascending."""
+        return np.flatnonzero(self.sizes)
+
+    def size(self, client: int) -> int:
+        """How many examples the client holds; EVERYONE holds them all."""
+        if client == EVERYONE:
+            return self.examples
+        if not 0 <= client < self.clients:
+            raise IndexError(f"client {client}: there are {self.clients}, counted from 0")
+        return int(self.sizes[client])
+
+
+THRESHOLD = 0.66  # of the clients that begin a secure sum, so many must stay to the end
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """Sums are masked; ``threshold`` is the share of the clients that must stay until the masks are taken off."""
+
+    threshold: float = THRESHOLD
+
+    def __str__(self) -> str:
+        """As the text of a method has it."""
+        return "secure" if self.threshold == THRESHOLD else f"secure(threshold={self.threshold:g})"
+
+
+class Exchange(Protocol):
+    """How the sums of a round's job reach the server, in the place of ``engine.map_sum``."""
+
+    def __call__(
+        self, engine: Engine, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key", *, round: int = 0
+    ) -> Outcome:
+        """The job's sums over the visits; ``void`` where too few stayed."""
+
+
+class Mechanism(Protocol):
+    """Differential privacy of updates: what a client does to its own, what the server does to their sum, its price."""
+
+    @property
+    def delta(self) -> float:
+        """The chance for which nothing is promised."""
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the noise follows from the key."""
+
+    def clipped(self, sums: Sums) -> Sums:
+        """A client's sums as it may send them."""
+
+    def noisy(self, sums: Sums, params: Tensors, expected: int, key: "Key") -> Sums:
+        """The sums over a round's visits with noise; nobody may have come. ``expected`` visits were to come."""
+
+    def epsilon(self, rounds: int, drawn: int, clients: int) -> float | None:
+        """ε of so many rounds with ``drawn`` of all ``clients`` in each; None: without noise nothing is promised."""

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.images import StoredImages
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
-from unskew.core.types import ImageSet, Local
+from unskew.core.types import ImageSet, Local, StoredImages
 from unskew.core.units import format_bytes
-from unskew.data import augment, augment_crop
-from unskew.data.resize import fitted
+from unskew.data import augment
+from unskew.data.augment import fitted
 
 AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
 LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
@@ -115,7 +114,7 @@ class Pixels:
             return self._views(index, shift, flip).to(self.scale.dtype), labels
         images = self.taken(index)
         if shift is not None and flip is not None:
-            crop = augment_crop.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
+            crop = augment.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
             images = crop(images, shift.to(images.device), flip.to(images.device))
         images = images.to(self.scale.dtype)
         if self.size is not None:
@@ -142,7 +141,7 @@ def _floating(images: Tensor | StoredImages) -> bool:
 
 def draws(augmentation: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
     """Crops [count, 2] or boxes [count, 4], and flips [count]."""
-    crops, flip = (augment_crop.draw if augmentation == RESIZED_CROP else augment.draw)(generator, count)
+    crops, flip = (augment.draw_crops if augmentation == RESIZED_CROP else augment.draw)(generator, count)
     return torch.from_numpy(crops), torch.from_numpy(flip)
 
 

@@ -6,15 +6,18 @@ Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), la
 
 import gzip
 import io
+import re
 import struct
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, a_kind
 from unskew.core.limits import BLOCK, check_unpacked, read_plain
 
 Images = npt.NDArray[np.uint8]
@@ -56,7 +59,7 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
     return records[:, label_bytes:].reshape(-1, *CIFAR_SHAPE), labels
 
 
-def cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: int) -> tuple[Images, Labels]:
+def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: int) -> tuple[Images, Labels]:
     """One batch of CIFAR's Python layout; its labels are under "labels", those of CIFAR-100 under "fine_labels"."""
     for wanted in ("data", key):
         if wanted not in batch:
@@ -148,3 +151,286 @@ def join(
 
 def _times(shape: tuple[int, ...]) -> str:
     return "×".join(f"{n:,}" for n in shape)
+
+
+_GLOBALS = {
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): "reconstruct" for core in ("core", "_core")},
+    **{(f"numpy.{core}.numeric", "_frombuffer"): "frombuffer" for core in ("core", "_core")},
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): "dtype",
+    ("_codecs", "encode"): "encode",
+    **{(module, "bytes"): "bytes" for module in ("__builtin__", "builtins")},
+}
+_DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
+_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\'\"nrt]))|(\\)")
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_SCALARS = (type(None), bool, int, str, bytes)
+_LINE = 200  # bytes of a name or a number
+_MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A permitted global: what our own code does in its place."""
+
+    kind: str
+
+
+@dataclass
+class _Dtype:
+    code: str  # a key of _DTYPES
+    order: str = "<"
+
+
+@dataclass
+class _Array:
+    value: npt.NDArray[Any] | None = None  # None until its state arrives
+
+
+_MARK = object()  # stands on the stack where a tuple, list or dict begins
+
+
+def read(raw: bytes, path: Path) -> dict[str, Any]:
+    """The dict in a pickle of any protocol; keys as str, whether they were written as bytes or as str."""
+    machine = _Machine(raw, path)
+    try:
+        top = machine.run()
+    except (UnicodeError, ValueError, OverflowError) as error:
+        raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
+    if not isinstance(top, dict):
+        machine.refuse(f"holds {a_kind(top).replace(' _', ' ')}, a dict was expected")
+    return {machine.key(k): machine.plain(v) for k, v in top.items()}
+
+
+class _Machine:
+    """The stack, the memo and the place in the stream; never recursive, so depth costs nothing."""
+
+    def __init__(self, raw: bytes, path: Path) -> None:
+        self.raw, self.path, self.at = raw, path, 0
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+        self.encoded, self.containers = 0, 0  # bytes made by _codecs.encode, at most those of the file; lists
+        self.flat: set[int] = set()  # lists known to be of scalars: a file may name one list many times
+
+    def refuse(self, why: str) -> NoReturn:
+        raise UserError(f"{self.path} {why} (at byte {self.at:,}); {REPLACE} from the data set's own archive")
+
+    def run(self) -> Any:
+        """Interpret up to STOP and give what then lies on top."""
+        while (opcode := self.take(1)) != b".":
+            action = _ACTIONS.get(opcode)
+            if action is None:
+                self.refuse(f"is unsafe or damaged: opcode {opcode!r} is not one that a batch of images needs")
+            self.containers += opcode in _CONTAINERS
+            if self.containers > _MAX_CONTAINERS:
+                self.refuse(f"is unsafe: it has more than {_MAX_CONTAINERS:,} lists")
+            action(self)
+        top = self.pop()
+        if self.stack or self.at != len(self.raw):
+            self.refuse("goes on after its end")
+        return top
+
+    def take(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
+        left = len(self.raw) - self.at
+        if count > left:
+            self.refuse(f"is truncated: {count:,} more bytes expected, {left:,} left")
+        self.at += count
+        return self.raw[self.at - count : self.at]
+
+    def number(self, size: int, *, signed: bool = False) -> int:
+        """The next ``size`` bytes as a little-endian number."""
+        return int.from_bytes(self.take(size), "little", signed=signed)
+
+    def line(self, limit: int = _LINE) -> bytes:
+        """Up to the next line end, which is left out."""
+        end = self.raw.find(b"\n", self.at)
+        if end < 0:
+            self.refuse("is truncated inside a line")
+        if end - self.at > limit:
+            self.refuse(f"has a name or a number of more than {limit} bytes")
+        return self.take(end - self.at + 1)[:-1]
+
+    def text(self, size: int) -> str:
+        """Text whose length stands before it in ``size`` bytes."""
+        return self.take(self.number(size)).decode("utf-8", "surrogatepass")
+
+    def quoted(self) -> bytes:
+        """A string as Python 2's repr wrote it."""
+        text = self.line(len(self.raw))
+        if len(text) < 2 or text[:1] not in (b"'", b'"') or text[-1:] != text[:1]:
+            self.refuse("has a string without its quotes")
+
+        def plain(match: re.Match[bytes]) -> bytes:
+            if match[3]:
+                self.refuse("has a string with an unknown escape")
+            return bytes([int(match[1], 16)]) if match[1] else _ESCAPED.get(match[2], match[2])
+
+        return _ESCAPE.sub(plain, text[1:-1])
+
+    def push(self, value: Any) -> None:
+        self.stack.append(value)
+
+    def pop(self) -> Any:
+        if not self.stack or self.stack[-1] is _MARK:
+            self.refuse("takes a value that is not there")
+        return self.stack.pop()
+
+    def several(self, count: int) -> list[Any]:
+        """The last ``count`` values, in the order in which they came."""
+        return [self.pop() for _ in range(count)][::-1]
+
+    def marked(self) -> list[Any]:
+        """All values above the last mark, which goes with them."""
+        above: list[Any] = []
+        while self.stack and self.stack[-1] is not _MARK:
+            above.append(self.stack.pop())
+        if not self.stack:
+            self.refuse("lacks the mark where a list begins")
+        self.stack.pop()
+        return above[::-1]
+
+    def extend(self, values: list[Any]) -> None:
+        if not self.stack or type(self.stack[-1]) is not list:
+            self.refuse("adds to a list where there is none")
+        self.stack[-1].extend(values)
+
+    def update(self, pairs: list[Any], *, fresh: bool = False) -> None:
+        self.stack.extend([{}] if fresh else [])
+        if not self.stack or type(self.stack[-1]) is not dict or len(pairs) % 2:
+            self.refuse("adds to a dict where there is none, or a key without its value")
+        self.stack[-1].update((self.key(k), v) for k, v in zip(pairs[::2], pairs[1::2], strict=True))
+
+    def put(self, index: int) -> None:
+        self.memo[index] = self.pop()
+        self.push(self.memo[index])
+
+    def get(self, index: int) -> None:
+        if index not in self.memo:
+            self.refuse(f"refers to a value number {index} that it never stored")
+        self.push(self.memo[index])
+
+    def key(self, key: Any) -> str:
+        """A dict's key as text: nothing else may be one, so that nothing nested is ever hashed."""
+        if not isinstance(key, str | bytes):
+            self.refuse("has a dict whose keys are not text")
+        return key.decode("latin-1") if isinstance(key, bytes) else key
+
+    def plain(self, value: Any) -> Any:
+        """A value of the final dict: a scalar, an array, or a list of scalars."""
+        if isinstance(value, _Array) and value.value is not None:
+            return value.value
+        if type(value) is list and id(value) not in self.flat and all(type(v) in _SCALARS for v in value):
+            self.flat.add(id(value))
+        if type(value) in _SCALARS or id(value) in self.flat:
+            return value
+        return self.refuse("holds more than text, numbers, flat lists and arrays")
+
+    def name(self, module: Any, name: Any) -> None:
+        """A global, if it is one of those we answer ourselves."""
+        if not (isinstance(module, str) and isinstance(name, str)):
+            self.refuse("names a function by something that is not text")
+        kind = _GLOBALS.get((module, name))
+        if kind is None:
+            self.refuse(f"is unsafe: it asks for {f'{module}.{name}'[:_LINE]!r}, which no batch of images needs")
+        self.push(_Call(kind))
+
+    def reduce(self, call: Any, arguments: Any) -> None:
+        """Answer a call."""
+        if not isinstance(call, _Call) or type(arguments) is not tuple:
+            self.refuse("is unsafe: it calls something that is no function of ours")
+        match call.kind, arguments:
+            case "bytes", ():
+                self.push(b"")
+            case "encode", (str() as text, "latin1" | "latin-1"):
+                self.encoded += len(text)
+                if self.encoded > len(self.raw):
+                    self.refuse("builds more bytes than it has")
+                self.push(text.encode("latin-1"))
+            case "dtype", (str() | bytes() as code, int(), int()) if self.key(code) in _DTYPES:
+                self.push(_Dtype(self.key(code)))
+            case "reconstruct", (_Call("ndarray"), tuple(), str() | bytes()):
+                self.push(_Array())
+            case "frombuffer", (bytes() as data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
+                self.push(_Array(self.array(data, dtype, shape, order)))
+            case _:
+                self.refuse(f"calls {call.kind!r} with arguments that no batch of images has")
+
+    def build(self, state: Any) -> None:
+        """Give the array or the dtype on top its state."""
+        match self.stack[-1] if self.stack else None, state:
+            case _Dtype() as dtype, (int(), "|" | "<" | ">" | b"|" | b"<" | b">" as order, *_):
+                dtype.order = self.key(order)
+            case _Array() as array, (
+                int(),
+                tuple() as shape,
+                _Dtype() as dtype,
+                int() as fortran,
+                bytes() as data,
+            ):
+                array.value = self.array(data, dtype, shape, "F" if fortran else "C")
+            case _:
+                self.refuse("is unsafe: it sets the state of something that is no array of bytes")
+
+    def array(self, data: bytes, dtype: _Dtype, shape: tuple[Any, ...], order: str) -> npt.NDArray[Any]:
+        """A view of ``data``, whose length must be just that of the declared shape."""
+        if len(shape) > 4 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
+            self.refuse("declares an array of an impossible shape")
+        kind = np.dtype(dtype.order + dtype.code)
+        size = int(np.prod(shape, dtype=object)) * kind.itemsize
+        if size != len(data):
+            self.refuse(f"declares an array of {size:,} bytes and brings {len(data):,}")
+        flat = np.frombuffer(data, kind)
+        return flat.reshape(shape, order="F") if order == "F" else flat.reshape(shape)
+
+
+_CONTAINERS = frozenset((b"t", b"\x85", b"\x86", b"\x87", b"]", b"l", b"}", b"d"))
+_ACTIONS: dict[bytes, Callable[[_Machine], object]] = {
+    b"\x80": lambda m: m.take(1),  # PROTO
+    b"\x95": lambda m: m.take(8),  # FRAME
+    b"(": lambda m: m.push(_MARK),
+    b"N": lambda m: m.push(None),
+    b"\x88": lambda m: m.push(True),
+    b"\x89": lambda m: m.push(False),
+    b"I": lambda m: m.push(int(m.line())),
+    b"L": lambda m: m.push(int(m.line().removesuffix(b"L"))),
+    b"J": lambda m: m.push(m.number(4, signed=True)),
+    b"K": lambda m: m.push(m.number(1)),
+    b"M": lambda m: m.push(m.number(2)),
+    b"\x8a": lambda m: m.push(m.number(m.number(1), signed=True)),  # LONG1
+    b"S": lambda m: m.push(m.quoted()),
+    b"T": lambda m: m.push(m.take(m.number(4))),  # BINSTRING, bytes of Python 2
+    b"U": lambda m: m.push(m.take(m.number(1))),
+    b"B": lambda m: m.push(m.take(m.number(4))),  # BINBYTES
+    b"C": lambda m: m.push(m.take(m.number(1))),
+    b"\x8e": lambda m: m.push(m.take(m.number(8))),
+    b"\x96": lambda m: m.push(m.take(m.number(8))),  # BYTEARRAY8
+    b"V": lambda m: m.push(m.line(len(m.raw)).decode("raw-unicode-escape")),
+    b"X": lambda m: m.push(m.text(4)),
+    b"\x8c": lambda m: m.push(m.text(1)),
+    b"\x8d": lambda m: m.push(m.text(8)),
+    b")": lambda m: m.push(()),
+    b"t": lambda m: m.push(tuple(m.marked())),
+    b"\x85": lambda m: m.push(tuple(m.several(1))),
+    b"\x86": lambda m: m.push(tuple(m.several(2))),
+    b"\x87": lambda m: m.push(tuple(m.several(3))),
+    b"]": lambda m: m.push([]),
+    b"l": lambda m: m.push(m.marked()),
+    b"a": lambda m: m.extend(m.several(1)),
+    b"e": lambda m: m.extend(m.marked()),
+    b"}": lambda m: m.push({}),
+    b"d": lambda m: m.update(m.marked(), fresh=True),
+    b"s": lambda m: m.update(m.several(2)),
+    b"u": lambda m: m.update(m.marked()),
+    b"p": lambda m: m.put(int(m.line())),
+    b"q": lambda m: m.put(m.number(1)),
+    b"r": lambda m: m.put(m.number(4)),
+    b"\x94": lambda m: m.put(len(m.memo)),  # MEMOIZE
+    b"g": lambda m: m.get(int(m.line())),
+    b"h": lambda m: m.get(m.number(1)),
+    b"j": lambda m: m.get(m.number(4)),
+    b"c": lambda m: m.name(m.line().decode(), m.line().decode()),
+    b"\x93": lambda m: m.name(*m.several(2)),  # STACK_GLOBAL
+    b"R": lambda m: m.reduce(*m.several(2)),
+    b"b": lambda m: m.build(m.pop()),
+}

@@ -1,21 +1,431 @@
 """Fetches a published image set into the data folder: what is downloaded from where, and what is kept of it."""
 
 import fcntl
+import gzip
+import hashlib
+import http.client
 import os
 import shutil
-from collections.abc import Iterator
+import tarfile
+import time
+import unicodedata
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
-from unskew.core.errors import UserError
+from unskew.core.errors import UserError, brief
+from unskew.core.limits import check_unpacked, size_on_disk
+from unskew.core.units import format_bytes
 from unskew.data import sources
-from unskew.data.archives import unpack_members, unpack_tree
 from unskew.data.builders import BUILDERS, build_rows, is_built
 from unskew.data.builders import locate as locate_rows
 from unskew.data.check import check
-from unskew.data.download import DiskError, Report, Say, download, on_disk
+
+Report = Callable[[int, int | None], None]  # bytes so far and in all, of the file on its way; None: not said
+Say = Callable[[str], None]
+
+TIMEOUT = 60.0  # seconds without a byte
+TRIES = 4  # connections to one address, of which each continues the last
+PAUSE = 1.0  # seconds before the second; then twice as long each time
+MAX_BYTES = 4 * 10**9  # of a download: the largest published archive has 0.7 GB
+_BLOCK = 1 << 18
+
+
+class DiskError(UserError):
+    """The disk is full or cannot be written: what was downloaded is still good."""
+
+
+class _BrokeOff(Exception):
+    """The connection ended before the file did: it is worth another try."""
+
+
+class _Refused(Exception):
+    """This address will not give the published file."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What is there of a file: how much, and from which address and version."""
+
+    size: int
+    url: str = ""
+    version: str = ""  # of the server: its ETag, or when the file was last changed
+
+
+def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: Say) -> None:
+    """Fetch a file to ``path`` from the first of ``urls`` that has it. ``report`` starts again where the file does."""
+    if path.is_file() and _checksum(path) == md5:
+        return
+    part, reasons = part_of(path), list[str]()
+    for url in urls:
+        if reasons:
+            say(f"{reasons[-1]}; trying {url}")
+        try:
+            _fetch(url, part, md5, report, say)
+        except (_BrokeOff, _Refused) as error:
+            reasons.append(str(error))
+            continue
+        with on_disk(path):
+            part.replace(path)
+        _origin(part).unlink(missing_ok=True)
+        return
+    kept = _size(part)
+    more = f"; {format_bytes(kept)} are kept, the same command continues there" if kept else ""
+    raise UserError("; ".join(reasons) + (more or "; nothing was kept; try again later, or give another --mirror"))
+
+
+def part_of(path: Path) -> Path:
+    """The name of a file that is still on its way."""
+    return path.with_name(path.name + ".part")
+
+
+def check_space(folder: Path, needed: int, what: str) -> None:
+    """Refuse what the disk has no room for."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        room = f"{what} needs {format_bytes(needed)}, and {folder} has {format_bytes(free)} free"
+        raise DiskError(f"{room}; make room, or give another --data-dir")
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """Errors of the disk as the user's: the folder cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written: {error.strerror or error}; give another --data-dir") from error
+
+
+def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
+    """The whole file from one address; where its checksum is wrong after it was continued, once more from the start."""
+    for tried in range(1, TRIES + 1):
+        continued = _size(part) > 0
+        try:
+            _continue(url, part, report)
+        except _BrokeOff as error:
+            if tried == TRIES:
+                raise
+            say(f"{error}; continuing")
+            time.sleep(PAUSE * 2 ** (tried - 1))
+            continue
+        found = _checksum(part)
+        if found == md5:
+            return
+        _forget(part)
+        if not continued:
+            raise _Refused(f"{url} is not the published file: its MD5 is {found}, {md5} was expected")
+        say(f"{url}: what was kept does not belong to it; starting again")
+    raise _BrokeOff(f"{url} broke off {TRIES} times")
+
+
+def _continue(url: str, part: Path, report: Report) -> None:
+    """What is missing of the file, appended to what is there."""
+    kept = _kept(part)
+    with _answer(url, kept) as answer:
+        start = _start(answer, kept, url)
+        if start is None:  # the server says that nothing is missing; the checksum will tell
+            return
+        length = answer.headers.get("Content-Length", "")
+        total = start + int(length) if length.isascii() and length.isdigit() else None
+        if total is not None and total > MAX_BYTES:
+            raise _Refused(f"{url} has {format_bytes(total)}: it is not the published file")
+        check_space(part.parent, (total or start) - start, url)
+        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
+        with on_disk(part):
+            _origin(part).write_bytes(f"{url}\n{version}\n".encode())
+            _append(answer, part, start, total, url, report)
+
+
+def _append(
+    answer: http.client.HTTPResponse, part: Path, start: int, total: int | None, url: str, report: Report
+) -> None:
+    done = start
+    report(done, total)
+    with part.open("ab" if start else "wb") as out:
+        while block := _read_body(answer, url, done, total):
+            out.write(block)
+            done += len(block)
+            report(done, total)
+            if done > MAX_BYTES:
+                _forget(part)
+                raise _Refused(f"{url} goes on after {format_bytes(MAX_BYTES)}: it is not the published file")
+    if total is not None and done < total:
+        raise _BrokeOff(f"{url} broke off after {done:,} of {total:,} bytes")
+
+
+def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int | None) -> bytes:
+    try:
+        return answer.read(_BLOCK)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        of = f" of {total:,}" if total is not None else ""
+        raise _BrokeOff(f"{url} broke off after {done:,}{of} bytes ({error or type(error).__name__})") from error
+
+
+def _answer(url: str, kept: _Kept) -> http.client.HTTPResponse:
+    headers = {"User-Agent": "unskew", "Accept-Encoding": "identity"}
+    if kept.size:
+        headers["Range"] = f"bytes={kept.size}-"
+        if kept.url == url and kept.version and not kept.version.startswith("W/"):
+            headers["If-Range"] = kept.version
+    try:
+        answer: http.client.HTTPResponse = urllib.request.urlopen(
+            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
+        )
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and kept.size:
+            return error  # type: ignore[return-value]
+        error.close()
+        raise _Refused(f"{url}: the server answered {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise _Refused(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
+    return answer
+
+
+def _start(answer: http.client.HTTPResponse, kept: _Kept, url: str) -> int | None:
+    """From which byte on the answer is; None: nothing is missing. A server may ignore what was asked for."""
+    if answer.status == 416:
+        return None
+    if answer.status != 206:
+        return 0
+    begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    if begins != str(kept.size):
+        raise _Refused(f"{url} answers from byte {begins or 'unknown'} on, {kept.size} was asked for")
+    return kept.size
+
+
+def _kept(part: Path) -> _Kept:
+    size = _size(part)
+    if not size:
+        return _Kept(0)
+    with suppress(OSError, UnicodeDecodeError):
+        url, version, *_ = [*_origin(part).read_text().splitlines(), "", ""]
+        return _Kept(size, url, version)
+    return _Kept(size)
+
+
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
+
+
+def _origin(part: Path) -> Path:
+    return part.with_name(part.name + ".from")
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _origin(part).unlink(missing_ok=True)
+
+
+def _checksum(path: Path) -> str:
+    with on_disk(path), path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+MAX_MEMBERS = 2_000_000
+MAX_READ = 1 << 24  # bytes of a tar archive that are read at once: far more than the header of a name has
+MAX_PART = 255  # bytes of a part of a path, as file systems have it
+_BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
+_MEMBER_BLOCK = 1 << 20
+
+ReportFiles = Callable[[int], None]  # files so far
+
+
+@dataclass(frozen=True)
+class Member:
+    """What an archive has under a name; ``open`` is None for what is neither file nor folder."""
+
+    name: str
+    size: int
+    folder: bool
+    kind: str  # "file", or what it is instead
+    open: Callable[[], IO[bytes]] | None
+
+
+def unpack_members(archive: Path, name: str, wanted: tuple[str, ...], folder: Path) -> None:
+    """Copy the wanted members, and nothing else, into ``folder`` under their last names."""
+    missing, seen = set(wanted), set[str]()
+    with _damage(name):
+        for member in _members(archive, name):
+            if member.name in seen and member.name in wanted:
+                raise UserError(f"{name} has {brief(member.name)} twice; it is not the published archive")
+            seen.add(member.name)
+            if member.name in missing and member.open is not None:
+                missing.remove(member.name)
+                _copy(member, folder / member.name.rpartition("/")[2], name)
+    if missing:
+        raise UserError(f"{name} lacks {', '.join(sorted(missing)[:3])}; it is not the published archive")
+
+
+def unpack_tree(
+    archive: Path, name: str, folder: Path, *, inside: str = "", report: ReportFiles = lambda count: None
+) -> int:
+    """Copy all files below ``inside`` into ``folder``, and give their number; each is checked before it is written."""
+    folders, files = set[str](), set[str]()
+    count = 0
+    with _damage(name):
+        for place, member in enumerate(_members(archive, name), 1):
+            if place > MAX_MEMBERS:
+                raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
+            path = _checked(member, name)
+            if path is None or member.folder:
+                continue
+            _claim(path, folders, files, name)
+            below = path.as_posix().removeprefix(inside)
+            if not path.as_posix().startswith(inside) or not below:
+                continue
+            with on_disk(folder):
+                (folder / below).parent.mkdir(parents=True, exist_ok=True)
+            _copy(member, folder / below, name)
+            count += 1
+            report(count)
+    if not count:
+        raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
+    return count
+
+
+def _checked(member: Member, name: str) -> PurePosixPath | None:
+    """The member's path; None for the archive's own root."""
+    given = member.name
+    path = PurePosixPath(given)
+    if path.is_absolute() or ".." in path.parts or "\\" in given or "\0" in given or given[1:2] == ":":
+        raise UserError(f"{name}: the member {brief(given)} leads out of its folder; nothing of it was written")
+    if any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
+        raise UserError(
+            f"{name}: the member {brief(given)} has a name that is too long; it is not the published archive"
+        )
+    if member.open is None and not member.folder:
+        raise UserError(f"{name}: the member {brief(given)} is {member.kind}; only files and folders are unpacked")
+    return path if path.parts else None
+
+
+def _claim(path: PurePosixPath, folders: set[str], files: set[str], name: str) -> None:
+    """Note a file's name and its folders'; refuse one that is taken on any file system."""
+    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]
+    own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
+    if own in files:
+        raise UserError(
+            f"{name} has {brief(str(path))} twice, perhaps in other capitals; it is not the published archive"
+        )
+    if own in folders or above & files:
+        raise UserError(
+            f"{name} has {brief(str(path))} both as a file and as a folder; it is not the published archive"
+        )
+    files.add(own)
+    folders |= above
+
+
+def _members(archive: Path, name: str) -> Iterator[Member]:
+    """The members of a tar or zip archive; what it unpacks to is bounded before it is."""
+    if name.endswith(".zip"):
+        yield from _zip_members(archive, name)
+        return
+    with gzip.open(archive) as stream, _tar(_Limited(stream, size_on_disk([archive]), name)) as tar:
+        while (entry := tar.next()) is not None:
+            tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
+            check_unpacked(stream.tell() + entry.size, size_on_disk([archive]), name, at_once=False)
+            check_space(archive.parent, entry.size, f"unpacking {name}")
+            kind = "a link" if entry.islnk() or entry.issym() else "file" if entry.isreg() else "a device or a pipe"
+            yield Member(entry.name, entry.size, entry.isdir(), kind, _tar_opener(tar, entry))
+
+
+class _Limited:
+    """An archive's stream as tarfile may read it: a header can claim gigabytes, which it would read at once."""
+
+    def __init__(self, stream: gzip.GzipFile, on_disk: int, name: str) -> None:
+        self._stream, self._on_disk, self._name = stream, on_disk, name
+
+    def read(self, size: int) -> bytes:
+        """The next bytes."""
+        if not 0 <= size <= MAX_READ:
+            raise ValueError(f"a header of {size:,} bytes")
+        self._check(self.tell() + size)
+        return self._stream.read(size)
+
+    def seek(self, place: int) -> int:
+        """Go to that byte."""
+        self._check(place)
+        return self._stream.seek(place)
+
+    def tell(self) -> int:
+        """The number of the next byte."""
+        return self._stream.tell()
+
+    def _check(self, end: int) -> None:
+        check_unpacked(end, self._on_disk, self._name, at_once=False)
+
+
+def _tar(stream: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=stream, mode="r:")
+
+
+def _zip_members(archive: Path, name: str) -> Iterator[Member]:
+    with zipfile.ZipFile(archive) as held:
+        unpacked = sum(info.file_size for info in held.infolist())
+        check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
+        check_space(archive.parent, unpacked, f"unpacking {name}")
+        for info in held.infolist():
+            if info.flag_bits & 1:
+                raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; give the published archive")
+            mode = info.external_attr >> 28  # the kind of file, where the archive was made on Unix
+            kind = {0: "file", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
+            folder = info.is_dir() or mode == 4
+            opener = _zip_opener(held, info) if kind == "file" and not folder else None
+            yield Member(info.filename, info.file_size, folder, kind, opener)
+
+
+def _tar_opener(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Callable[[], IO[bytes]] | None:
+    if not entry.isreg():
+        return None
+
+    def opened() -> IO[bytes]:
+        content = tar.extractfile(entry)
+        if content is None:
+            raise ValueError(f"{entry.name} has no content")
+        return content
+
+    return opened
+
+
+def _zip_opener(held: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
+    return lambda: held.open(info)
+
+
+def _copy(member: Member, path: Path, name: str) -> None:
+    """A member under its name, whole or not at all."""
+    if member.open is None:
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        with member.open() as stream, on_disk(path), part.open("wb") as out:
+            while block := _read_member(stream, name):
+                out.write(block)
+        with on_disk(path):
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _read_member(stream: IO[bytes], name: str) -> bytes:
+    try:
+        return stream.read(_MEMBER_BLOCK)
+    except (OSError, *_BROKEN) as error:
+        raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, *_BROKEN) as error:
+        raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
+
 
 EVERY = 25_000  # files between two lines on how far unpacking is
 WHOLE = {"cinic10": "?valid=train", "omniglot": "?part=all"}  # where the set by itself has only a part of its pictures

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import StorageFailure
-from unskew.core.images import Arrays
 from unskew.core.machine import cores
+from unskew.core.types import Arrays
 from unskew.data import pictures
 from unskew.data.decode import Broken, Pixels, decode, quiet
 from unskew.data.pictures import Pictures

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import StorageFailure, UserError
-from unskew.core.images import Arrays
 from unskew.core.limits import check_memory
 from unskew.core.plugins import require_extra
+from unskew.core.types import Arrays
 from unskew.data.decode import NoBytes, Picture
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes

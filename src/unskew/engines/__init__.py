@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from unskew.core import text
-from unskew.core.context import neutral
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.key import Key, seeded
-from unskew.core.machine import deterministic, device_count, resolve_device, synchronize, worker_device
+from unskew.core.machine import deterministic, device_count, neutral, resolve_device, synchronize, worker_device
 from unskew.core.plugins import load_function
 from unskew.core.types import Engine, Tensors
 from unskew.core.units import counted

@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from unskew import methods, models
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.images import StoredImages
 from unskew.core.machine import ready_device
-from unskew.core.packing import pack
-from unskew.core.types import ImageSet, Local, Split, Tensors
+from unskew.core.tensors import pack
+from unskew.core.types import ImageSet, Local, Split, StoredImages, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
-from unskew.models.finetune import FineTuned
-from unskew.models.frozen import fine_tuned
+from unskew.models.finetune import FineTuned, fine_tuned
 from unskew.models.layers import Network
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide

@@ -35,7 +35,7 @@ from unskew.core.units import format_bytes
 from unskew.data.batches import SHIFT, Pixels, draws
 from unskew.data.scan import Say
 from unskew.engines.blueprint import Blueprint
-from unskew.models.frozen import Cut, find_cut
+from unskew.models.finetune import Cut, find_cut
 from unskew.models.layers import Network
 
 BLOCK = 1024  # images in a file

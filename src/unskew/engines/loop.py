@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from unskew.core.context import neutral
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Visit
 from unskew.engines.jobs import JOBS
 from unskew.engines.malloc import keep_freed_memory

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from unskew.core import tensors
-from unskew.core.packing import PackedSums
+from unskew.core.tensors import PackedSums
 from unskew.core.types import Failure, Outcome, Sums
 
 

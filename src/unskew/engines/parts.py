@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from unskew.core.roster import Roster
-from unskew.core.types import Outcome, TestPart, Visit
+from unskew.core.types import Outcome, Roster, TestPart, Visit
 from unskew.engines.work import Work, work_of
 from unskew.round.client_memory import SavedStates, Slots
 

@@ -6,10 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from unskew.core.packing import DOUBLE, PackedSums
-from unskew.core.roster import Roster
-from unskew.core.tensors import Layout
-from unskew.core.types import Failure, Outcome, Sums, TestPart, Visit
+from unskew.core.tensors import DOUBLE, Layout, PackedSums
+from unskew.core.types import Failure, Outcome, Roster, Sums, TestPart, Visit
 from unskew.engines.outcomes import Total
 
 DEATHS = 3  # how often a visit may take its worker with it before it counts as failed

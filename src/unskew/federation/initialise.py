@@ -8,7 +8,7 @@ from pathlib import Path
 from unskew.core.errors import UserError, brief
 from unskew.core.files import read_content, write_whole
 from unskew.federation import certificates
-from unskew.federation.app import write_app
+from unskew.federation.flower import write_app
 from unskew.federation.folder import (
     CONNECTION,
     FEDERATION,

@@ -1,9 +1,11 @@
 """Programs that run beside us: started with a log, watched, ended together with all that they have started."""
 
 import os
+import re
 import signal
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,44 @@ from typing import Self
 
 from unskew.core.errors import UserError
 from unskew.core.units import counted
-from unskew.federation.logs import Log
+
+MOST_BYTES = 20_000_000  # then the log begins anew, and the old one is NAME.1
+MOST_LETTERS = 2000  # of a line
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Log:
+    """Lines with the time of day; the last ones are remembered for messages."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: deque[str] = deque(maxlen=40)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > MOST_BYTES:
+                path.replace(path.with_name(f"{path.name}.1"))
+            self._append("")
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
+
+    def write(self, raw: bytes) -> str:
+        """Write what a program printed, without colours; the line that was written, empty for an empty one."""
+        line = _COLOUR.sub("", raw.decode("utf-8", "replace")).rstrip()[:MOST_LETTERS]
+        if line:
+            self._last.append(line)
+            with suppress(OSError):  # a full disk: the program itself goes on
+                self._append(f"{time.strftime('%H:%M:%S')} {line}\n")
+        return line
+
+    def _append(self, text: str) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(text)
+
+    def last(self, most: int) -> list[str]:
+        """The last lines."""
+        return list(self._last)[-most:]
+
 
 MARK = "UNSKEW_FEDERATION"  # an environment variable: by it we know our processes again, and those that they started
 WATCHER = b"unskew.federation"  # a word of the command line of those who watch over others

@@ -9,9 +9,9 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.federation import flower, network
-from unskew.federation.app import RUN_CONFIG
+from unskew.federation.flower import RUN_CONFIG
 from unskew.federation.folder import Federation, toml
-from unskew.federation.logs import Log
+from unskew.federation.processes import Log
 
 _STARTED = re.compile(r"Successfully started run ([0-9]+)")
 _FLOWERS_OWN = re.compile(r"^(INFO|DEBUG|WARNING|ERROR) +:|^Using SuperLink|^Successfully (started|installed)")

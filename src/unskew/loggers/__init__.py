@@ -10,8 +10,7 @@ from collections.abc import Callable
 from functools import partial
 
 from unskew.core import text
-from unskew.core.arguments import FUNCTION, TEXT, accepts, optional
-from unskew.core.errors import UserError, a_kind, nearest
+from unskew.core.errors import FUNCTION, TEXT, UserError, a_kind, accepts, nearest, optional
 from unskew.core.plugins import load_function
 from unskew.loggers.logger import Backend as Backend
 from unskew.loggers.logger import Logger as Logger

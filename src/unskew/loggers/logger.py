@@ -11,7 +11,7 @@ from unskew.core.files import write_whole
 from unskew.round.driver import Metrics
 from unskew.runs.finish import Calibrated, Event
 from unskew.runs.folder import calibration_file
-from unskew.runs.metrics import read_metrics
+from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
 from unskew.runs.start import Begun
 

@@ -6,11 +6,9 @@ from functools import partial
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import EVERYONE, Engine, Outcome, Tensors, Visit
-from unskew.round.aggregation import weighted_mean
+from unskew.core.types import EVERYONE, Engine, Outcome, Roster, Tensors, Visit
 from unskew.round.algorithm import Method
-from unskew.round.server import sgd
+from unskew.round.server import sgd, weighted_mean
 
 
 def centralised() -> Method:

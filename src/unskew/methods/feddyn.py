@@ -8,10 +8,9 @@ import torch
 from unskew.core import tensors
 from unskew.core.tensors import parameters
 from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
-from unskew.round.aggregation import weighted_mean
 from unskew.round.algorithm import Method
 from unskew.round.sampling import uniform
-from unskew.round.server import moved
+from unskew.round.server import moved, weighted_mean
 
 
 def feddyn(alpha: float = 0.01) -> Method:

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from unskew.core.types import Local
-from unskew.round.aggregation import normalised_mean
 from unskew.round.algorithm import Algorithm, Method
-from unskew.round.descent import accumulated
+from unskew.round.client import accumulated
 from unskew.round.local_optimizers import require_sgd
+from unskew.round.server import normalised_mean
 
 
 def fednova() -> Method:

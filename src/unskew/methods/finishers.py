@@ -6,7 +6,7 @@ A Finisher is a method by itself, so the table of calibrations is a table of met
 from collections.abc import Callable
 
 from unskew.calibration import CALIBRATIONS
-from unskew.calibration.uscc import uscc
+from unskew.calibration.ccvr import uscc
 from unskew.methods.prototypes import prototypes
 from unskew.round.algorithm import Algorithm, Method
 

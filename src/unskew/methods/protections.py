@@ -5,14 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from unskew.core.key import Key
-from unskew.core.protection import THRESHOLD, SecureAggregation
-from unskew.core.roster import Roster
-from unskew.core.types import PrivacyBudget, Sampler, Visit
+from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
 from unskew.privacy.private_updates import PrivateUpdates
 from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
-from unskew.round.aggregation import weighted_mean
 from unskew.round.algorithm import Method
 from unskew.round.sampling import uniform
+from unskew.round.server import weighted_mean
 
 
 def withhold(min_count: int = 5) -> Method:

@@ -7,7 +7,7 @@ import torch
 from unskew.core.tensors import parameters
 from unskew.core.types import Local, Memory, RoundInfo, Statistic, Sums, Tensors, Visited
 from unskew.round.algorithm import Algorithm, Method
-from unskew.round.descent import accumulated
+from unskew.round.client import accumulated
 from unskew.round.local_optimizers import require_sgd
 
 

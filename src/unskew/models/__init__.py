@@ -14,13 +14,10 @@ from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
 from unskew.core.text import apply, parse_calls
-from unskew.models.any_module import AnyNetwork, check_forward, find_classifier
-from unskew.models.efficientnet import efficientnet_lite0
-from unskew.models.factory import as_pytorch_drew_them, make, maker
+from unskew.models.any_module import AnyNetwork, as_pytorch_drew_them, check_forward, find_classifier, make, maker
+from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.layers import Network
-from unskew.models.mobilenet import mobilenet_v2
 from unskew.models.networks import Shape, lenet_64, simple_cnn, tiny_cnn
-from unskew.models.resnet import resnet_18, resnet_50
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,

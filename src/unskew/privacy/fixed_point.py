@@ -4,15 +4,18 @@ Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unskew.calibration.covariances import parse_form
-from unskew.calibration.forms import Form
+from unskew.calibration.covariances import Form, parse_form
 from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.core import tensors
 from unskew.core.errors import UserError
+from unskew.core.types import Sums
+from unskew.round.jobs import NOT_FINITE
 
 MAX_EXAMPLES = 2**40  # of a class in a sum; more are a sign of masks that did not cancel
 
@@ -118,3 +121,28 @@ class Layout:
                 f"{clients} clients there is room for {limit * 2.0**-self.bits:.3g}; take fewer bits or clip features"
             )
         return steps.long()
+
+
+BITS = 32  # binary places of a training's sums: steps of 2^-32
+
+
+def as_steps(sums: Sums, clients: int, who: str, bits: int = BITS) -> dict[str, Tensor]:
+    """Every sum in steps of 2^-bits, int64; refused, naming ``who``, where a sum over ``clients`` could overflow."""
+    if not tensors.finite(sums):
+        raise UserError(f"{who}: {NOT_FINITE}")
+    limit = (2**63 - 1) // clients
+    words = {}
+    for name, value in sums.items():
+        steps = (value * 2.0**bits).round()
+        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+            raise UserError(
+                f"{who}: {name} reaches {float(value.abs().max()):.3g}, and in a sum over {clients} visits there is "
+                f"room for {limit * 2.0**-bits:.3g} each; smaller --lr, or fewer clients a round, or leave secure out"
+            )
+        words[name] = steps.long()
+    return words
+
+
+def from_steps(words: Mapping[str, Tensor], bits: int = BITS) -> Sums:
+    """The sums that these steps add up to."""
+    return {name: torch.as_tensor(value.double() * 2.0**-bits) for name, value in words.items()}

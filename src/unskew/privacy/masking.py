@@ -17,9 +17,16 @@ from torch import Tensor
 
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
-from unskew.privacy.agreement import MIN_CLIENTS, Agreement, Member, member_number, require_enough, shares_needed
+from unskew.privacy.agreement import (
+    MIN_CLIENTS,
+    Agreement,
+    Member,
+    member_number,
+    require_enough,
+    shares_needed,
+    unmask,
+)
 from unskew.privacy.fixed_point import Layout
-from unskew.privacy.recovery import unmask
 
 THRESHOLD = 0.66  # of the clients that begin must stay to the end
 

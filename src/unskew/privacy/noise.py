@@ -13,24 +13,35 @@ is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Priva
 Shapes: C classes, K of them released, d features.
 """
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.covariances import Diagonal, Full, Shared
-from unskew.calibration.forms import Form
+from unskew.calibration.classifier import shortened
+from unskew.calibration.covariances import Diagonal, Form, Full, Shared
 from unskew.calibration.known_noise import KnownNoise, edge, without_noise
 from unskew.calibration.statistics import ClassStatistics, checked
-from unskew.calibration.transformations import shortened
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
 from unskew.core.types import Tensors
-from unskew.privacy.gaussian import normal
+
+
+def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
+    """Standard Gaussian noise from 64 random bits a value: a sign, and the quantile of 63 bits, out to 9.1."""
+    size = 8 * torch.Size(shape).numel()
+    drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
+    words = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
+    share = ((words & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
+    noise: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
+    return noise
+
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
 SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped

@@ -10,16 +10,71 @@ Algorithm 1 (flat clipping, the estimator with a fixed denominator).
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import torch
 
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.plugins import require_extra
 from unskew.core.types import Sums, Tensors
-from unskew.privacy.accounting import Drawing, epsilon_of
-from unskew.privacy.gaussian import normal
-from unskew.privacy.rounding import BITS
+from unskew.privacy.fixed_point import BITS
+from unskew.privacy.noise import normal
+
+STEP = 0.005  # of a discretised privacy loss
+ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Who comes to a round: so many of all clients, on average (``poisson``) or always."""
+
+    drawn: int
+    clients: int
+    poisson: bool
+
+    @property
+    def everyone(self) -> bool:
+        """Whether every client comes to every round."""
+        return self.drawn >= self.clients
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the promise is about a client whose data are replaced, not about one that is there or not."""
+        return not (self.everyone or self.poisson)
+
+
+def epsilon_of(noise: float, delta: float, rounds: int, drawing: Drawing, *, replaced: bool = False) -> float:
+    """ε of so many rounds with noise of ``noise`` times the longest update, at δ.
+
+    For a client that is there or not; with ``replaced``, or where a fixed number is drawn, for one whose data are
+    replaced by any others. The second covers a single example that a client has or has not.
+    """
+    accounting = require_extra("dp_accounting")
+    if drawing.everyone:
+        whole = noise / rounds**0.5
+        return float(accounting.get_epsilon_gaussian(whole / 2 if replaced else whole, delta))
+    if drawing.poisson:
+        losses = _losses(noise, drawing.drawn / drawing.clients, replaced)
+        return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
+    accountant = require_extra("dp_accounting.rdp").RdpAccountant(ORDERS, accounting.NeighboringRelation.REPLACE_ONE)
+    gaussian = accounting.GaussianDpEvent(noise / 2)  # of the 2·S that a replaced client may move the sum by
+    event = accounting.SampledWithoutReplacementDpEvent(drawing.clients, drawing.drawn, gaussian)
+    return float(accountant.compose(event, rounds).get_epsilon(delta))
+
+
+@lru_cache(maxsize=4)
+def _losses(noise: float, share: float, replaced: bool) -> Any:
+    """The distribution of one round's privacy loss."""
+    accounting = require_extra("dp_accounting")
+    relation = accounting.NeighboringRelation.REPLACE_ONE if replaced else None
+    return require_extra("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism(
+        noise, sampling_prob=share, value_discretization_interval=STEP,
+        neighboring_relation=relation or accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )  # fmt: skip
+
 
 UPDATE = "delta/params/"
 COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster: they stay as they are

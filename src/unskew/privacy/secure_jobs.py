@@ -30,10 +30,9 @@ from unskew.privacy.agreement import (
     named,
     require_enough,
 )
-from unskew.privacy.ciphers import derived_key
+from unskew.privacy.ciphers import SHARE_BYTES, derived_key
 from unskew.privacy.questions import Question, members_of
 from unskew.privacy.sessions import Sessions
-from unskew.privacy.shamir import SHARE_BYTES
 from unskew.round.client import ClientSide
 from unskew.round.jobs import Answer, job_text
 

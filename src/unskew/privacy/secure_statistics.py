@@ -4,7 +4,7 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 
-from unskew.calibration.request import StatisticsRequest
+from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

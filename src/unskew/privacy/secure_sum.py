@@ -20,12 +20,19 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Failure, Mask, Outcome, Tensors, Visit
 from unskew.privacy import rows
-from unskew.privacy.agreement import BOX_BYTES, MIN_CLIENTS, PUBLIC_BYTES, Agreement, member_number, shares_needed
+from unskew.privacy.agreement import (
+    BOX_BYTES,
+    MIN_CLIENTS,
+    PUBLIC_BYTES,
+    Agreement,
+    member_number,
+    shares_needed,
+    unmask,
+)
+from unskew.privacy.ciphers import SHARE_BYTES
 from unskew.privacy.questions import MEMBERS, MOST_MEMBERS, Question
-from unskew.privacy.recovery import unmask
 from unskew.privacy.secure_jobs import CAME, CHECK
 from unskew.privacy.sessions import new_session
-from unskew.privacy.shamir import SHARE_BYTES
 from unskew.round.jobs import job_text
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from unskew.core.key import Key
 from unskew.core.types import Engine, Outcome, Sums, Tensors, Visit
 from unskew.privacy import rows
-from unskew.privacy.rounding import as_steps, from_steps
+from unskew.privacy.fixed_point import as_steps, from_steps
 from unskew.privacy.secure_jobs import MaskedJob, Rounded, mask_keys, mask_openings, mask_shares
 from unskew.privacy.secure_sum import secure_words
 from unskew.round.client import JOBS as ROUND_JOBS

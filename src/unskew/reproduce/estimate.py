@@ -12,13 +12,12 @@ from torch.nn.functional import cross_entropy
 
 from unskew.core import text
 from unskew.core.cache import cache_folder
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key, seeded
-from unskew.core.machine import cores
+from unskew.core.machine import cores, neutral
 from unskew.data.builders import BUILDERS
-from unskew.data.catalogue import SOURCES
+from unskew.data.published import SOURCES
 from unskew.models import build, initialise, suited
 from unskew.reproduce.plan import Job
 from unskew.reproduce.records import machine

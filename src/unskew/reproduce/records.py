@@ -19,8 +19,8 @@ from unskew.core.errors import UserError
 from unskew.core.files import json_object, read_content, write_whole
 from unskew.core.machine import cores, physical_memory
 from unskew.core.units import counted
-from unskew.runs import recorded
-from unskew.runs.metrics import read_metrics
+from unskew.runs import journal
+from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result, result_from, to_json
 from unskew.runs.study import FinishedRun
 from unskew.sweeps.work import Failure
@@ -74,7 +74,7 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
             taken = stored_measure(run, parse_measure(text))
             if taken is not None:
                 known[text] = vars(taken.values)
-    seen = [(row["round"], row["silhouette"]) for row in recorded.read(path) if row.get("silhouette") is not None]
+    seen = [(row["round"], row["silhouette"]) for row in journal.read(path) if row.get("silhouette") is not None]
     record = Record(training, read_result(path), _curve(read_metrics(path)), seen, known, machine(), failure)
     write_record(out, record)
     return record
@@ -164,3 +164,15 @@ def _bytes(values: Mapping[str, Any]) -> bytes:
         for name, value in values.items()
     ]
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def run_link(record: Record, folder: Path) -> str:
+    """The link to a run, from a page in that folder."""
+    path = record.result.path
+    report = path / "report.html"
+    if report.exists():
+        return os.path.relpath(report, folder)
+    if path.exists():
+        return os.path.relpath(path, folder)
+    out = path.parent.parent.parent  # OUT/runs/TRAINING/seed0
+    return os.path.relpath(out / RECORDS / record.training / f"{path.name}.json", folder)

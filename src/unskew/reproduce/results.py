@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unskew.analysis.ranking import Candidate, Difference, difference
-from unskew.reproduce.cells import Asked, Cell, cells_of, seeds_of, training_name
-from unskew.reproduce.readings import SECONDS, Reading, Seen, parse_reading
+from unskew.reproduce.cells import SECONDS, Asked, Cell, Reading, Seen, cells_of, parse_reading, seeds_of, training_name
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import Record, read_record
-from unskew.runs.spread import Spread, spread
+from unskew.runs.seeds import Spread, spread
 from unskew.sweeps.work import Failure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"

@@ -14,7 +14,7 @@ SAME = 0.05  # points: gains that differ from zero by less have no sign
 
 
 @dataclass(frozen=True)
-class Told:
+class Wording:
     """All that is said of a table."""
 
     findings: list[str]  # what a reader wants to know first
@@ -22,9 +22,9 @@ class Told:
     facts: list[tuple[str, str]]  # scale, seeds, machine, …
 
 
-def told(result: TableResult) -> Told:
+def told(result: TableResult) -> Wording:
     """All sentences and facts, written once for all forms of a table."""
-    return Told(findings(result), differences(result), facts(result))
+    return Wording(findings(result), differences(result), facts(result))
 
 
 def findings(result: TableResult) -> list[str]:

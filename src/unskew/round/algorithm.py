@@ -9,27 +9,28 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from unskew.core.errors import UserError
-from unskew.core.protection import Exchange, Mechanism, SecureAggregation
 from unskew.core.types import (
     Aggregate,
     Arrive,
     Available,
     Blend,
     Correction,
+    Exchange,
     Head,
     Local,
     Margin,
+    Mechanism,
     Memory,
     PrivacyBudget,
     Sampler,
     Scale,
+    SecureAggregation,
     ServerOptimizer,
     Statistic,
     Term,
 )
-from unskew.round.aggregation import weighted_mean
 from unskew.round.sampling import uniform
-from unskew.round.server import sgd
+from unskew.round.server import sgd, weighted_mean
 
 if TYPE_CHECKING:
     from unskew.calibration.finisher import Finisher

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,25 +15,176 @@ from torch import Tensor, nn
 
 from unskew.core import tensors
 from unskew.core.key import Key, seeded
-from unskew.core.packing import Packed
-from unskew.core.tensors import Layout
-from unskew.core.types import Sums, Tensors, Visit, Visited
+from unskew.core.tensors import ALIGN, DOUBLE, Layout, Packed, PackedSums
+from unskew.core.types import Local, Loss, Step, Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.layers import Network
 from unskew.models.passes import Passes, passes
 from unskew.round.client_memory import SavedStates
-from unskew.round.descent import descend
 from unskew.round.jobs import Answer, Job, visit_key
-from unskew.round.schedules import in_round
-from unskew.round.update import new_room, update_layout
-from unskew.round.update import update as weighted_update
+from unskew.round.local_optimizers import clipped, in_round, optimizer
 from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
     from unskew.privacy.sessions import Sessions
     from unskew.round.algorithm import Algorithm
+
+
+def objective(algorithm: "Algorithm", step: Step) -> Loss:
+    """The loss of one mini-batch: margins, then cross-entropy, then the blend, then the terms."""
+    logits = step.logits
+    for margin in algorithm.margin:
+        logits = logits + margin(step)
+    example = F.cross_entropy(logits, step.labels, reduction="none")
+    loss = Loss(example if algorithm.blend is None else algorithm.blend(example, step))
+    for term in algorithm.terms:
+        loss = term(loss, step)
+    return loss
+
+
+NUMBERS = ("weight", "scaled", "metric/loss", "metric/examples", "metric/visits")
+HEAD = ALIGN // DOUBLE  # of the vector: the numbers, then zeros
+REST = (0.0,) * (HEAD - len(NUMBERS))
+
+
+def new_room(count: int) -> Tensor:
+    """Room for a vector of so many numbers, wherever there is some."""
+    return torch.empty(count, dtype=torch.float64)
+
+
+def update_layout(packed: Packed) -> Layout:
+    """Where everything is: the numbers first, then the tensors as the network has them."""
+    numbers: Layout = [(name, "float64", [], place * DOUBLE) for place, name in enumerate(NUMBERS)]
+    deltas: Layout = [
+        (f"delta/{name}", "float64", list(place.shape), (HEAD + place.start) * DOUBLE)
+        for name, place in packed.places.items()
+    ]
+    return [*numbers[:2], *deltas, *numbers[2:]]
+
+
+def pack_update(
+    side: "ClientSide", shared: Tensors, before: Tensor, factor: float, numbers: tuple[float, ...]
+) -> PackedSums:
+    """The update of a visit; ``before`` is the server's model as packed, in float64, ``numbers`` are as named above.
+
+    float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit.
+    """
+    weight, vector = numbers[0], side.room(HEAD + len(before))
+    vector[:HEAD] = torch.tensor((*numbers, *REST), dtype=torch.float64)
+    moved = vector[HEAD:]
+    moved.copy_(side.packed.vector)
+    torch.sub(before, moved, out=moved).mul_(weight)
+    whole = PackedSums(side.update_layout, vector)
+    if factor == 1 and not side.packed.others:
+        return whole
+    sums = _with_others(side, shared, whole.by_name(), weight) if side.packed.others else whole.by_name()
+    if factor != 1:  # of parameters alone: buffers are averaged plainly
+        torch._foreach_mul_([value for name, value in sums.items() if name.startswith("delta/params/")], factor)
+    return PackedSums.of(sums) if side.packed.others else whole
+
+
+def _with_others(side: "ClientSide", shared: Tensors, sums: Sums, weight: float) -> Sums:
+    """With the tensors that are not in the packed vector, all in the network's order."""
+    for name in side.packed.others:
+        sums[f"delta/{name}"] = (shared[name].double() - side.weights[name].cpu().double()).mul_(weight)
+    names = (*NUMBERS[:2], *(f"delta/{name}" for name in side.weights), *NUMBERS[2:])
+    return {name: sums[name] for name in names}
+
+
+def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, batches: Plan, local: Local) -> float:
+    """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
+    losses = list[Tensor]()
+    update = optimizer(side.trained, local, len(batches.counts))
+    by_hand = side.passes if side.plain else None
+    gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
+    correction = _correction(side, shared, memory)
+    for step, count in enumerate(batches.counts):
+        loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
+        if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
+            gradients = clipped(gradients, local.clip)
+        update(gradients if correction is None else torch._foreach_add(list(gradients), correction))
+        losses.append(loss)  # read after the last step: reading one waits for the device
+    return _total(losses, batches.counts)
+
+
+def _by_autograd(
+    side: "ClientSide", shared: Tensors, memory: Tensors, client: int
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Sequence[Tensor]]]:
+    """From images and labels to the loss that the methods make and its gradients."""
+    algorithm, counts = side.algorithm, side.counts(client).to(side.device)
+    encoder = side.network.encoder if side.passes is None else side.passes.encode
+    encode, predict = _references(side, shared, memory)
+
+    def gradients_of(images: Tensor, labels: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
+        features = encoder(images)
+        logits = side.logits(features)
+        others = partial(encode, images), partial(predict, images)
+        seen = Step(features, logits, labels, side.params, shared, memory, counts, *others, side.classifier)
+        value = objective(algorithm, seen).value()
+        gradients = torch.autograd.grad(value, side.trained, materialize_grads=True)  # zero for one that is not used
+        return value.detach(), gradients
+
+    return gradients_of
+
+
+def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
+    """Σ loss·count, in the order of the steps."""
+    if len(losses) == 1:
+        return losses[0].item() * counts[0]
+    total = 0.0
+    for loss, count in zip(torch.stack(losses).flatten().tolist() if losses else [], counts, strict=True):
+        total += loss * count
+    return total
+
+
+def accumulated(steps: int, momentum: float) -> float:
+    """‖a‖₁: how many plain gradients these steps of SGD with momentum add up to.
+
+    With gradients g₁ … g_τ the model moves by η·Σ a_t·g_t, a_t = (1 − m^(τ−t+1)) / (1 − m); without momentum ‖a‖₁ = τ.
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+Reference = Callable[[Tensor, str], Tensor]  # images, the model's name -> what that model makes of them
+
+
+def _references(side: "ClientSide", shared: Tensors, memory: Tensors) -> tuple[Reference, Reference]:
+    """Features and logits under a model other than the client's own. A model is loaded at first use, once a visit."""
+    loaded: dict[str, Network] = {}
+
+    def network(name: str) -> Network:
+        if name not in loaded:
+            model = shared if name == "shared" else tensors.under(memory, f"{name}/")
+            loaded[name] = side.reference(name, model)
+        return loaded[name]
+
+    def encode(images: Tensor, name: str) -> Tensor:
+        with torch.no_grad():
+            features: Tensor = network(name).encoder(images)
+        return features
+
+    def predict(images: Tensor, name: str) -> Tensor:
+        with torch.no_grad():
+            return side.logits(encode(images, name), network(name).classifier)
+
+    return encode, predict
+
+
+def _correction(side: "ClientSide", shared: Tensors, memory: Tensors) -> list[Tensor] | None:
+    correct = side.algorithm.correction
+    if correct is None:
+        return None
+    added = correct(shared, memory)
+    return [added[name] for name in side.params] if added else None
+
+
+def _row(batches: Plan, step: int, count: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if batches.shift is None or batches.flip is None:
+        return batches.index[step, :count], None, None
+    return batches.index[step, :count], batches.shift[step, :count], batches.flip[step, :count]
+
 
 IMAGES_AT_ONCE = 500  # in one forward pass without gradient
 TRAINED_WITH = ("params/", "buffers/", "sent/")  # what a client's training uses of what the server sends
@@ -220,7 +371,7 @@ def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: st
     steps = len(batches.counts)
     factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
     numbers = (visit.weight, visit.weight / factor, loss, float(sum(batches.counts)), 1.0)
-    update = weighted_update(side, shared, before, factor, numbers)
+    update = pack_update(side, shared, before, factor, numbers)
     if not algorithm.statistics and algorithm.mechanism is None and side.memory is None and not options:
         return Answer(update)
     sums, model = update.by_name(), tensors.on_device(side.weights, "cpu")

@@ -12,8 +12,8 @@ from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, S
 from unskew.data.batches import steps_for
 from unskew.round import statistics
 from unskew.round.client_memory import with_tickets
+from unskew.round.local_optimizers import rate_of_round, sent_rate
 from unskew.round.sampling import Drawn, draw
-from unskew.round.schedules import rate_of_round, sent_rate
 from unskew.round.server import moved
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
-from unskew.core.protection import Exchange
-from unskew.core.types import Engine, Failure, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Engine, Exchange, Failure, Sums, Tensors, TestPart, Visit
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import Job, job_text
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from unskew.core.errors import StorageFailure, UserError, nearest
 from unskew.core.key import Key
 from unskew.core.machine import deterministic
-from unskew.core.packing import PackedSums
 from unskew.core.plugins import load_function
+from unskew.core.tensors import PackedSums
 from unskew.core.types import Failure, Sums, Tensors, TestPart, Visit
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import numpy as np
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import Visit
+from unskew.core.types import Roster, Visit
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm

@@ -6,17 +6,15 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
-from unskew.runs import recorded
+from unskew.runs import journal
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federation_file import FEDERATION, read_terms
 from unskew.runs.folder import LOCK, MODEL
-from unskew.runs.lines import check_beginning
+from unskew.runs.journal import DURING, METRICS, check_beginning, read_metrics
 from unskew.runs.manifest import GROWING, MANIFEST, Manifest, read_manifest, require_sealed, seal_as_it_is
 from unskew.runs.manifest import LOCK as MANIFEST_LOCK
-from unskew.runs.metrics import METRICS, read_metrics
-from unskew.runs.recorded import DURING
 from unskew.runs.result import RESULT, read_result
 
 WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
@@ -34,7 +32,7 @@ SEALED_KINDS = (
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
-    CONFIG: read_run, METRICS: read_metrics, DURING: recorded.read, RESULT: read_result, CLIENTS: read_clients,
+    CONFIG: read_run, METRICS: read_metrics, DURING: journal.read, RESULT: read_result, CLIENTS: read_clients,
     FEDERATION: read_terms,
 }  # fmt: skip
 

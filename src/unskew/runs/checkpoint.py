@@ -17,9 +17,9 @@ from unskew.core.records import record_from
 from unskew.core.tensors import sha256, under
 from unskew.core.types import ServerState, Tensors
 from unskew.round.client_memory import ticket_of
-from unskew.runs.lines import Mark
+from unskew.runs.folder import UNREADABLE, read_tensors, seal
+from unskew.runs.journal import Mark
 from unskew.runs.result import Calibration
-from unskew.runs.seals import UNREADABLE, read_tensors, seal
 
 CHECKPOINT = Path("checkpoint") / "state.safetensors"
 MEMORIES = Path("checkpoint") / "memories.bin"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError
 from unskew.core.records import record_from
-from unskew.data.npz import DAMAGED, read_npz
+from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation
 from unskew.runs.manifest import require_sealed

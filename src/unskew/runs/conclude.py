@@ -22,15 +22,13 @@ from unskew.runs.folder import (
     json_bytes,
     model_bytes,
     plain_names,
+    seal,
 )
-from unskew.runs.lines import LineFile
+from unskew.runs.journal import DURING, METRICS, LineFile
 from unskew.runs.manifest import write_sealed
-from unskew.runs.metrics import METRICS
 from unskew.runs.prepare import Prepared
 from unskew.runs.protected import notes_on_protections, spent_in_rounds
-from unskew.runs.recorded import DURING
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
-from unskew.runs.seals import seal
 
 
 def conclude(

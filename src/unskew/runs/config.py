@@ -16,7 +16,7 @@ from unskew.core.errors import UserError, brief, nearest
 from unskew.core.files import read_content
 from unskew.core.limits import check_plain, usable_path, user_path
 from unskew.data.builders import absolute
-from unskew.data.partition_csv import IDS
+from unskew.data.partition_files import IDS
 from unskew.models.pretrained import IMAGENET
 from unskew.runs.manifest import read_sealed
 from unskew.runs.options import OPTIONS, Option, Value

@@ -20,7 +20,7 @@ from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs import config as configs
-from unskew.runs import recorded, recording
+from unskew.runs import journal, recording
 from unskew.runs.checkpoint import (
     CHECKPOINT,
     Progress,
@@ -35,10 +35,8 @@ from unskew.runs.conclude import conclude
 from unskew.runs.config import CONFIG
 from unskew.runs.early_stopping import BestRound
 from unskew.runs.finish import Calibrated, Event, finish
-from unskew.runs.lines import LineFile, Mark
-from unskew.runs.metrics import METRICS, metrics_row
+from unskew.runs.journal import DURING, METRICS, LineFile, Mark, metrics_row
 from unskew.runs.prepare import Overview, Prepared, first_visits, overview
-from unskew.runs.recorded import DURING
 from unskew.runs.result import Result
 from unskew.runs.start import Begun, begin, evaluated
 
@@ -187,7 +185,7 @@ def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[Server
 
 def _growing(path: Path, first: ServerState, progress: Progress) -> tuple[LineFile, LineFile]:
     """The files that grow with the rounds, cut off after the state's own."""
-    during = LineFile(path / DURING, progress.during or recorded.mark_after(path, first.round))
+    during = LineFile(path / DURING, progress.during or journal.mark_after(path, first.round))
     metrics = LineFile(path / METRICS, progress.metrics)
     if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, first.round + 1)):
         raise UserError(

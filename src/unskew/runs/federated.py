@@ -2,22 +2,24 @@
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from unskew.calibration.feasible import named
-from unskew.core.context import neutral
-from unskew.core.errors import UserError, brief, nearest
-from unskew.core.images import ImageSet
-from unskew.core.types import Engine, Local
+from unskew.core.errors import Missing, UserError, brief, nearest
+from unskew.core.machine import neutral
+from unskew.core.types import Engine, ImageSet, Local, Split
 from unskew.core.units import counted
+from unskew.data.population import Partition
 from unskew.engines import EngineSetup
-from unskew.engines.flower.agreement import Agreement
+from unskew.engines.flower.agreement import Agreement, Description
 from unskew.engines.flower.engine import FederatedEngine
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.members import Members
+from unskew.engines.flower.members import Members, roster_of
 from unskew.engines.flower.post import Post
 from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
@@ -25,17 +27,130 @@ from unskew.engines.loop import Loop
 from unskew.methods import parse_method
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
-from unskew.runs.elsewhere import images_of, nodes_of
 from unskew.runs.execute import Observer, execute
 from unskew.runs.federation_file import FEDERATION, Terms, read_terms, terms_bytes
 from unskew.runs.folder import create_run_folder, locked_folder
-from unskew.runs.given import Given
+from unskew.runs.given import Given, Nodes
 from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.read_data import read_data
 from unskew.runs.result import RESULT, Result, read_result
-from unskew.runs.terms import agreed_terms, why_not, why_too_late
 from unskew.runs.train import rehearse
+
+
+def agreed_terms(terms: Terms, said: Sequence[Description], classes: tuple[str, ...], config: Config) -> Terms:
+    """The classes (those that were asked for, or all that a node has), the images' shape and their normalisation."""
+    if not said:
+        raise UserError("no node has described itself; look at the nodes' logs")
+    shapes = [each.shape for each in said]
+    shape = max(set(shapes), key=lambda each: (shapes.count(each), each))  # what most nodes have
+    fitting = [each for each in said if each.shape == shape]
+    mean, std = _pooled(fitting)
+    return replace(
+        terms,
+        classes=classes or _union(fitting),
+        shape=shape,
+        mean=mean,
+        std=std,
+        augment=all(each.augment for each in fitting),
+        augmentation=fitting[0].augmentation,
+    )
+
+
+def why_not(said: Description, terms: Terms) -> str | None:
+    """Why a node's data do not fit what was agreed; None where they do."""
+    if odd := [name for name in said.classes if name not in terms.classes]:
+        return (
+            f"it has the class {odd[0]!r}, which is not among the {counted(len(terms.classes), 'class')} agreed on "
+            f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
+            "recipe"
+        )
+    if said.shape != terms.shape:
+        return (
+            f"its images are {_shape(said.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
+        )
+    if not any(facts.examples for facts in said.clients):
+        return "it has no training images"
+    return None
+
+
+def why_too_late(said: Description, terms: Terms) -> str | None:
+    """Why a node cannot join a run whose ε counts on a draw among the clients that it began with; None if it can."""
+    late = [facts.name for facts in said.clients if facts.name not in terms.clients]
+    return f"private-updates counts on the clients that the run began with, and {late[0]!r} is new" if late else None
+
+
+def _union(said: Sequence[Description]) -> tuple[str, ...]:
+    """The classes of all nodes: in their own order where all have the same, otherwise by name."""
+    if len({each.classes for each in said}) == 1:
+        return said[0].classes
+    return tuple(sorted({name for each in said for name in each.classes}))
+
+
+def _pooled(said: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of all nodes' pixels together, from each node's own and its number of examples."""
+    if len({(each.mean, each.std) for each in said}) == 1:
+        return said[0].mean, said[0].std
+    sizes = [sum(facts.examples for facts in each.clients) for each in said]
+    total = sum(sizes)
+    mean, std = [], []
+    for channel in range(len(said[0].mean)):
+        middle = sum(n * each.mean[channel] for n, each in zip(sizes, said, strict=True)) / total
+        square = sum(
+            n * (each.std[channel] ** 2 + (each.mean[channel] - middle) ** 2)
+            for n, each in zip(sizes, said, strict=True)
+        )
+        mean.append(middle)
+        std.append(math.sqrt(square / total))
+    return tuple(mean), tuple(std)
+
+
+def _shape(shape: tuple[int, int, int]) -> str:
+    return f"{shape[2]}x{shape[1]} with {counted(shape[0], 'channel')}"
+
+
+ENGINE = "flower"
+
+
+def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
+    """What the server has of the images: their classes and shape, and its own test images where it has some."""
+    empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
+    if own is not None and own.shape != terms.shape:
+        raise UserError(
+            f"the server's test images, {config.data}, are {own.shape[2]}x{own.shape[1]} with {own.shape[0]} channels, "
+            f'the nodes\' are {terms.shape[2]}x{terms.shape[1]} with {terms.shape[0]}; give data = "{NODES}"'
+        )
+    return ImageSet(
+        name=config.data if own else "the nodes' images",
+        classes=terms.classes,
+        train=empty,
+        test=_relabelled(own, terms.classes) if own else empty,
+        mean=terms.mean,
+        std=terms.std,
+        augment=terms.augment,
+    )
+
+
+def nodes_of(terms: Terms, config: Config) -> Nodes:
+    """Who the clients were when the run began, and how many examples each has; nobody can be asked."""
+    roster = roster_of(known for known in terms.clients.values() if not known.late)
+    client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
+    return Nodes(Partition(client, roster.clients, NODES, config.seed), _nobody, ENGINE)
+
+
+def _nobody(setup: EngineSetup) -> Engine:
+    raise Missing("the clients of this run are the nodes of a federation; only while it runs can they be asked")
+
+
+def _relabelled(own: ImageSet, classes: tuple[str, ...]) -> Split:
+    """The server's test images under the numbers of the classes agreed on."""
+    if own.classes == classes:
+        return own.test
+    if odd := [name for name in own.classes if name not in classes]:
+        raise UserError(f"the server's test images have the class {odd[0]!r}, which the nodes have not agreed on")
+    table = np.array([classes.index(name) for name in own.classes], np.int64)
+    return Split(own.test.images, table[own.test.labels], own.test.rows)
+
 
 TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
 BACK = 60.0  # seconds that a resumed run waits for the clients it began with; Flower's nodes come back within 20

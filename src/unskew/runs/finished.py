@@ -17,13 +17,11 @@ from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
-from unskew.core.arguments import COUNT, FUNCTION, PATH, TEXT, accepts, optional
 from unskew.core.cache import VARIABLE as CACHE_VARIABLE
-from unskew.core.context import neutral
-from unskew.core.errors import UserError
+from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, UserError, accepts, optional
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
-from unskew.core.machine import default_workers
+from unskew.core.machine import default_workers, neutral
 from unskew.core.types import Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build
@@ -36,7 +34,7 @@ from unskew.runs import config as configs
 from unskew.runs.check import unsealed_note
 from unskew.runs.client_accuracy import CLIENTS, read_clients, spread, told, with_classifier
 from unskew.runs.config import NODES, Config
-from unskew.runs.elsewhere import images_of, nodes_of
+from unskew.runs.federated import images_of, nodes_of
 from unskew.runs.federation_file import FEDERATION, read_terms
 from unskew.runs.finish import Calibrated, Event, Stage, finish
 from unskew.runs.folder import (
@@ -49,13 +47,13 @@ from unskew.runs.folder import (
     plain_names,
     read_calibration,
     read_model,
+    seal,
 )
 from unskew.runs.given import Given, take_same
 from unskew.runs.manifest import require_sealed, write_sealed
 from unskew.runs.prepare import Prepared, prepare
 from unskew.runs.read_data import read_data
 from unskew.runs.result import RESULT, Result, read_result, to_json
-from unskew.runs.seals import seal
 
 
 @neutral()

@@ -12,11 +12,10 @@ from unskew.core.errors import UserError
 from unskew.core.machine import physical_memory
 from unskew.core.types import ImageSet, Tensors
 from unskew.core.units import counted, format_bytes
-from unskew.data.normalise import DATA, normalised
+from unskew.data.augment import DATA, normalised
 from unskew.engines.features import stored_bytes
 from unskew.models import pretrained
-from unskew.models.finetune import last_layers, parse_train
-from unskew.models.frozen import find_cut
+from unskew.models.finetune import find_cut, last_layers, parse_train
 from unskew.models.layers import Network
 from unskew.runs import config as configs
 from unskew.runs.config import SHA256, Config

@@ -8,13 +8,12 @@ from typing import Any, get_args, get_type_hints
 from unskew.core.machine import check_device_name
 from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
+from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
-from unskew.data.normalise import NAMES as NORMALISATIONS
 from unskew.data.tables import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import check_train
-from unskew.round.local_optimizers import DECAYS, check_optimizer
-from unskew.round.schedules import check_schedule
+from unskew.round.local_optimizers import DECAYS, check_optimizer, check_schedule
 
 Value = str | int | float | bool
 

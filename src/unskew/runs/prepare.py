@@ -14,17 +14,16 @@ from unskew.core.machine import resolve_device
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition
-from unskew.data.population import Ints, Partition, Population
+from unskew.data.population import Ints, Partition, Population, with_validation
 from unskew.data.scan import Say
 from unskew.data.tables import silent
-from unskew.data.validation import with_validation
 from unskew.engines import Processes
 from unskew.engines.blueprint import CANNOT_CROSS, Blueprint, Values
 from unskew.engines.features import images_sha256
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
+from unskew.round.local_optimizers import check_rounds
 from unskew.round.sampling import uniform
-from unskew.round.schedules import check_rounds
 from unskew.runs import config as configs
 from unskew.runs.config import FROM_PYTHON, Config, from_python
 from unskew.runs.first_model import first_model

@@ -14,8 +14,7 @@ from torch import Tensor
 from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import Engine, Outcome, Progress, ServerState, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Engine, Outcome, Progress, Roster, ServerState, Sums, Tensors, TestPart, Visit
 from unskew.models.layers import by_layer
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text

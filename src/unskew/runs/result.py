@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.charts import Axis, Chart, Line
-from unskew.charts.svg import svg
+from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object
 from unskew.core.records import record_from
@@ -15,8 +15,8 @@ from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs
 from unskew.runs.client_accuracy import Spread
+from unskew.runs.journal import read_metrics
 from unskew.runs.manifest import read_sealed
-from unskew.runs.metrics import read_metrics
 
 RESULT = "result.json"
 TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"

@@ -4,15 +4,17 @@ The seed decides everything that is drawn: the partition, the initial weights, w
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from unskew import engines
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
+from unskew.core.machine import neutral
 from unskew.core.text import cut
 from unskew.data.scan import Say
 from unskew.data.tables import silent
@@ -24,7 +26,70 @@ from unskew.runs.folder import is_blank
 from unskew.runs.given import take_values
 from unskew.runs.prepare import prepare
 from unskew.runs.result import RESULT, Result, read_result
-from unskew.runs.spread import Spread, spread
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The mean of ``count`` values, and their sample deviation (n − 1); of a single value there is none."""
+
+    mean: float
+    deviation: float | None
+    count: int
+
+    def words(self, scale: float = 1.0, decimals: int = 2) -> str:
+        """As people write it: ``91.23 ± 0.45``."""
+        mean = f"{scale * self.mean:.{decimals}f}"
+        return mean if self.deviation is None else f"{mean} ± {scale * self.deviation:.{decimals}f}"
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Over the values that are known and finite; None where there is none."""
+    known = [float(value) for value in values if value is not None and isfinite(value)]
+    if not known:
+        return None
+    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+
+
+DEPTH = 3  # folders in folders that are looked into
+
+
+def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """The run folders that these paths name, and those in folders of runs that are not finished.
+
+    A path that is a run, or nothing at all, stays as it is: whatever reads it says what is wrong.
+    """
+    found: list[Path] = []
+    begun: list[Path] = []
+    for path in paths:
+        inside = [] if not path.is_dir() or _is_run(path) else list(_runs_in(path, DEPTH))
+        if not inside:
+            found.append(path)
+            continue
+        done = [each for each in inside if (each / RESULT).exists()]
+        if not done:
+            raise UserError(f"{path} has no finished run; finish one with: unskew resume {inside[0]}")
+        found += [each for each in done if each not in found]
+        begun += [each for each in inside if each not in done]
+    return found, begun
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CONFIG).exists() or (path / RESULT).exists()
+
+
+def _runs_in(path: Path, depth: int) -> Iterator[Path]:
+    for each in sorted(path.iterdir(), key=_counted):
+        if each.is_dir() and not each.name.startswith("."):
+            if _is_run(each):
+                yield each
+            elif depth > 1:
+                yield from _runs_in(each, depth - 1)
+
+
+def _counted(path: Path) -> list[tuple[int, str]]:
+    """As people count: seed2 comes before seed10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", path.name)]
+
 
 MAX_SEEDS = 1000
 NEW, BEGUN, FINISHED = "new", "begun", "finished"

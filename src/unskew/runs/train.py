@@ -1,17 +1,17 @@
 """Running and resuming: from a configuration to a prepared federation and its run folder."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from unskew import engines
 from unskew.calibration.feasible import check
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
+from unskew.core.machine import neutral
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
 from unskew.data.scan import Say
@@ -22,20 +22,37 @@ from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Observer, execute
 from unskew.runs.finish import Event, Stage
-from unskew.runs.folder import (
-    arrays_bytes,
-    create_run_folder,
-    is_blank,
-    locked_folder,
-    unused_path,
-)
+from unskew.runs.folder import arrays_bytes, create_run_folder, is_blank, locked_folder, unused_path
 from unskew.runs.given import take_same, take_values
 from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
 from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
 from unskew.runs.protected import check_protections
 from unskew.runs.result import RESULT, Result
 from unskew.runs.start import check_start
-from unskew.runs.stop import STOP, StopRun
+
+
+class Stop:
+    """The type of STOP."""
+
+    def __repr__(self) -> str:
+        return "unskew.STOP"
+
+
+STOP: Final = Stop()  # what an observer answers to end the run after the current round
+
+
+class StopRun(Exception):
+    """A run that an observer ended: its checkpoint is written. An observer may also raise it.
+
+    ``path`` is the run folder and ``round`` the last round that is done, None where none was done yet.
+    """
+
+    def __init__(self, path: str = "", round: int | None = None, values: Sequence[str] = ()) -> None:
+        self.path, self.round = path, round
+        when = "" if round is None else f" after round {round}"
+        call = f"unskew.resume({', '.join([repr(path), *(f'{name}=…' for name in values)])})"
+        super().__init__(f"the run was stopped{when}; resume it with: {call}" if path else "stop the run")
+
 
 PARTITION = "partition.npz"
 WORK = (  # the options that may be others when a run is resumed

@@ -1,36 +1,139 @@
 """A sweep from beginning to end: check every setting, train what is not finished, judge on the validation part."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unskew import methods
 from unskew.calibration.feasible import named
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
-from unskew.core.machine import cores, resolve_device
+from unskew.core.machine import cores, neutral, resolve_device
+from unskew.core.plugins import require_extra
 from unskew.data.scan import Say
 from unskew.data.tables import silent
-from unskew.round.local_optimizers import uses_sgd
-from unskew.round.schedules import check_rounds
+from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import Config
+from unskew.runs.config import Config, with_values
 from unskew.runs.finished import plain_name
 from unskew.runs.folder import unused_path
 from unskew.runs.options import OPTIONS, Value
 from unskew.runs.prepare import prepare
+from unskew.runs.result import RESULT, read_result
 from unskew.runs.seeds import parse_seeds
 from unskew.runs.start import parse_start
 from unskew.runs.train import slug
-from unskew.sweeps.folder import Asked, opened
+from unskew.sweeps.folder import RUNS, Asked, check_run, opened, write_about
+from unskew.sweeps.jobs import do_all
 from unskew.sweeps.outcomes import SCORES, Outcome, Sweep
-from unskew.sweeps.search import TOGETHER, Search
-from unskew.sweeps.space import MAX_SETTINGS, grid, parse_over, words
-from unskew.sweeps.trials import Finished, Rounds, Told, Trials
+from unskew.sweeps.space import MAX_SETTINGS, Dimension, folder_name, grid, parse_over, words
+from unskew.sweeps.work import Failure, Task
+
+TOGETHER = 4  # settings that are asked for before the next is answered
+DIGITS = 4  # of a number that is tried: folders and tables have it in full
+
+
+class Search:
+    """Asks for settings, and takes what they came to. A setting that failed counts as ``worst``."""
+
+    def __init__(self, dimensions: Sequence[Dimension], key: Key, *, maximise: bool, worst: float) -> None:
+        optuna = require_extra("optuna", "sweeps")
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        sampler = optuna.samplers.TPESampler(seed=key.fold("sweep").number() % 2**32)
+        self._study = optuna.create_study(sampler=sampler, direction="maximize" if maximise else "minimize")
+        self._dimensions, self._worst = dimensions, worst
+
+    def ask(self) -> tuple[Any, dict[str, Value]]:
+        """The next setting, and what ``tell`` knows it by."""
+        trial = self._study.ask()
+        return trial, {each.option: _suggested(trial, each) for each in self._dimensions}
+
+    def tell(self, trial: Any, score: float | None) -> None:
+        """What the setting came to; None where it failed."""
+        self._study.tell(trial, self._worst if score is None else score)
+
+
+def _suggested(trial: Any, dimension: Dimension) -> Value:
+    if dimension.values:
+        place: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
+        return dimension.values[place]
+    if dimension.whole:
+        return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
+    value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
+    return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
+
+
+Finished = Callable[[Outcome, int, int], None]  # a setting, how many are done, of how many
+Rounds = Callable[[int, int], None]  # rounds that are done, of how many
+
+
+@dataclass(frozen=True)
+class Told:
+    """Who is told of what: of ``total`` settings one after another, and of the rounds of those under way."""
+
+    total: int
+    finished: Finished | None = None
+    rounds: Rounds | None = None
+
+
+class Trials:
+    """The runs of a sweep's folder, ``jobs`` at a time. A setting is a folder, a seed a run in it."""
+
+    def __init__(self, path: Path, asked: Asked, failures: dict[str, Failure], jobs: int, told: Told) -> None:
+        self._path, self._asked, self._jobs, self._told = path, asked, jobs, told
+        self._failures = failures  # by run: "lr-0.1/seed0"
+        self._known: dict[str, Outcome] = {}
+
+    def do(self, settings: Sequence[Mapping[str, Value]]) -> list[Outcome]:
+        """An outcome for each of these settings; what is not finished is trained."""
+        named = {folder_name(values): values for values in settings}
+        new = {name: values for name, values in named.items() if name not in self._known}
+        tasks = {run: task for name, values in new.items() for run, task in self._tasks(name, values).items()}
+        for task in tasks.values():
+            check_run(task.path, task, self._asked)
+        left = [run for run in tasks if run not in self._failures and not (tasks[run].path / RESULT).exists()]
+        waiting = {name: sum(_setting(run) == name for run in left) for name in new}
+        rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
+
+        def ended(place: int, failure: Failure | None) -> None:
+            run = left[place]
+            if failure is not None:
+                self._failures[run] = failure
+                write_about(self._path, self._asked, self._failures)
+            waiting[_setting(run)] -= 1
+            if not waiting[_setting(run)]:
+                self._conclude(_setting(run), new[_setting(run)])
+
+        def progressed(place: int, number: int) -> None:
+            rounds[left[place]] = number
+            if self._told.rounds is not None:
+                self._told.rounds(sum(rounds.values()), whole)
+
+        for name in [name for name, count in waiting.items() if not count]:
+            self._conclude(name, new[name])
+        do_all([tasks[run] for run in left], self._jobs, ended, progressed)
+        return [self._known[folder_name(values)] for values in settings]
+
+    def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:
+        config = with_values(self._asked.base, values, "--over")
+        places = {seed: f"{name}/seed{seed}" for seed in self._asked.seeds}
+        return {run: Task(replace(config, seed=seed), self._path / RUNS / run) for seed, run in places.items()}
+
+    def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
+        tasks = self._tasks(name, values)
+        runs = tuple(self._failures.get(run) or read_result(task.path) for run, task in tasks.items())
+        config = with_values(self._asked.base, values, "--over")
+        self._known[name] = Outcome(name, values, config, runs, self._asked.by)
+        if self._told.finished is not None:
+            self._told.finished(self._known[name], len(self._known), self._told.total)
+
+
+def _setting(run: str) -> str:
+    return run.rpartition("/")[0]
+
 
 VALIDATION = 0.15  # of the training images, as in the papers
 WORST = {"loss": 1e6}  # what a setting that failed counts as in a search; 0 for an accuracy

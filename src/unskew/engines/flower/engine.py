@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from unskew.core import tensors
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.roster import Roster
-from unskew.core.types import EVERYONE, Engine, Failure, Outcome, Progress, Sums, Tensors, TestPart, Visit
+from unskew.core.machine import neutral
+from unskew.core.types import EVERYONE, Engine, Failure, Outcome, Progress, Roster, Sums, Tensors, TestPart, Visit
 from unskew.engines.flower.members import Member
 from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET

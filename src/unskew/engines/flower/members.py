@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unskew.core.roster import Roster
+from unskew.core.types import Roster
 from unskew.engines.flower.agreement import ClientFacts, Description
 
 

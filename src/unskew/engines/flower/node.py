@@ -11,9 +11,9 @@ from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
+from unskew.core.machine import neutral
 from unskew.core.types import Tensors
 from unskew.engines.flower.agreement import Agreement, run_of, text
 from unskew.engines.flower.messages import MAX_BODY, BadMessage, Envelope, field, named, opened, sealed

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
-from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
+from unskew.core.types import ImageSet, Split
 from unskew.data.batches import AUTO, suited
 from unskew.data.partition import partition
 from unskew.data.population import Population

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from unskew.core.errors import StorageFailure, UserError
-from unskew.core.files import read_content, write_whole
-from unskew.core.parts import clear_parts
+from unskew.core.files import clear_parts, read_content, write_whole
 from unskew.core.types import Tensors, Visit, Visited
 from unskew.round.client_memory import MemoryFormat
 

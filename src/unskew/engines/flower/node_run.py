@@ -12,10 +12,9 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.cache import cache_folder
 from unskew.core.errors import StorageFailure, UserError
-from unskew.core.images import ImageSet
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
-from unskew.core.types import Failure, Tensors, Visit
+from unskew.core.types import Failure, ImageSet, Tensors, Visit
 from unskew.data.batches import check_visit
 from unskew.data.tables import silent
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels

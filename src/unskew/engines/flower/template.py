@@ -6,11 +6,9 @@ import numpy as np
 import torch
 
 from unskew.core import tensors
-from unskew.core.context import neutral
-from unskew.core.images import ImageSet, Split
 from unskew.core.key import Key
-from unskew.core.machine import deterministic
-from unskew.core.types import Tensors, Visit
+from unskew.core.machine import deterministic, neutral
+from unskew.core.types import ImageSet, Split, Tensors, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
 from unskew.engines.flower.purpose import is_secure

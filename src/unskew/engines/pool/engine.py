@@ -10,10 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from unskew.core.context import neutral
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
-from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
+from unskew.core.machine import device_count, files_left, neutral, resolve_device, too_many_files, worker_device
 from unskew.core.tensors import Layout
 from unskew.core.types import Outcome, Progress, Tensors, TestPart, Visit
 from unskew.data.population import Population

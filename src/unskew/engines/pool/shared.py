@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unskew.core.packing import DOUBLE
-from unskew.core.tensors import ALIGN, Layout, plan_layout, views
+from unskew.core.tensors import ALIGN, DOUBLE, Layout, plan_layout, views
 from unskew.core.types import Tensors
 
 SLOTS = 3  # files that a worker has for results: a group being written, the next one's, one that waits to be added

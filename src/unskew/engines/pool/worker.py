@@ -12,8 +12,7 @@ import torch
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.key import Key
-from unskew.core.packing import PackedSums
-from unskew.core.tensors import Layout
+from unskew.core.tensors import Layout, PackedSums
 from unskew.core.types import Failure, Tensors, Visit
 from unskew.engines.blueprint import Blueprint, build
 from unskew.engines.jobs import JOBS

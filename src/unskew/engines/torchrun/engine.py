@@ -10,9 +10,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from unskew.core.context import neutral
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.machine import neutral
 from unskew.core.tensors import laid_out
 from unskew.core.types import Failure, Outcome, Progress, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint

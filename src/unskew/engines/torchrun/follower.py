@@ -15,10 +15,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from unskew.core.context import neutral
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
-from unskew.core.machine import device_count, resolve_device, worker_device
+from unskew.core.machine import device_count, neutral, resolve_device, worker_device
 from unskew.core.tensors import Layout, views
 from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build

