@@ -12,7 +12,7 @@ import unskew
 from measure import Row, at_least
 from unskew.core.cache import VARIABLE
 from unskew.core.types import Split
-from unskew.runs import first_model
+from unskew.runs import prepare
 
 IMAGES, TEST, CLIENTS, SIDE, ROUNDS = 600, 100, 10, 96, 3
 
@@ -30,11 +30,11 @@ def suite(images):
             began = time.perf_counter()
             stored = _round(few, train, Path(folder) / f"stored-{train}")
             first = time.perf_counter() - began - ROUNDS * stored
-            share, first_model.MEMORY_SHARE = first_model.MEMORY_SHARE, 1e15  # no memory for features: none are stored
+            share, prepare.MEMORY_SHARE = prepare.MEMORY_SHARE, 1e15  # no memory for features: none are stored
             try:
                 through = _round(few, train, Path(folder) / f"through-{train}")
             finally:
-                first_model.MEMORY_SHARE = share
+                prepare.MEMORY_SHARE = share
             words = f"{IMAGES} images of {SIDE}x{SIDE}: {through:.2f} s through the encoder, {stored:.3f} s on features"
             name = f"--train {train}: a round on stored features"
             if train == "classifier":

@@ -16,7 +16,7 @@ from unskew.core.files import write_whole
 from unskew.core.key import Key
 from unskew.data.sources import load
 from unskew.methods import parse_methods
-from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
+from unskew.runs.folder import read_sealed, start_manifest, write_sealed
 
 EXAMPLES, WIDTH, CLASSES = 50_000, 256, 10
 

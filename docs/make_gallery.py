@@ -20,8 +20,8 @@ from unskew.analysis.norms import unevenness
 from unskew.analysis.store import stored_or_taken
 from unskew.charts.files import svg
 from unskew.report.write import write_report
+from unskew.runs.finished import FinishedRun
 from unskew.runs.result import read_result
-from unskew.runs.study import FinishedRun
 
 HERE = Path(__file__).parent
 DURING = "silhouette(every=2) + norms(every=5, first=3) + drift(every=5, first=3) + model(every=10, first=1)"

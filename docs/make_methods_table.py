@@ -22,7 +22,7 @@ from unskew.core.machine import cores
 from unskew.data import partition_files
 from unskew.data.population import Partition
 from unskew.data.sources import load
-from unskew.runs import milestones
+from unskew.runs import journal
 from unskew.runs.folder import write_arrays
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result
@@ -94,7 +94,7 @@ def table(results: dict[str, Result], page: str) -> list[str]:
         rows = read_metrics(result.path)
         seconds = len(rows) * np.quantile([row["seconds"] for row in rows[1:]], 0.25)
         best = max(row["accuracy"] for row in rows)
-        half = milestones.rounds_to(rows, 0.5 * base)
+        half = journal.rounds_to(rows, 0.5 * base)
         cells = [
             f"`{result.method}`", f"{100 * result.accuracy:.2f}", f"{100 * result.accuracy / base:.1f}",
             f"{100 * best:.2f}", str(half or "-"), f"{result.bytes_up / 1e6:.1f}", f"{result.bytes_down / 1e6:.1f}",
@@ -153,15 +153,15 @@ def curves(work: Path) -> Figure:
 def steadiness(work: Path) -> list[str]:
     """Markdown: how far accuracy jumps between evaluations, and what it is at the same number of batches."""
     metrics = {m: [read_metrics(work / f"uneven-{_word(m)}-{seed}") for seed in SEEDS] for m in CURVES}
-    budget = min(milestones.batches(rows) for runs in metrics.values() for rows in runs)
+    budget = min(journal.batches(rows) for runs in metrics.values() for rows in runs)
     lines = [
         f"| method | accuracy, % | at {budget:,} batches, % | batches in all | mean fall between evaluations, points |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     for method, runs in metrics.items():
         last = np.mean([100 * rows[-1]["accuracy"] for rows in runs])
-        at = np.mean([100 * (milestones.accuracy_at_batch(rows, budget) or 0) for rows in runs])
-        total = np.mean([milestones.batches(rows) for rows in runs])
+        at = np.mean([100 * (journal.accuracy_at_batch(rows, budget) or 0) for rows in runs])
+        total = np.mean([journal.batches(rows) for rows in runs])
         steps = np.concatenate([np.diff([100 * r["accuracy"] for r in rows if "accuracy" in r]) for rows in runs])
         lines.append(f"| `{method}` | {last:.2f} | {at:.2f} | {total:,.0f} | {-np.minimum(steps, 0).mean():.2f} |")
     return lines

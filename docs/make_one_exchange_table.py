@@ -32,8 +32,7 @@ from unskew.core.key import Key
 from unskew.core.machine import cores
 from unskew.core.types import ImageSet, Split
 from unskew.data.sources import load
-from unskew.runs.journal import read_metrics
-from unskew.runs.milestones import accuracy_at_round
+from unskew.runs.journal import accuracy_at_round, read_metrics
 from unskew.runs.result import Result, read_result
 
 HERE = Path(__file__).parent

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from unskew.core.files import write_whole
-from unskew.runs.options import OPTIONS, Option
+from unskew.runs.config import OPTIONS, Option
 
 PAGE = Path(__file__).parent / "runs.md"
 BEGIN, END = "<!-- options -->\n", "<!-- /options -->\n"

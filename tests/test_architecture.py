@@ -154,7 +154,6 @@ def test_only_runs_and_fetch_write_files():
         "federation/processes.py",
         "runs/folder.py",
         "runs/journal.py",
-        "runs/manifest.py",
         "data/fetch.py",
     }
 

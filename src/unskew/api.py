@@ -19,8 +19,8 @@ from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
 from unskew.runs import seeds as seeded
 from unskew.runs import train as runs
+from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
-from unskew.runs.options import OPTIONS
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedRuns
 from unskew.sweeps.outcomes import Sweep, check_format, write_summary

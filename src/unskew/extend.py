@@ -102,8 +102,8 @@ if TYPE_CHECKING:
     from unskew.round.client_memory import whole_model
     from unskew.round.jobs import Answer, Job
     from unskew.round.local_optimizers import require_sgd
+    from unskew.runs.finished import FinishedRun
     from unskew.runs.prepare import Overview
-    from unskew.runs.study import FinishedRun
 
 __all__ = [
     "Aggregate",
@@ -209,7 +209,7 @@ _NAMES = {
     "round.jobs": "Answer Job",
     "round.local_optimizers": "require_sgd",
     "runs.prepare": "Overview",
-    "runs.study": "FinishedRun",
+    "runs.finished": "FinishedRun",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -15,9 +15,8 @@ from unskew.analysis import parse_measure, store
 from unskew.console.main import main
 from unskew.data import sources
 from unskew.runs import train
-from unskew.runs.check import seal_folder
-from unskew.runs.finished import calibrate_run
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun, calibrate_run
+from unskew.runs.seals import seal_folder
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 EVERYTHING = "norms + drift + silhouette + model(every=1)"

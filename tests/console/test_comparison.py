@@ -13,7 +13,7 @@ from unskew.console.comparison import as_table, as_text, rows, side_by_side
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
-from unskew.runs.client_accuracy import Spread
+from unskew.runs.client_accuracy import ClientSpread
 from unskew.runs.folder import json_bytes
 from unskew.runs.result import Calibration, Result, read_result, to_json
 
@@ -380,7 +380,7 @@ def test_a_mistake_of_the_user_is_one_message(capsys, tmp_path, words, message):
 
 
 def test_accuracy_over_clients_has_the_worst_the_tenth_fairness_and_own_images_where_known():
-    own = Spread(3, 0, 0, 0.1, 0.2, 0.4, 0.6, 0.4, 0.4, 0.1, 0.75)
+    own = ClientSpread(3, 0, 0, 0.1, 0.2, 0.4, 0.6, 0.4, 0.4, 0.1, 0.75)
     told = replace(own, worst=0.3, p10=0.35, jain=0.9, own_images=own)
     made = replace(CALIBRATED.calibrations["ccvr"], clients_accuracy=replace(told, jain=0.98765, own_images=None))
     one, other = rows(compared(replace(CALIBRATED, clients_accuracy=told, calibrations={"ccvr": made}), PLAIN))

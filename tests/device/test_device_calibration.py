@@ -17,7 +17,7 @@ from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.privacy.sessions import Sessions
 from unskew.round.jobs import job_text
-from unskew.runs.finish import finish
+from unskew.runs.execute import finish
 
 CPU = torch.device("cpu")
 SIZES = (14, 9, 1, 12)

@@ -8,7 +8,7 @@ from placed import name_of
 
 from analysis.finished import finished, runs_of
 from unskew.analysis import MEASURES, parse_measure
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 __all__ = ["finished", "runs_of"]
 

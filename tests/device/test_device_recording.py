@@ -12,8 +12,8 @@ from federation import image_set
 from unskew.core.key import Key
 from unskew.engines.loop import Loop
 from unskew.round import driver
+from unskew.runs.finished import FinishedRun
 from unskew.runs.recording import RECORDED, Recorder, RecordingEngine, parse_recording, some_features
-from unskew.runs.study import FinishedRun
 
 __all__ = ["finished", "runs_of"]
 

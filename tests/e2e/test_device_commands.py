@@ -8,7 +8,7 @@ import torch
 
 from analysis.finished import SMALL, command, done, finished, images, refused, result, runs_of
 from unskew.runs import train
-from unskew.runs.check import seal_folder
+from unskew.runs.seals import seal_folder
 from unskew.runs.train import STOP, StopRun
 
 __all__ = ["finished", "runs_of"]

@@ -24,7 +24,7 @@ from unskew.core.types import Split, TestPart, Visit
 from unskew.engines.torchrun import join, launch, link
 from unskew.engines.torchrun.signals import Signals
 from unskew.round.evaluation import evaluate
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS
 
 MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
 ROUNDED = ("secure(updates=true)", "rounded")  # the same bits without masks

@@ -23,7 +23,7 @@ from unskew.federation.submit import submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays
-from unskew.runs.prepare import read_data, split
+from unskew.runs.prepare import make_partition, read_data
 
 PATIENCE = 240.0  # seconds: machines that run tests are busy
 LOCAL = {"epochs": 1, "batch": 32, "lr": 0.02}
@@ -90,7 +90,9 @@ class Live:
             Config(data="digits", partition="dirichlet(alpha=0.3)", clients=parts or len(nodes), seed=0)
         )
         images = read_data(config)
-        arrays = partition_files.to_arrays(split(config, images.examples), images.train.labels, len(images.classes))
+        arrays = partition_files.to_arrays(
+            make_partition(config, images.examples), images.train.labels, len(images.classes)
+        )
         write_arrays(self.partition, arrays)
         for number, name in enumerate(nodes):
             self.give_data(name, number)

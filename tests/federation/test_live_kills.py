@@ -12,7 +12,7 @@ from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
 from unskew.runs import config as configs
 from unskew.runs.config import Config
-from unskew.runs.prepare import split
+from unskew.runs.prepare import make_partition
 from unskew.runs.result import read_result
 
 ROUNDS, SEED = 20, 0
@@ -24,7 +24,7 @@ def one_process(live, method):
     """All clients of the federation in this process."""
     images, local = load("digits", None), Local(**LOCAL)
     config = configs.checked(Config(data="digits", partition=f"file:{live.partition}", clients=len(NODES), seed=SEED))
-    data = dataset(images, Population.from_partition(split(config, images.examples)))
+    data = dataset(images, Population.from_partition(make_partition(config, images.examples)))
     return engines.open_engine("loop", engines.EngineSetup(Blueprint(method, "tiny-cnn", (1, 8, 8), 10, local), data))
 
 

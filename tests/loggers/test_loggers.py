@@ -15,7 +15,7 @@ from unskew import loggers
 from unskew.console.main import main
 from unskew.loggers.logger import Logger
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Calibrated
+from unskew.runs.execute import Calibrated
 from unskew.runs.prepare import Overview
 
 FAST = {"rounds": 5, "epochs": 1, "engine": "loop", "checkpoint_seconds": 0.0, "evaluate_every": 2}

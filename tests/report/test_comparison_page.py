@@ -12,7 +12,7 @@ from unskew.core.errors import UserError
 from unskew.report.page import to_html
 from unskew.report.write import MAX_RUNS, comparison_page
 from unskew.runs import train
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 __all__ = ["finished", "run", "runs_of"]
 

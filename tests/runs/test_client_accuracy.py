@@ -17,11 +17,18 @@ from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
 from unskew.runs import client_accuracy
-from unskew.runs.check import examine, seal_folder
-from unskew.runs.client_accuracy import ByClient, Spread, by_labels, on_own_images, read_clients, spread
+from unskew.runs.client_accuracy import (
+    ByClient,
+    ClientSpread,
+    by_labels,
+    on_own_images,
+    read_clients,
+    summarise_clients,
+)
+from unskew.runs.folder import SealBroken
 from unskew.runs.journal import read_metrics
-from unskew.runs.manifest import SealBroken
 from unskew.runs.result import read_result
+from unskew.runs.seals import examine, seal_folder
 
 
 def score(right, total, marks=None):
@@ -49,7 +56,7 @@ def test_a_clients_accuracy_is_the_mean_over_its_examples_of_their_classes(seed,
 
 def test_a_summary_is_counted_by_hand():
     seen = ByClient(np.array([0.2, 0.4, 0.6, np.nan]), np.array([1, 1, 2, 0]), np.array([True, False, True, False]))
-    found = spread(seen)
+    found = summarise_clients(seen)
     assert (found.clients, found.left_out, found.partly) == (3, 1, 1)
     assert (found.worst, found.p50) == (0.2, 0.4)
     assert found.p10 == pytest.approx(0.24)
@@ -63,11 +70,11 @@ def test_a_summary_is_counted_by_hand():
 @pytest.mark.parametrize(("accuracies", "jain"), [([0.3] * 5, 1.0), ([1, 0, 0, 0], 0.25), ([0.0, 0.0], 1.0)])
 def test_jains_index_is_one_where_all_are_alike_and_the_share_of_those_who_have_it_all(accuracies, jain):
     values = np.array(accuracies, float)
-    assert spread(ByClient(values, np.ones(len(values)), values >= 0)).jain == pytest.approx(jain)
+    assert summarise_clients(ByClient(values, np.ones(len(values)), values >= 0)).jain == pytest.approx(jain)
 
 
 def test_no_client_with_an_accuracy_has_no_summary():
-    assert spread(ByClient(np.array([np.nan]), np.zeros(1), np.ones(1, bool))) is None
+    assert summarise_clients(ByClient(np.array([np.nan]), np.zeros(1), np.ones(1, bool))) is None
 
 
 def test_own_images_are_found_by_the_users_names():
@@ -200,9 +207,9 @@ def test_a_damaged_summary_is_one_message(finished, tmp_path, odd):
 
 
 def test_a_summary_comes_back_from_json():
-    inner = spread(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
-    outer = Spread(**{**asdict(inner), "own_images": inner})
-    assert Spread.of_json(asdict(outer)) == outer
+    inner = summarise_clients(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
+    outer = ClientSpread(**{**asdict(inner), "own_images": inner})
+    assert ClientSpread.of_json(asdict(outer)) == outer
     of_before = {name: value for name, value in asdict(inner).items() if name not in ("p20", "p40", "own_images")}
-    assert Spread.of_json(of_before).p20 is None
+    assert ClientSpread.of_json(of_before).p20 is None
     assert outer.words().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")

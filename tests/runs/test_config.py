@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
 from unskew.core.types import Local
-from unskew.runs.config import Config, checked, read, to_toml, with_values
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS, Config, checked, read, to_toml, with_values
 from unskew.runs.prepare import prepare
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)

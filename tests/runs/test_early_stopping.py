@@ -12,11 +12,10 @@ from unskew.core.types import ServerState
 from unskew.round.driver import Metrics
 from unskew.runs import execute, train
 from unskew.runs.checkpoint import Progress, kept_state, load_state
-from unskew.runs.early_stopping import BestRound, best_row, is_better
-from unskew.runs.finished import calibrate_run
+from unskew.runs.execute import BestRound, best_row, is_better
+from unskew.runs.finished import FinishedRun, calibrate_run, state_after
 from unskew.runs.folder import read_model
 from unskew.runs.result import read_result
-from unskew.runs.study import FinishedRun, state_after
 
 # digits, four clients; these accuracies are put in the place of the real ones
 ACCURACIES = [0.2, 0.5, 0.4, 0.5, 0.45, 0.3, 0.9, 0.1]
@@ -27,13 +26,15 @@ PROGRESS = Progress(0, 0.0, "", "", "")
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Evaluation gives the scripted accuracy of the round, and one minus it as the loss."""
+    """Evaluation gives the round's scripted accuracy, and one minus it as the loss; calibrations keep their own."""
     real = execute.evaluate
     numbers = {}  # the round after which the server had this model
 
     def use(accuracies):
         def evaluate(engine, model, count, key, **more):
             score = real(engine, model, count, key, **more)
+            if more.get("job") == "evaluate-calibrated":
+                return score
             accuracy = accuracies[numbers[sha256(model)] - 1]
             return type(score)(**{**score.__dict__, "accuracy": accuracy, "loss": 1 - accuracy})
 

@@ -14,11 +14,11 @@ from unskew.engines.flower.node import Node
 from unskew.engines.flower.node_data import Source, read_node_data
 from unskew.engines.flower.session import Rules
 from unskew.runs import execute
-from unskew.runs.check import WHOLE, examine
 from unskew.runs.federated import settings_of
 from unskew.runs.finished import calibrate_run, load
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import read_result
+from unskew.runs.seals import WHOLE, examine
 
 
 def loop(tmp_path, **options):

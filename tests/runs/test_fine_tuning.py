@@ -14,9 +14,9 @@ from unskew.checks.laws import image_set
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Split
 from unskew.engines import features
-from unskew.runs import first_model
+from unskew.runs import prepare
 from unskew.runs.config import Config
-from unskew.runs.finish import Stage
+from unskew.runs.execute import Stage
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}
 
@@ -64,7 +64,7 @@ def test_only_the_last_layers_are_trained_sent_and_counted(source, tuned):
 def test_stored_output_trains_as_the_frozen_part_itself_does(tuned, monkeypatch):
     stored, _ = tuned("stored")
     assert not any("runs again at every step" in note for note in stored.notes)
-    monkeypatch.setattr(first_model, "MEMORY_SHARE", 1e15)
+    monkeypatch.setattr(prepare, "MEMORY_SHARE", 1e15)
     through, stages = tuned("through")
     assert not stages
     assert any("the frozen part runs again at every step" in note for note in through.notes)
@@ -231,7 +231,7 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
     grey, shape = image_set(20), (3, 8, 8)
     network = models.build("resnet-18(norm=group)", shape, 4)
     torch.save(dict(reversed(network.state_dict().items())), tmp_path / "backwards.pth")  # conv1 comes after layer1's
-    start = first_model.first_model(
+    start = prepare.first_model(
         Config(model="resnet-18(norm=group)", pretrained=str(tmp_path / "backwards.pth")), grey, None, None
     )
     assert start.shape == shape

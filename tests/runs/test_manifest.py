@@ -12,12 +12,12 @@ from analysis.finished import SMALL, command, copied, done, finished, images, re
 from unskew.core.errors import UserError
 from unskew.core.files import part_beside
 from unskew.runs import train
-from unskew.runs.check import examine, seal_folder
-from unskew.runs.folder import calibration_file
-from unskew.runs.manifest import (
+from unskew.runs.finished import FinishedRun
+from unskew.runs.folder import (
     GROWING,
     MANIFEST,
     SealBroken,
+    calibration_file,
     read_manifest,
     read_sealed,
     require_sealed,
@@ -25,7 +25,7 @@ from unskew.runs.manifest import (
     write_sealed,
 )
 from unskew.runs.result import read_result
-from unskew.runs.study import FinishedRun
+from unskew.runs.seals import examine, seal_folder
 
 __all__ = ["finished", "run", "runs_of"]
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unskew.core.errors import UserError
-from unskew.runs.milestones import accuracy_at_batch, accuracy_at_round, batches, rounds_to
+from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, batches, rounds_to
 
 # evaluated every second round; batches counted by the end of each: 10, 30, 35, 45
 ROWS = [

@@ -16,8 +16,7 @@ from unskew import api
 from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
-from unskew.runs.config import Config, checked, fingerprint
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS, Config, checked, fingerprint
 
 ROOT = Path(__file__).parents[2]
 HANDLING = {"recipe", "out", "observe", "progress"}  # parameters of unskew.run that are not options

@@ -12,8 +12,8 @@ from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.core.types import Roster
 from unskew.methods import parse_method
+from unskew.runs.finished import FinishedRun
 from unskew.runs.result import read_result
-from unskew.runs.study import FinishedRun
 
 accounting = pytest.importorskip("dp_accounting")
 pytest.importorskip("cryptography")

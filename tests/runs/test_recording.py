@@ -278,9 +278,9 @@ def test_lines_after_the_checkpoint_are_cut_off_and_others_stay(tmp_path):
         file.append(row)
     file.close()
     LineFile(tmp_path / "during.jsonl", recorded_file.mark_after(tmp_path, 2)).close()
-    assert recorded_file.read(tmp_path) == rows[:2]
+    assert recorded_file.read_during(tmp_path) == rows[:2]
     LineFile(tmp_path / "during.jsonl", recorded_file.mark_after(tmp_path, 0)).close()
-    assert recorded_file.read(tmp_path) == []
+    assert recorded_file.read_during(tmp_path) == []
     assert recorded_file.mark_after(tmp_path / "nowhere", 3) == Mark()
     assert not (tmp_path / "nowhere").exists()
 

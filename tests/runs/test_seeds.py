@@ -11,13 +11,13 @@ from unskew.runs.seeds import (
     BEGUN,
     FINISHED,
     NEW,
-    Plan,
-    Step,
+    SeedPlan,
+    SeedStep,
     finished_runs,
     parse_seeds,
     plan_seeds,
     run_seeds,
-    spread,
+    spread_over_seeds,
 )
 from unskew.runs.train import run
 
@@ -84,9 +84,9 @@ def test_mean_and_sample_deviation_are_those_of_the_runs(three):
 
 
 def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count():
-    assert spread([0.5]).words() == "0.50"
-    assert spread([0.5, None, float("nan")]).count == 1
-    assert spread([None]) is None
+    assert spread_over_seeds([0.5]).words() == "0.50"
+    assert spread_over_seeds([0.5, None, float("nan")]).count == 1
+    assert spread_over_seeds([None]) is None
 
 
 def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
@@ -118,8 +118,8 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
 def test_a_run_that_goes_on_gets_the_work_options_of_now(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
-    plan = Plan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
-    plan.complete(Step(0, tmp_path, BEGUN))
+    plan = SeedPlan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
+    plan.complete(SeedStep(0, tmp_path, BEGUN))
     assert {name: value for name, value in seen.items() if value is not None} == {
         "cache_dir": "elsewhere", "baseline": "a",
     }  # fmt: skip

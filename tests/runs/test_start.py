@@ -15,9 +15,9 @@ from unskew.core.errors import UserError
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import load_checkpoint
-from unskew.runs.finish import Calibrated
-from unskew.runs.start import Begun
-from unskew.runs.study import FinishedRun
+from unskew.runs.execute import Calibrated
+from unskew.runs.finished import FinishedRun
+from unskew.runs.prepare import InitialModel
 
 SMALL = {"data": "digits", "clients": 5, "epochs": 1, "engine": "loop", "lr": 0.0001}
 
@@ -154,7 +154,7 @@ def test_training_starts_from_the_calibrated_classifier_of_the_initial_model(sta
         pooled = ClassStatistics.of_features(features, labels, 10, "shared")
         wanted = unskew.calibrate(side.network.classifier, pooled, "ridge").head
     assert torch.allclose(first.tensors["params/classifier.weight"], wanted.weight, rtol=1e-3, atol=1e-2)
-    begun = next(event for event in events if isinstance(event, Begun))
+    begun = next(event for event in events if isinstance(event, InitialModel))
     assert begun.start == result.start
     assert begun.accuracy == result.start.accuracy > 0.7
     assert result.settings["start"] == "ridge"
@@ -177,7 +177,7 @@ def test_the_state_is_in_the_checkpoint_before_the_first_round(tmp_path):
     kept = {}
 
     def watch(event):
-        if isinstance(event, Begun):
+        if isinstance(event, InitialModel):
             kept["state"], kept["progress"] = load_checkpoint(tmp_path / "run")
             raise Stop
 
@@ -188,7 +188,7 @@ def test_the_state_is_in_the_checkpoint_before_the_first_round(tmp_path):
     assert unskew.resume(tmp_path / "run").start == kept["progress"].start
 
 
-@pytest.mark.parametrize("kind", [Gathering, Begun, Metrics])
+@pytest.mark.parametrize("kind", [Gathering, InitialModel, Metrics])
 def test_stopped_at_any_time_a_started_run_resumes_to_the_same(started, tmp_path, kind):
     result, _ = started
     options = {"rounds": 3, "start": "ridge", "method": "moon + fedavgm(0.5) + prototypes"}

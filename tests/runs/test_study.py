@@ -25,7 +25,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.models.cut import cut
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, kept_state
-from unskew.runs.study import FinishedRun, Missing
+from unskew.runs.finished import FinishedRun, Missing
 
 METHODS = [
     "fedavg", "fedavgm(0.9)", "fedprox(mu=0.1)", "moon", "scaffold", "feddyn", "fedir", "fedvc(20)", "prototypes",
@@ -167,10 +167,10 @@ def test_predictions_are_those_of_the_model_that_anybody_may_load(finished):
 
 
 def test_chunks_do_not_change_predictions(finished, monkeypatch):
-    monkeypatch.setattr("unskew.runs.study.IMAGES_AT_ONCE", 7)
+    monkeypatch.setattr("unskew.runs.finished.IMAGES_AT_ONCE", 7)
     with finished_run(finished) as few:
         small = few.outputs
-    monkeypatch.setattr("unskew.runs.study.IMAGES_AT_ONCE", 500)
+    monkeypatch.setattr("unskew.runs.finished.IMAGES_AT_ONCE", 500)
     with finished_run(finished) as many:
         large = many.outputs
     assert torch.allclose(small.features, large.features, atol=1e-5)
@@ -197,14 +197,14 @@ def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(fin
 def test_local_models_are_made_once(finished, monkeypatch):
     with finished_run(finished) as opened:
         first = opened.local_models()
-        monkeypatch.setattr("unskew.runs.study.local_models", None)
+        monkeypatch.setattr("unskew.runs.finished.local_models", None)
         assert opened.local_models() is first
         assert opened.local_models(3) is first
 
 
 def test_too_many_local_models_for_the_memory_are_refused_with_how_many_would_fit(finished, monkeypatch):
     size = 8 * sum(value.numel() for value in load_file(finished / "model.safetensors").values())
-    monkeypatch.setattr("unskew.runs.study.MAX_BYTES", 3 * size + 5)
+    monkeypatch.setattr("unskew.runs.finished.MAX_BYTES", 3 * size + 5)
     with finished_run(finished) as opened, pytest.raises(Missing, match="give clients=3"):
         opened.local_models()
 

@@ -27,7 +27,7 @@ from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, Missing, UserError, 
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.plugins import load_function
-from unskew.runs.study import FinishedRun, Say
+from unskew.runs.finished import FinishedRun, Say
 
 MEASURES: dict[str, Measure[Any]] = {
     measure.name: measure

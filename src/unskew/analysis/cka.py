@@ -21,7 +21,7 @@ from unskew.core.types import Tensors
 from unskew.core.units import counted
 from unskew.models.layers import Network, layer_names
 from unskew.round.client import IMAGES_AT_ONCE
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 
 def cka(x: Tensor, y: Tensor) -> float:

@@ -9,7 +9,7 @@ from torch import Tensor
 from unskew.analysis.measure import Cell, Choice, Column, Comparison, Element, Measure, Table
 from unskew.analysis.phrases import best_calibrations, bound, calibrations_table
 from unskew.charts import Axis, Cells, Chart, grouped, shares_in_bins
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 MAX_TABLE_CLASSES = 100  # a larger table of confusions cannot be read
 MAX_COMPARED_CLASSES, MAX_COMPARED_RUNS = 30, 10  # in one chart

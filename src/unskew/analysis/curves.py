@@ -11,7 +11,7 @@ from unskew.analysis.ranking import setting_names, settings_of
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 AGAINST = {
     "round": ("rounds", "count"),

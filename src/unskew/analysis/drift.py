@@ -14,7 +14,7 @@ from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
 from unskew.models.layers import by_layer
 from unskew.round.watch import distances, lengths
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 
 @dataclass(frozen=True)

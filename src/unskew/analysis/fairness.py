@@ -17,9 +17,9 @@ from unskew.charts import Axis, Chart, Line, grouped, shares_in_bins
 from unskew.core.errors import Missing
 from unskew.core.units import counted
 from unskew.round.evaluation import Evaluation
-from unskew.runs.client_accuracy import ByClient, read_clients, spread, told
+from unskew.runs.client_accuracy import ByClient, measure_clients, read_clients, summarise_clients
+from unskew.runs.finished import FinishedRun
 from unskew.runs.result import Result
-from unskew.runs.study import FinishedRun
 
 BINS = 20  # of accuracy
 COMPARED = {"worst": "worst client", "p10": "tenth", "p50": "median", "mean": "mean"}
@@ -158,7 +158,7 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3, model: bool = True
     seen = _stored(run, chosen) or (_measured(run, chosen) if model else {})
     if not seen:
         raise Missing(f"the run did not store it; unskew analyse {run.path} fairness measures it from the model")
-    spreads = {name: spread(*each) for name, each in seen.items()}
+    spreads = {name: summarise_clients(*each) for name, each in seen.items()}
     if spreads["before"] is None:
         raise Missing("no client has examples of a class that has test images")
     share = np.linspace(0, 1, 101)
@@ -203,7 +203,7 @@ def _agrees(result: Result, seen: Mapping[str, tuple[ByClient, ByClient | None]]
     """Whether the file is of the models that the result tells of: an earlier version may have added a calibration."""
     for name, (each, _) in seen.items():
         there = result.clients_accuracy if name == "before" else result.calibrations[name].clients_accuracy
-        here = spread(each)
+        here = summarise_clients(each)
         if there is None or here is None or abs(there.mean - here.mean) > 1e-4:
             return False
     return True
@@ -219,7 +219,7 @@ def _measured(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClie
         right = torch.bincount(outputs.labels[marks], minlength=classes).double().numpy()
         score = Evaluation(float(marks.double().mean()), 0.0, right, total, marks.double().numpy())
         labels = prepared.images.train.labels
-        seen[name or "before"] = told(prepared.partition, labels, prepared.test_owners, score)
+        seen[name or "before"] = measure_clients(prepared.partition, labels, prepared.test_owners, score)
     return seen
 
 

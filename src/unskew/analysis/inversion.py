@@ -24,7 +24,7 @@ from unskew.core.key import Key
 from unskew.core.machine import deterministic
 from unskew.core.units import counted
 from unskew.round.client import ClientSide
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from unskew.charts import Chart
 from unskew.core.errors import UserError, a_kind
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 LOOKS = ("inside", "near", "outside")  # how a value agrees with another that it is compared with
 

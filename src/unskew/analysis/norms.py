@@ -16,7 +16,7 @@ from unskew.analysis.phrases import after, bound, requested_round, shown_of
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark, grouped
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 
 def calibrated_lengths(classifier: dict[str, torch.Tensor]) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Any
 from unskew.analysis.measure import Cell, Column, Table
 from unskew.calibration import is_bound
 from unskew.core.errors import UserError
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 COUNTED_AT_A_GLANCE = 20  # clients
 MAX_RUNS_NAMED = 8  # in a sentence

@@ -9,7 +9,7 @@ from unskew.analysis.measure import Choice, Element, Measure
 from unskew.analysis.phrases import best_calibrations
 from unskew.charts import PALETTE, Axis, Chart, Dots
 from unskew.core.errors import Missing, UserError
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 MIN_IMAGES = 5  # an embedding of fewer means nothing
 STEPS = 750  # of t-SNE: 250 more lower its divergence on 2,000 features by half a per cent

@@ -16,9 +16,9 @@ from statistics import fmean, stdev
 from unskew.analysis.phrases import bound
 from unskew.core.units import counted
 from unskew.runs import config as configs
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS
+from unskew.runs.finished import FinishedRun
 from unskew.runs.result import Result
-from unskew.runs.study import FinishedRun
 
 # the seed, and what does not change the result
 LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.values() if not option.decides}

@@ -21,8 +21,8 @@ from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import EVERYONE, Visit
+from unskew.runs.finished import FinishedRun
 from unskew.runs.recording import silhouette_of, some_features
-from unskew.runs.study import FinishedRun
 
 DRAWS = 5  # of the directions, for the distances' deviation
 MAX_TABLE_CLASSES = 100  # a larger table of distances cannot be read

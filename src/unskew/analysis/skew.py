@@ -15,7 +15,7 @@ from unskew.core.errors import UserError
 from unskew.core.units import counted
 from unskew.data.partition_files import Holdings
 from unskew.data.population import Ints, Partition, cells, emd, sizes_in_words
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
 COLOURED = 10  # classes that have a colour each

@@ -12,9 +12,8 @@ from unskew.analysis.measure import Measured, Request, slug
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError, a_kind
 from unskew.core.files import json_object
-from unskew.runs.folder import json_bytes
-from unskew.runs.manifest import read_sealed, write_sealed
-from unskew.runs.study import FinishedRun
+from unskew.runs.finished import FinishedRun
+from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
 VERSION = 1  # of the values in figures/*.json
 

@@ -14,8 +14,8 @@ from unskew.charts import Chart
 from unskew.charts.files import for_paper, length
 from unskew.core.errors import FUNCTION, PATH, SEVERAL, TEXT, UserError, accepts, nearest, optional
 from unskew.core.machine import neutral
+from unskew.runs.finished import FinishedRun, Say
 from unskew.runs.seeds import finished_runs
-from unskew.runs.study import FinishedRun, Say
 
 Drawn = Callable[[str, Sequence[str], list[Path]], None]  # the measure, what it found, the files
 

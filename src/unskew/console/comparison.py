@@ -18,10 +18,10 @@ from rich.text import Text
 from unskew.analysis.ranking import headline, settings_of_result
 from unskew.core.errors import UserError
 from unskew.core.units import emd_words
-from unskew.runs.milestones import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS
+from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
 from unskew.runs.result import Result, to_json
-from unskew.runs.seeds import spread
+from unskew.runs.seeds import spread_over_seeds
 
 WORDS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
 
@@ -385,7 +385,7 @@ def seeds_json(compared: Sequence[Compared]) -> str:
 
 
 def _record(values: Any) -> dict[str, Any] | None:
-    found = spread(values)
+    found = spread_over_seeds(values)
     return None if found is None else {"mean": found.mean, "deviation": found.deviation, "n": found.count}
 
 
@@ -409,7 +409,7 @@ def _place(several: Sequence[Compared]) -> str:
 
 def _cells(key: str, several: Sequence[Figure], form: str) -> dict[str, str]:
     """The mean of a figure and its deviation; where some runs lack it, of how many it is."""
-    found, decimals = spread(each.value for each in several), several[0].decimals
+    found, decimals = spread_over_seeds(each.value for each in several), several[0].decimals
     decimals = decimals or (1 if len(several) > 1 else 0)  # the mean of whole numbers is none
     apart = form == "csv"
     if found is None:

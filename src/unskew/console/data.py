@@ -22,7 +22,7 @@ from unskew.data.published import BROKEN, DAMAGED, Finding
 from unskew.data.rows import table_csv
 from unskew.data.synthetic_set import Shape, write_population
 from unskew.data.tables import cache_of
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS
 
 data_app = typer.Typer(
     help="List, fetch and check data sets, and write tables.", no_args_is_help=True, rich_markup_mode=None

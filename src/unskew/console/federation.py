@@ -29,8 +29,7 @@ from unskew.federation.submit import submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.folder import unused_path, write_arrays
-from unskew.runs.prepare import split
-from unskew.runs.read_data import read_data
+from unskew.runs.prepare import make_partition, read_data
 
 NODES = ("north", "south", "west")
 CONNECT_SECONDS = 180.0
@@ -83,7 +82,7 @@ def _prepared(folder: Path, say: Say) -> Federation:
     say(f"{federation.path}: an authority, a certificate for the server, a key for each of {', '.join(NODES)}")
     config = configs.checked(Config(data="digits", partition="dirichlet(alpha=0.3)", clients=len(NODES), seed=0))
     images = read_data(config)
-    drawn = split(config, images.examples)
+    drawn = make_partition(config, images.examples)
     labels, classes = images.train.labels, len(images.classes)
     write_arrays(federation.path / "partition.npz", partition_files.to_arrays(drawn, labels, classes))
     say(f"digits are divided with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")

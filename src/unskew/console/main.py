@@ -36,12 +36,10 @@ from unskew.data.population import Population, emd, sizes_in_words
 from unskew.loggers import LOGGERS
 from unskew.runs import config as configs
 from unskew.runs import finished, train
-from unskew.runs.config import Config
+from unskew.runs.config import OPTIONS, Config
 from unskew.runs.folder import write_arrays
 from unskew.runs.journal import read_metrics
-from unskew.runs.options import OPTIONS
-from unskew.runs.prepare import split
-from unskew.runs.read_data import read_examples
+from unskew.runs.prepare import make_partition, read_examples
 from unskew.runs.result import read_result
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
@@ -187,7 +185,7 @@ def partition(
     config = configs.checked(configs.with_values(Config(), options, "partition"))
     with StageProgress(out) as say:
         examples = read_examples(config, say)
-    drawn = split(config, examples)
+    drawn = make_partition(config, examples)
     labels, classes = examples.labels, len(examples.classes)
     if file.suffix == ".npz":
         write_arrays(file, partition_files.to_arrays(drawn, labels, classes))

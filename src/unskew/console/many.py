@@ -16,7 +16,7 @@ from unskew.report.write import write_report
 from unskew.runs import config as configs
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import VALIDATION, Result
-from unskew.runs.seeds import FINISHED, plan_seeds, words_of
+from unskew.runs.seeds import FINISHED, describe_steps, plan_seeds
 
 out = PlainConsole()
 
@@ -33,7 +33,7 @@ def run_seeds(
     """Train one setting with each seed, then show mean and deviation."""
     with StageProgress(out) as say:
         plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
-    out.print(f"{plan.path}: {words_of(plan.steps)}", soft_wrap=True)
+    out.print(f"{plan.path}: {describe_steps(plan.steps)}", soft_wrap=True)
     results: list[Result] = []
     for step in plan.steps:
         if step.state == FINISHED:

@@ -9,7 +9,7 @@ from typing import Any
 from unskew.console.screen import calibration_lines, round_figures
 from unskew.core.units import format_duration
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Event, Stage
+from unskew.runs.execute import Event, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
 from unskew.runs.result import accuracy_picture, measured_on

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from unskew import engines
-from unskew.runs.options import OPTIONS, Option
+from unskew.runs.config import OPTIONS, Option
 
 
 def with_options(

@@ -46,7 +46,7 @@ from unskew.reproduce.results import (
     table_result,
 )
 from unskew.reproduce.wording import Wording, difference_words, ours_of, told
-from unskew.runs.options import OPTIONS, Value
+from unskew.runs.config import OPTIONS, Value
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
 from unskew.sweeps.work import Failure

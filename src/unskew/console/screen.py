@@ -22,10 +22,9 @@ from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
 from unskew.runs.config import Config
-from unskew.runs.finish import Event, Stage
-from unskew.runs.prepare import Overview
+from unskew.runs.execute import Event, Stage
+from unskew.runs.prepare import InitialModel, Overview
 from unskew.runs.result import Result, clients_rows, privacy_rows, start_rows, stopping_rows
-from unskew.runs.start import Begun
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -263,7 +262,7 @@ def calibration_lines(event: Event) -> list[str]:
             f"the classifier gets {seen.before:.1%} of features drawn from them right, a discriminant {seen.after:.1%}"
         )
         return [f"{words}; {gain}"]
-    if isinstance(event, Begun):
+    if isinstance(event, InitialModel):
         made = event.start
         name = "before training" if made is None else f"start {made.name}"
         took = "" if made is None else f", {format_duration(made.seconds)}"

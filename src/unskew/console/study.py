@@ -16,7 +16,7 @@ from unskew.console.progress import StageProgress
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
 from unskew.report.write import write_report
-from unskew.runs.check import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
+from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
 from unskew.runs.seeds import finished_runs
 
 out = PlainConsole()

@@ -13,7 +13,7 @@ from unskew.console.plain import PlainConsole
 from unskew.console.progress import StageProgress
 from unskew.console.watch import fail
 from unskew.core.units import counted, format_duration
-from unskew.runs.options import OPTIONS
+from unskew.runs.config import OPTIONS
 from unskew.sweeps.outcomes import Outcome, Sweep, check_format, table, write_summary
 from unskew.sweeps.space import words
 from unskew.sweeps.sweep import sweep as do_sweep

@@ -9,11 +9,10 @@ from typing import Any, Protocol
 
 from unskew.core.files import write_whole
 from unskew.round.driver import Metrics
-from unskew.runs.finish import Calibrated, Event
+from unskew.runs.execute import Calibrated, Event
 from unskew.runs.folder import calibration_file
 from unskew.runs.journal import read_metrics
-from unskew.runs.prepare import Overview
-from unskew.runs.start import Begun
+from unskew.runs.prepare import InitialModel, Overview
 
 Facts = Mapping[str, str | int | float | bool]  # what a run is, by name
 Figures = Mapping[str, float]  # of a round, by name
@@ -91,7 +90,7 @@ class Logger:
                 self._round(backend, row)
         elif isinstance(event, Metrics):
             self._round(backend, asdict(event))
-        elif isinstance(event, Begun):
+        elif isinstance(event, InitialModel):
             figures = {"accuracy": event.accuracy, "loss": event.loss}
             final = {f"final/{name}": value for name, value in figures.items()} if not self._rounds else {}
             backend.write(0, {f"start/{name}": value for name, value in figures.items()} | final)

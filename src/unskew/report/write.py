@@ -19,9 +19,9 @@ from unskew.core.machine import neutral
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.report.page import Page, Section, to_html
 from unskew.runs.config import NODES
+from unskew.runs.finished import FinishedRun, Say
 from unskew.runs.result import AT_NODES, VALIDATION, Calibration, Result
-from unskew.runs.seeds import spread
-from unskew.runs.study import FinishedRun, Say
+from unskew.runs.seeds import spread_over_seeds
 
 MAX_HAPPENED = 500  # rows of the table of what happened
 
@@ -345,8 +345,8 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
     for label, group in groups.items():
         made = [each for each in candidates({label: group}) if each.classifier]
         best = best_of(made) if made else None
-        after = spread(best.scores.values()) if best else None
-        before = spread(result.accuracy for result in group)
+        after = spread_over_seeds(best.scores.values()) if best else None
+        before = spread_over_seeds(result.accuracy for result in group)
         rows.append([
             label, len(group), before.words(100) if before else None, best.classifier if best else None,
             after.words(100) if after else None,

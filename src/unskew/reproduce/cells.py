@@ -14,10 +14,9 @@ from unskew.core.errors import UserError, brief, nearest
 from unskew.reproduce.recipe import SCALES, Column, Level, PaperValue, Recipe, Row, matches
 from unskew.reproduce.records import Record
 from unskew.runs import config as configs
-from unskew.runs.config import Config
+from unskew.runs.config import OPTIONS, Config, Value
 from unskew.runs.finished import plain_name
-from unskew.runs.milestones import accuracy_at_batch, accuracy_at_round, rounds_to
-from unskew.runs.options import OPTIONS, Value
+from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, rounds_to
 from unskew.runs.train import slug
 
 PERCENT, NUMBER, COUNT, SECONDS = "%", "", "rounds", "s"

@@ -21,8 +21,8 @@ from unskew.report.page import Page, Section, to_html
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.recipe import PaperValue, names, recipe
 from unskew.reproduce.records import RECORDS, Record, read_record_file, run_folder, run_link
-from unskew.runs.options import OPTIONS
-from unskew.runs.seeds import Spread, spread
+from unskew.runs.config import OPTIONS
+from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
 # what does not tell federations apart: how they are trained, and who is lucky
 OWN = {"method", "lr", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
@@ -55,9 +55,9 @@ class Choice:
         return f"{self.trained} + {self.calibration}" if self.calibration else self.trained
 
     @property
-    def accuracy(self) -> Spread:
+    def accuracy(self) -> SeedSpread:
         """Mean and deviation over the seeds."""
-        found = spread(self.scores.values())
+        found = spread_over_seeds(self.scores.values())
         assert found is not None
         return found
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 from unskew.core.errors import UserError, brief, nearest
-from unskew.runs.options import OPTIONS, Value
+from unskew.runs.config import OPTIONS, Value
 
 SCALES = ("smoke", "small", "paper")
 

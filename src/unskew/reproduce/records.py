@@ -20,9 +20,9 @@ from unskew.core.files import json_object, read_content, write_whole
 from unskew.core.machine import cores, physical_memory
 from unskew.core.units import counted
 from unskew.runs import journal
+from unskew.runs.finished import FinishedRun
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result, result_from, to_json
-from unskew.runs.study import FinishedRun
 from unskew.sweeps.work import Failure
 
 RECORDS, RUNS = "records", "runs"
@@ -74,7 +74,7 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
             taken = stored_measure(run, parse_measure(text))
             if taken is not None:
                 known[text] = vars(taken.values)
-    seen = [(row["round"], row["silhouette"]) for row in journal.read(path) if row.get("silhouette") is not None]
+    seen = [(row["round"], row["silhouette"]) for row in journal.read_during(path) if row.get("silhouette") is not None]
     record = Record(training, read_result(path), _curve(read_metrics(path)), seen, known, machine(), failure)
     write_record(out, record)
     return record

@@ -8,7 +8,7 @@ from unskew.analysis.ranking import Candidate, Difference, difference
 from unskew.reproduce.cells import SECONDS, Asked, Cell, Reading, Seen, cells_of, parse_reading, seeds_of, training_name
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import Record, read_record
-from unskew.runs.seeds import Spread, spread
+from unskew.runs.seeds import SeedSpread, spread_over_seeds
 from unskew.sweeps.work import Failure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
@@ -28,9 +28,9 @@ class CellResult:
     judged: bool  # whether ours and the paper's are of the same data, and not seconds of two machines
 
     @property
-    def ours(self) -> Spread | None:
+    def ours(self) -> SeedSpread | None:
         """Mean and deviation over the seeds."""
-        return spread(self.values.values())
+        return spread_over_seeds(self.values.values())
 
     @property
     def paper(self) -> PaperValue | None:

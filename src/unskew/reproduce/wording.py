@@ -7,7 +7,7 @@ from unskew.core.units import counted, format_duration
 from unskew.reproduce.cells import Asked, cells_of
 from unskew.reproduce.results import AGREEMENT, CellResult, Gain, TableResult, columns_of, counts
 from unskew.runs import config as configs
-from unskew.runs.options import Value
+from unskew.runs.config import Value
 
 MOST = 12  # options that a sentence on the scale names
 SAME = 0.05  # points: gains that differ from zero by less have no sign

@@ -19,7 +19,7 @@ from unskew.core.records import record_from
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation
-from unskew.runs.manifest import require_sealed
+from unskew.runs.folder import require_sealed
 
 CLIENTS = "clients.npz"
 OWN = ""  # the name of the run's own classifier
@@ -28,7 +28,7 @@ Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Spread:
+class ClientSpread:
     """How accuracy is spread over the clients, each of them counted once unless a field says otherwise.
 
     ``jain`` is Jain's index (Σa)² / (K·Σa²): 1 where every client has the same accuracy, and s where a share s of the
@@ -53,7 +53,7 @@ class Spread:
     p60: float | None = None
     p70: float | None = None
     p80: float | None = None
-    own_images: "Spread | None" = None  # on the clients' own test images, where the data names their owners
+    own_images: "ClientSpread | None" = None  # on the clients' own test images, where the data names their owners
 
     def words(self) -> str:
         """The summary in a line."""
@@ -65,13 +65,13 @@ class Spread:
         return f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}"
 
     @staticmethod
-    def of_json(values: Any) -> "Spread | None":
+    def of_json(values: Any) -> "ClientSpread | None":
         """What ``asdict`` gave, checked. Raises ValueError."""
         if values is None:
             return None
         if not isinstance(values, dict):
             raise ValueError("clients_accuracy is not an object")
-        return record_from(Spread, values, own_images=Spread.of_json(values.get("own_images")))
+        return record_from(ClientSpread, values, own_images=ClientSpread.of_json(values.get("own_images")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +127,7 @@ def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | Non
     return np.where(found, order[place], -1).astype(np.int32) if found.any() else None
 
 
-def spread(seen: ByClient, own: ByClient | None = None) -> Spread | None:
+def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpread | None:
     """The summary of these accuracies; None where no client has one."""
     known = ~np.isnan(seen.accuracy)
     values = seen.accuracy[known]
@@ -135,7 +135,7 @@ def spread(seen: ByClient, own: ByClient | None = None) -> Spread | None:
         return None
     deciles = np.quantile(values, np.arange(1, 10) / 10).tolist()
     squares = float(np.square(values).sum())
-    return Spread(
+    return ClientSpread(
         clients=len(values),
         left_out=len(known) - len(values),
         partly=int((known & ~seen.whole).sum()),
@@ -144,12 +144,12 @@ def spread(seen: ByClient, own: ByClient | None = None) -> Spread | None:
         by_examples=float(np.average(values, weights=seen.counted[known])),
         deviation=float(values.std()),
         jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all the same: all wrong
-        own_images=None if own is None else spread(own),
+        own_images=None if own is None else summarise_clients(own),
         **{f"p{place}0": value for place, value in enumerate(deciles, 1)},
     )
 
 
-def told(
+def measure_clients(
     partition: Partition, labels: Ints, owners: Clients | None, score: Evaluation
 ) -> tuple[ByClient, ByClient | None]:
     """The accuracy of each client under its own labels, and on its own test images where ``owners`` knows them."""

@@ -1,21 +1,27 @@
-"""A prepared run, round after round: engine, evaluation, recordings, checkpoints, calibrations, its conclusion."""
+"""A prepared run from its first round to its result: train, evaluate, checkpoint, stop early, calibrate, conclude."""
 
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from unskew import engines
+from unskew.calibration.classifier import CalibratedClassifier
+from unskew.calibration.feasible import named
+from unskew.calibration.federated import Federation, Forecasted, Gathering, Known
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import default_workers
-from unskew.core.types import Engine, ServerState
+from unskew.core.types import Engine, ServerState, Tensors
 from unskew.data.batches import steps_for
 from unskew.engines.blueprint import build
+from unskew.privacy.ledger import with_release
 from unskew.round import driver
+from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import Evaluation, evaluate
@@ -24,21 +30,242 @@ from unskew.runs import journal, recording
 from unskew.runs.checkpoint import (
     CHECKPOINT,
     Progress,
+    drop_memories,
     kept_state,
     load_checkpoint,
+    load_state,
     memories_named,
     open_memories,
     save_checkpoint,
     save_state,
 )
-from unskew.runs.conclude import conclude
+from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
-from unskew.runs.early_stopping import BestRound
-from unskew.runs.finish import Calibrated, Event, finish
+from unskew.runs.folder import (
+    MODEL,
+    arrays_bytes,
+    calibration_bytes,
+    calibration_file,
+    classifier_words,
+    json_bytes,
+    model_bytes,
+    plain_names,
+    seal,
+    write_sealed,
+)
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, metrics_row
-from unskew.runs.prepare import Overview, Prepared, first_visits, overview
-from unskew.runs.result import Result
-from unskew.runs.start import Begun, begin, evaluated
+from unskew.runs.prepare import (
+    InitialModel,
+    Overview,
+    Prepared,
+    begin,
+    evaluate_start,
+    first_visits,
+    notes_on_protections,
+    overview,
+    spent_in_rounds,
+)
+from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best round so far: its number, its measure, the server's state after it."""
+
+    round: int
+    value: float
+    state: ServerState
+
+
+def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, Any] | None:
+    """The evaluated round with the best measure, the first of equal ones; None where no round was evaluated."""
+    best: Mapping[str, Any] | None = None
+    for row in rows:
+        value = row.get(monitor)
+        if value is not None and (best is None or is_better(value, best[monitor], monitor)):
+            best = row
+    return best
+
+
+def is_better(value: float, other: float, monitor: str) -> bool:
+    """Whether a measure is better than another: more accuracy, less loss. NaN is never better."""
+    return value > other if monitor == "accuracy" else value < other
+
+
+class BestRound:
+    """Follows a run's rounds. Between two checkpoints the best state is in memory, at a checkpoint also on disk."""
+
+    def __init__(
+        self, path: Path, monitor: str, patience: int, rows: Sequence[Mapping[str, Any]], now: ServerState
+    ) -> None:
+        """Continue after the rounds of ``rows``; ``now`` is the state after the last of them."""
+        self._path, self._monitor, self._patience = path, monitor, patience
+        self._written: set[int] = set()
+        self.best: Best | None = None
+        self.over = False  # patience has run out: the last evaluation was this many rounds after the best, or more
+        if (row := best_row(rows, monitor)) is not None:
+            number = row["round"]
+            self.best = Best(number, row[monitor], now if number == now.round else self._read(number))
+            self.over = rows[-1].get(monitor) is not None and now.round - number >= patience
+
+    def see(self, state: ServerState, measured: float | None) -> None:
+        """A round has ended; ``measured`` is None where it was not evaluated."""
+        if measured is None:
+            return
+        if self.best is None or is_better(measured, self.best.value, self._monitor):
+            self.best = Best(state.round, measured, state)
+        self.over = state.round - self.best.round >= self._patience
+
+    def save(self, now: ServerState, progress: Progress) -> None:
+        """Before a checkpoint of ``now`` is written: what it does not have itself."""
+        if self.best is not None and self.best.round not in {now.round, *self._written}:
+            save_state(kept_state(self._path, self.best.round), self.best.state, progress)
+            self._written.add(self.best.round)
+
+    def clear(self, kept: Callable[[int], bool]) -> None:
+        """After the checkpoint was written: remove states that are no longer the best and not kept for another use."""
+        for number in self._written - ({self.best.round} if self.best else set()):
+            if not kept(number):
+                kept_state(self._path, number).unlink(missing_ok=True)
+            self._written.discard(number)
+
+    def _read(self, number: int) -> ServerState:
+        file = kept_state(self._path, number)
+        if not file.exists():
+            raise UserError(
+                f"{file} is missing, the state after the best round so far; restore it from a copy, or delete "
+                f"{self._path / CHECKPOINT} to start the run from the beginning"
+            )
+        state, _ = load_state(file)
+        if state.round != number:
+            raise UserError(f"{file} is the state of round {state.round}, not {number}; restore it from a copy")
+        self._written.add(number)
+        return state
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated classifier, its result, and notes on it."""
+
+    result: Calibration
+    classifier: CalibratedClassifier
+    notes: tuple[str, ...]
+    score: Evaluation
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far work is that is neither a round nor a calibration."""
+
+    words: str
+    done: int
+    total: int
+
+
+Event = Gathering | Forecasted | Calibrated | Stage | InitialModel
+
+
+def finish(
+    engine: Engine, side: ClientSide, model: Tensors, algorithm: Algorithm, key: Key,
+    observe: Callable[[Event], None], known: Known | None = None, *, by_image: bool = False,
+) -> list[Calibrated]:  # fmt: skip
+    """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered twice.
+
+    With ``by_image`` the scores say which test images are right.
+    """
+    federation = Federation(engine, side, model, algorithm, key, observe, {} if known is None else known)
+    done = []
+    for finisher in algorithm.finish:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            classifier, sent, seconds = federation.calibrated(finisher)
+        values = tensors.prefixed(classifier.tensors(), "calibrated/")
+        score = evaluate(
+            engine, model | values, len(side.test.labels), key, job="evaluate-calibrated", by_image=by_image,
+            exchange=algorithm.exchange,
+        )  # fmt: skip
+        seconds += classifier.report.seconds
+        result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
+        notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
+        done.append(Calibrated(result, classifier, tuple(notes), score))
+        observe(done[-1])
+    return done
+
+
+def conclude(
+    prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
+    engine: str, seconds: float, metrics: LineFile, during: LineFile, score: Evaluation,
+    start: Calibration | None = None,
+) -> Result:  # fmt: skip
+    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last.
+
+    ``score`` is how well the model does, ``start`` what made its initial classifier.
+    """
+    config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
+    spent = spent_in_rounds(prepared, len(rows))
+    for each in calibrated:
+        spent = with_release(spent, each.classifier.report.release)
+    best = best_row(rows, config.monitor) if config.patience else None
+    scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
+    held = prepared.partition, prepared.images.train.labels, prepared.test_owners
+    seen = {} if prepared.nodes else {name: measure_clients(*held, each) for name, each in scores.items()}
+    spreads = {name: summarise_clients(*each) for name, each in seen.items()}
+    examples = sum(row["examples"] for row in rows)
+    working = sum(row["seconds"] for row in rows)
+    result = Result(
+        path=path,
+        method=config.method,
+        data=config.data,
+        partition=config.partition,
+        clients=prepared.partition.clients,
+        per_round=config.per_round or 0,
+        rounds=len(rows),
+        seed=config.seed,
+        engine=engine,
+        accuracy=score.accuracy,
+        loss=score.loss,
+        emd=prepared.emd,
+        examples=examples,
+        seconds=seconds,
+        examples_per_second=examples / max(working, 1e-9),
+        bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
+        bytes_down=sum(row["bytes_down"] for row in rows),
+        weights_sha256=tensors.sha256(model),
+        model=config.model or "",
+        partition_hash=prepared.partition.hash,
+        data_sha256=prepared.data_sha256,
+        failures=sum(len(row.get("failures", ())) for row in rows),
+        calibrations={
+            each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
+            for each in calibrated
+        },
+        clients_accuracy=spreads.get(OWN),
+        settings=configs.deciding(config),
+        privacy=spent,
+        notes=[*prepared.first_model.notes, *notes_on_protections(prepared.algorithm, bool(config.validation))],
+        best_round=best["round"] if best else None,
+        stopped_at=len(rows) if len(rows) < config.rounds else None,
+        evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
+        start=start,
+        weights_seal=seal(plain_names(model), classifier_words(classifier)),
+    )
+    if prepared.baseline is not None:
+        reference = prepared.baseline.accuracy
+        result = replace(
+            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
+        )
+    files = {MODEL: model_bytes(model, classifier)}
+    if seen:
+        files[CLIENTS] = arrays_bytes(to_arrays(seen))
+    if not metrics.mark.bytes:
+        files[METRICS] = b""  # a run without rounds has the file too
+    files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
+              for each in calibrated}  # fmt: skip
+    drop_memories(path)  # before the result, which says that nothing is left to do
+    grown = {METRICS: metrics.mark.sha256} | ({DURING: during.mark.sha256} if during.mark.bytes else {})
+    write_sealed(path, {**files, RESULT: json_bytes(to_json(result))}, grown=grown)
+    return result
+
 
 Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
 
@@ -71,7 +298,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
         scored: tuple[int, Evaluation] | None = None  # the last evaluation, and after which round it was
         by_image = prepared.test_owners is not None
         saved, began = time.monotonic(), time.monotonic() - progress.seconds
-        begun: Begun | None = None
+        begun: InitialModel | None = None
 
         def save() -> None:
             metrics.sync()
@@ -92,7 +319,7 @@ def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
                 save()
                 observe(begun)
             elif config.rounds == 0:
-                observe(replace(evaluated(first, side, engine, key), start=progress.start))
+                observe(replace(evaluate_start(first, side, engine, key), start=progress.start))
             rounds = driver.run(
                 side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
                 skip_failures=config.on_failure == "skip",

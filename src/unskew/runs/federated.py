@@ -1,9 +1,9 @@
-"""A run whose clients are the nodes of a federation: waiting for them, agreeing with them, the run folder, resuming."""
+"""A run whose clients are the nodes of a federation: waiting for them, agreeing with them, running and resuming."""
 
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import numpy as np
 
 from unskew.calibration.feasible import named
 from unskew.core.errors import Missing, UserError, brief, nearest
+from unskew.core.files import json_object
 from unskew.core.machine import neutral
+from unskew.core.records import record_from
 from unskew.core.types import Engine, ImageSet, Local, Split
 from unskew.core.units import counted
 from unskew.data.population import Partition
@@ -19,7 +21,7 @@ from unskew.engines import EngineSetup
 from unskew.engines.flower.agreement import Agreement, Description
 from unskew.engines.flower.engine import FederatedEngine
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.members import Members, roster_of
+from unskew.engines.flower.members import Known, Members, roster_of
 from unskew.engines.flower.post import Post
 from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
@@ -28,14 +30,49 @@ from unskew.methods import parse_method
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.execute import Observer, execute
-from unskew.runs.federation_file import FEDERATION, Terms, read_terms, terms_bytes
-from unskew.runs.folder import create_run_folder, locked_folder
+from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, read_sealed, start_manifest, write_sealed
 from unskew.runs.given import Given, Nodes
-from unskew.runs.manifest import read_sealed, start_manifest, write_sealed
-from unskew.runs.prepare import Prepared, prepare
-from unskew.runs.read_data import read_data
+from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.result import RESULT, Result, read_result
 from unskew.runs.train import rehearse
+
+FEDERATION = "federation.json"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was agreed: classes, images and normalisation of all nodes; ``clients`` by name."""
+
+    run: str
+    starts: int = 0
+    classes: tuple[str, ...] = ()
+    shape: tuple[int, int, int] = (0, 0, 0)
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augment: bool = False
+    augmentation: str = "auto"
+    clients: dict[str, Known] = field(default_factory=dict)
+
+
+def terms_bytes(terms: Terms) -> bytes:
+    """The file's content."""
+    values = asdict(terms)
+    values["clients"] = [asdict(known) for known in terms.clients.values()]
+    return json_bytes(values)
+
+
+def read_terms(path: Path) -> Terms:
+    """What a run folder says of its federation."""
+    content = read_sealed(path, FEDERATION)
+    if content is None:
+        raise UserError(f"{path} is not the folder of a federated run: it has no {FEDERATION}")
+    values = json_object(content, path / FEDERATION)
+    try:
+        clients = [record_from(Known, each) for each in values.pop("clients", [])]
+        lists: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("classes", "shape", "mean", "std")}
+        return record_from(Terms, values, **lists, clients={each.name: each for each in clients})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 
 
 def agreed_terms(terms: Terms, said: Sequence[Description], classes: tuple[str, ...], config: Config) -> Terms:

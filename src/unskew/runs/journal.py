@@ -1,11 +1,13 @@
-"""during.jsonl: what was recorded while a run trained, one line for each round."""
+"""The files that grow with the rounds, metrics.jsonl and during.jsonl: appended, verified, read, and summarised."""
 
 import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
+from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +17,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import json_lines, read_content
 from unskew.core.records import check_fields
 from unskew.round.driver import Metrics
-from unskew.runs.manifest import read_sealed
+from unskew.runs.folder import read_sealed
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def mark_after(path: Path, number: int) -> Mark:
     return Mark(sum(len(line) + 1 for line in content.split(b"\n")[:kept]))
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read_during(path: Path) -> list[dict[str, Any]]:
     """The rows that were recorded while training, without a last line that a crash cut short."""
     return _checked(json_lines(read_sealed(path, DURING) or b"", path / DURING), path)
 
@@ -155,3 +157,63 @@ def _check_recorded(row: dict[str, Any]) -> None:
             clients = [int(client) for client in seen["clients"]]
             if len(widths) > 1 or len(clients) + 1 != len(table) or not np.isfinite(table).all():
                 raise ValueError(f"round {row['round']} has {name} of other lengths")
+
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def accuracy_at_round(rows: Rows, round: int) -> float | None:
+    """Acc@round: the accuracy of the last evaluated round up to ``round``; None if there is none.
+
+    Reference: Hsu et al. 2020, Table 2.
+    """
+    reached = [accuracy for number, accuracy in _evaluated(rows) if number <= round]
+    return reached[-1] if reached else None
+
+
+def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
+    """Acc@batch: the accuracy of the last evaluated round by whose end at most ``batches`` were counted; None if none.
+
+    The batches of a round are the steps of its largest client, for which the others wait: their sum measures time.
+
+    Reference: Hsu et al. 2020, Table 2.
+    """
+    within = sum(count <= batches for count in accumulate(_steps(rows)))
+    reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
+    return reached[-1] if reached else None
+
+
+def batches(rows: Rows) -> int:
+    """The steps of each round's largest client, summed over rounds. Reference: Hsu et al. 2020, Table 2."""
+    return sum(_steps(rows))
+
+
+def rounds_to(rows: Rows, accuracy: float) -> int | None:
+    """Rounds@accuracy: the first evaluated round with at least ``accuracy``; None if it was never reached.
+
+    Reference: Hsu et al. 2020, Table 5, where ``accuracy`` is a share of what central training reaches.
+    """
+    # a share is rounded: 0.9 * 0.1 > 0.09; no test set is large enough for 1e-9 of accuracy to be an example
+    return next((number for number, reached in _evaluated(rows) if reached >= accuracy - 1e-9), None)
+
+
+def _evaluated(rows: Rows) -> list[tuple[int, float]]:
+    """Round and accuracy wherever there is an accuracy."""
+    evaluated = [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
+    for number, accuracy in evaluated:
+        if not isinstance(accuracy, int | float) or not isfinite(accuracy):
+            raise UserError(
+                f"round {number} has the accuracy {accuracy!r}, which is not a number; the file was changed"
+            )
+    return evaluated
+
+
+def _steps(rows: Rows) -> list[int]:
+    """The steps of each round's largest client."""
+    for row in rows:
+        if not isinstance(row.get("batches_max"), int):
+            raise UserError(
+                f"round {row['round']} has no batches_max, the steps of its largest client; the file was changed or is "
+                "of an older version: start a new run"
+            )
+    return [row["batches_max"] for row in rows]

@@ -14,9 +14,9 @@ from unskew.core.records import record_from
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs
-from unskew.runs.client_accuracy import Spread
+from unskew.runs.client_accuracy import ClientSpread
+from unskew.runs.folder import read_sealed
 from unskew.runs.journal import read_metrics
-from unskew.runs.manifest import read_sealed
 
 RESULT = "result.json"
 TEST, VALIDATION, AT_NODES = "test", "validation", "nodes"
@@ -32,7 +32,7 @@ class Calibration:
     loss: float
     bytes_up: int
     seconds: float
-    clients_accuracy: Spread | None = None  # None: made before it was measured
+    clients_accuracy: ClientSpread | None = None  # None: made before it was measured
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,7 +73,7 @@ class Result:
     best_round: int | None = None  # with --patience: the round whose model this is
     stopped_at: int | None = None  # the last round that was trained, where --patience ran out before --rounds
     evaluated_on: str = TEST  # or VALIDATION: what accuracy and loss are measured on
-    clients_accuracy: Spread | None = None  # how the accuracy is spread over the clients
+    clients_accuracy: ClientSpread | None = None  # how the accuracy is spread over the clients
 
     @property
     def final_round(self) -> int:
@@ -226,7 +226,7 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 def _calibration(row: Any) -> Calibration:
     spread = row.get("clients_accuracy") if isinstance(row, dict) else None
-    return record_from(Calibration, row, clients_accuracy=Spread.of_json(spread))
+    return record_from(Calibration, row, clients_accuracy=ClientSpread.of_json(spread))
 
 
 def read_result(path: Path) -> Result:
@@ -260,7 +260,7 @@ def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
             "privacy": Spent.of_json(values.pop("privacy", None)),
             "settings": settings,
             "notes": _texts(values.pop("notes", None)),
-            "clients_accuracy": Spread.of_json(values.pop("clients_accuracy", None)),
+            "clients_accuracy": ClientSpread.of_json(values.pop("clients_accuracy", None)),
             "start": None if start is None else record_from(Calibration, start),
         }
         return record_from(Result, values, path=path, **ready)

@@ -29,7 +29,7 @@ from unskew.runs.result import RESULT, Result, read_result
 
 
 @dataclass(frozen=True)
-class Spread:
+class SeedSpread:
     """The mean of ``count`` values, and their sample deviation (n − 1); of a single value there is none."""
 
     mean: float
@@ -42,12 +42,12 @@ class Spread:
         return mean if self.deviation is None else f"{mean} ± {scale * self.deviation:.{decimals}f}"
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
+def spread_over_seeds(values: Iterable[float | None]) -> SeedSpread | None:
     """Over the values that are known and finite; None where there is none."""
     known = [float(value) for value in values if value is not None and isfinite(value)]
     if not known:
         return None
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
+    return SeedSpread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
 DEPTH = 3  # folders in folders that are looked into
@@ -96,7 +96,7 @@ NEW, BEGUN, FINISHED = "new", "begun", "finished"
 
 
 @dataclass(frozen=True)
-class Step:
+class SeedStep:
     """One run of several: its folder, and how far it is."""
 
     seed: int
@@ -105,15 +105,15 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SeedPlan:
     """The runs of one setting, before they are done."""
 
     path: Path  # the folder that has the runs' folders
     base: Config
     options: dict[str, Any]
-    steps: tuple[Step, ...]
+    steps: tuple[SeedStep, ...]
 
-    def complete(self, step: Step, observe: Observer | None = None) -> Result:
+    def complete(self, step: SeedStep, observe: Observer | None = None) -> Result:
         """The result of one of the runs: read, resumed or trained."""
         if step.state == FINISHED:
             return read_result(step.path)
@@ -133,16 +133,18 @@ class SeedRuns:
     results: tuple[Result, ...]
 
     @property
-    def accuracy(self) -> Spread | None:
+    def accuracy(self) -> SeedSpread | None:
         """Mean and deviation of the runs' accuracy."""
-        return spread(each.accuracy for each in self.results)
+        return spread_over_seeds(each.accuracy for each in self.results)
 
     @property
-    def calibrations(self) -> dict[str, Spread | None]:
+    def calibrations(self) -> dict[str, SeedSpread | None]:
         """Mean and deviation of the accuracy after each calibration, over the runs that have it."""
         names = dict.fromkeys(name for each in self.results for name in each.calibrations)
         return {
-            name: spread(each.calibrations[name].accuracy for each in self.results if name in each.calibrations)
+            name: spread_over_seeds(
+                each.calibrations[name].accuracy for each in self.results if name in each.calibrations
+            )
             for name in names
         }
 
@@ -165,7 +167,7 @@ def run_seeds(
 def plan_seeds(
     recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
     home: Path = Path(), say: Say = silent, **options: Any,
-) -> Plan:  # fmt: skip
+) -> SeedPlan:  # fmt: skip
     """The runs that are asked for, and how far each is; a folder that has something else is refused now.
 
     ``say`` is told how far the images are read for that.
@@ -179,8 +181,10 @@ def plan_seeds(
     config = configs.checked(configs.with_values(base, texts, "run"))
     filled = prepare(replace(config, seed=numbers[0]), given=given, say=say).config
     path = home / usable_path(out) if out else _own_folder(home / "runs", filled)
-    steps = [Step(seed, each := path / f"seed{seed}", standing(each, replace(filled, seed=seed))) for seed in numbers]
-    return Plan(path, base, dict(options), tuple(steps))
+    steps = [
+        SeedStep(seed, each := path / f"seed{seed}", progress_of(each, replace(filled, seed=seed))) for seed in numbers
+    ]
+    return SeedPlan(path, base, dict(options), tuple(steps))
 
 
 def parse_seeds(given: str | Iterable[int]) -> tuple[int, ...]:
@@ -209,7 +213,7 @@ def _spelled(text: str) -> Iterable[int]:
         yield from range(first, last + 1)
 
 
-def standing(path: Path, config: Config) -> str:
+def progress_of(path: Path, config: Config) -> str:
     """How far the run of this configuration is in that folder; a folder that has something else is refused."""
     if not (path / CONFIG).exists():
         if path.exists() and not (path.is_dir() and is_blank(path)):
@@ -242,13 +246,13 @@ def _fits(path: Path, config: Config) -> bool:
     runs = sorted(path.glob("seed*"))
     try:
         return bool(runs) and all(
-            standing(each, replace(config, seed=int(each.name.removeprefix("seed")))) for each in runs
+            progress_of(each, replace(config, seed=int(each.name.removeprefix("seed")))) for each in runs
         )
     except (UserError, ValueError):
         return False
 
 
-def words_of(steps: Sequence[Step]) -> str:
+def describe_steps(steps: Sequence[SeedStep]) -> str:
     """How many runs there are, and how far they are."""
     counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
     told = [f"{count} {state}" for state, count in counts.items() if count]

@@ -20,15 +20,21 @@ from unskew.round.driver import Metrics
 from unskew.round.sampling import draw
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
-from unskew.runs.execute import Observer, execute
-from unskew.runs.finish import Event, Stage
-from unskew.runs.folder import arrays_bytes, create_run_folder, is_blank, locked_folder, unused_path
+from unskew.runs.execute import Event, Observer, Stage, execute
+from unskew.runs.folder import (
+    arrays_bytes,
+    create_run_folder,
+    is_blank,
+    locked_folder,
+    read_sealed,
+    require_sealed,
+    start_manifest,
+    unused_path,
+    write_sealed,
+)
 from unskew.runs.given import take_same, take_values
-from unskew.runs.manifest import read_sealed, require_sealed, start_manifest, write_sealed
-from unskew.runs.prepare import Overview, Prepared, first_visits, prepare
-from unskew.runs.protected import check_protections
+from unskew.runs.prepare import Overview, Prepared, check_protections, check_start, first_visits, prepare
 from unskew.runs.result import RESULT, Result
-from unskew.runs.start import check_start
 
 
 class Stop:

@@ -9,9 +9,8 @@ from typing import Any
 from unskew.core.errors import UserError
 from unskew.core.files import read_json, write_whole
 from unskew.runs import config as configs
-from unskew.runs.config import CONFIG, Config
+from unskew.runs.config import CONFIG, OPTIONS, Config
 from unskew.runs.folder import json_bytes, locked_folder
-from unskew.runs.options import OPTIONS
 from unskew.sweeps.space import Dimension, parse_over
 from unskew.sweeps.work import Failure, Task
 

@@ -17,10 +17,9 @@ from unskew.core.units import counted
 from unskew.methods.fedavgm import fedavg, fedavgm
 from unskew.round.local_optimizers import uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import Config
-from unskew.runs.options import Value
+from unskew.runs.config import Config, Value
 from unskew.runs.result import Result
-from unskew.runs.seeds import Spread, spread
+from unskew.runs.seeds import SeedSpread, spread_over_seeds
 from unskew.sweeps.folder import BEST, TABLE
 from unskew.sweeps.space import Dimension, spelled, words
 from unskew.sweeps.work import Failure
@@ -40,10 +39,10 @@ class Outcome:
     by: str  # what it is judged by
 
     @property
-    def score(self) -> Spread | None:
+    def score(self) -> SeedSpread | None:
         """Its score over the seeds; None where a run failed, has no such calibration, or a score beyond all bounds."""
         scores = [score_of(each, self.by) for each in self.runs]
-        return spread(scores) if all(each is not None and isfinite(each) for each in scores) else None
+        return spread_over_seeds(scores) if all(each is not None and isfinite(each) for each in scores) else None
 
     @property
     def failure(self) -> str:

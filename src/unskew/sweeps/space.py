@@ -10,8 +10,7 @@ from math import prod
 from unskew.core import text as language
 from unskew.core.errors import UserError, brief, nearest
 from unskew.runs import config as configs
-from unskew.runs.config import Config
-from unskew.runs.options import OPTIONS, Option, Value
+from unskew.runs.config import OPTIONS, Config, Option, Value
 
 MAX_SETTINGS = 10_000
 LONGEST = 80  # characters of a folder's name

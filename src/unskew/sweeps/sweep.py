@@ -17,14 +17,12 @@ from unskew.data.scan import Say
 from unskew.data.tables import silent
 from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import Config, with_values
+from unskew.runs.config import OPTIONS, Config, Value, with_values
 from unskew.runs.finished import plain_name
 from unskew.runs.folder import unused_path
-from unskew.runs.options import OPTIONS, Value
-from unskew.runs.prepare import prepare
+from unskew.runs.prepare import parse_start, prepare
 from unskew.runs.result import RESULT, read_result
 from unskew.runs.seeds import parse_seeds
-from unskew.runs.start import parse_start
 from unskew.runs.train import slug
 from unskew.sweeps.folder import RUNS, Asked, check_run, opened, write_about
 from unskew.sweeps.jobs import do_all

@@ -85,7 +85,7 @@ def _measure(task: Task) -> list[str]:
     """Take the measures that are not stored; the reasons of those that cannot be taken."""
     from unskew.analysis import parse_measure  # here: a sweep takes none, and they need scikit-learn
     from unskew.analysis.store import stored_or_taken
-    from unskew.runs.study import FinishedRun
+    from unskew.runs.finished import FinishedRun
 
     failures = []
     with FinishedRun(task.path, **_where(task)) as run:

@@ -1,4 +1,4 @@
-"""Looking over a run folder: which of its files are as they were written, which are damaged, which are not sealed."""
+"""Check or renew the seals of a run directory: which files are unchanged, damaged or not sealed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +10,10 @@ from unskew.runs import journal
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
-from unskew.runs.federation_file import FEDERATION, read_terms
-from unskew.runs.folder import LOCK, MODEL
+from unskew.runs.federated import FEDERATION, read_terms
+from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_as_it_is
+from unskew.runs.folder import MANIFEST_LOCK as MANIFEST_LOCK
 from unskew.runs.journal import DURING, METRICS, check_beginning, read_metrics
-from unskew.runs.manifest import GROWING, MANIFEST, Manifest, read_manifest, require_sealed, seal_as_it_is
-from unskew.runs.manifest import LOCK as MANIFEST_LOCK
 from unskew.runs.result import RESULT, read_result
 
 WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
@@ -32,7 +31,7 @@ SEALED_KINDS = (
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
-    CONFIG: read_run, METRICS: read_metrics, DURING: journal.read, RESULT: read_result, CLIENTS: read_clients,
+    CONFIG: read_run, METRICS: read_metrics, DURING: journal.read_during, RESULT: read_result, CLIENTS: read_clients,
     FEDERATION: read_terms,
 }  # fmt: skip
 
