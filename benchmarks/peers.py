@@ -22,7 +22,7 @@ from rounds import random_images
 from turns import Program, busy, cores
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.sources import load
 
 HERE = Path(__file__).resolve().parent
@@ -97,7 +97,7 @@ def clients(case, images):
     """What a case is called, and the client of each example; −1: nobody's."""
     labels = images.train.labels
     if case == "large":
-        found = partition("dirichlet(alpha=0.5)", labels, clients=10, key=Key(0), classes=len(images.classes))
+        found = partition_examples("dirichlet(alpha=0.5)", labels, clients=10, key=Key(0), classes=len(images.classes))
         return "10 large clients", found.client
     return "100 clients of 13", np.where(np.arange(len(labels)) < 1300, np.arange(len(labels)) // 13, -1)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from measure import Row, at_most, medians
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import emd
 from unskew.data.synthetic_set import Shape, draw_rows
 
@@ -20,7 +20,7 @@ def columns(shape):
 
 
 def deal(text, labels, users, places, classes):
-    return partition(text, labels, clients=None, key=Key(0), users=users, places=places, classes=classes)
+    return partition_examples(text, labels, clients=None, key=Key(0), users=users, places=places, classes=classes)
 
 
 def suite(repeats):

@@ -15,7 +15,7 @@ from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.machine import neutral
 from unskew.core.types import ImageSet, Local, Split
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.round import driver
@@ -101,7 +101,9 @@ class PlainProcess:
 
 
 def ten_large(images):
-    found = partition("dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes))
+    found = partition_examples(
+        "dirichlet(alpha=0.5)", images.train.labels, clients=10, key=Key(0), classes=len(images.classes)
+    )
     return Population.from_partition(found)
 
 
@@ -194,7 +196,7 @@ def partitions(repeats):
     labels = Key(0).numpy().integers(0, 1203, 120_000)
     rows = []
     for scheme in ("dirichlet(alpha=0.5, min_size=0)", "dirichlet-client(alpha=0.5)", "iid", "shards"):
-        work = {scheme: lambda scheme=scheme: partition(scheme, labels, clients=10_000, key=Key(0), classes=1203)}
+        work = {scheme: lambda scheme=scheme: partition_examples(scheme, labels, clients=10_000, key=Key(0), classes=1203)}
         name = f"120,000 examples on 10,000 clients: {scheme}"
         rows.append(at_most(name, medians(work, repeats)[scheme], "s", 1))
     return rows

@@ -180,12 +180,12 @@ def main():
 def measure(options, curves):
     """Train what is missing, one after another, and write it down as it comes."""
     from unskew.core.key import Key
-    from unskew.data.partition import partition
+    from unskew.data.partition import partition_examples
     from unskew.data.partition_files import to_arrays
     from unskew.data.sources import load
 
     images = load("cifar10", options.data_dir)
-    drawn = partition(options.partition, images.train.labels, clients=10, key=Key(0), classes=10)
+    drawn = partition_examples(options.partition, images.train.labels, clients=10, key=Key(0), classes=10)
     parts = {"train": images.train, "test": images.test}
     arrays = {name: part.images for name, part in parts.items()} | {"client": drawn.client}
     arrays |= {f"{name}_labels": part.labels for name, part in parts.items()}

@@ -11,7 +11,7 @@ import unskew
 from unskew.analysis.skew import partition_charts
 from unskew.charts.files import sheet_bytes
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.sources import load
 
 HERE = Path(__file__).parent / "pictures"
@@ -58,7 +58,7 @@ def curves() -> Figure:
 def skewed_partition() -> bytes:
     """Ten clients of the digits, as unskew partition --plot draws them."""
     digits = load("digits", None)
-    skewed = partition(SKEWED, digits.train.labels, clients=10, key=Key(0), classes=10)
+    skewed = partition_examples(SKEWED, digits.train.labels, clients=10, key=Key(0), classes=10)
     return sheet_bytes(partition_charts(skewed, digits.train.labels, digits.classes), "png")
 
 

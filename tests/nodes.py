@@ -8,7 +8,7 @@ from unskew import engines, models
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Local
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
@@ -76,7 +76,7 @@ def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
 def loop_over(clients=3, method="fedavg"):
     """All clients in this process: what the federation must equal."""
     images = load("digits", None)
-    parts = partition(PARTITION, images.train.labels, clients=clients, key=Key(SEED), classes=10)
+    parts = partition_examples(PARTITION, images.train.labels, clients=clients, key=Key(SEED), classes=10)
     data = dataset(images, Population.from_partition(parts))
     return engines.open_engine("loop", engines.EngineSetup(blueprint_of(method), data))
 

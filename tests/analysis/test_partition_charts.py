@@ -9,7 +9,7 @@ from unskew.analysis.skew import MAX_CLIENTS, holdings_of, partition_charts
 from unskew.charts import Words
 from unskew.charts.files import FORMATS, missing_letters, sheet_bytes
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.partition_files import read_holdings, to_arrays
 from unskew.data.population import Partition
 from unskew.runs.folder import write_arrays
@@ -20,7 +20,7 @@ BEGINS = {"svg": b"<svg", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 
 def dealt(text, clients, labels=LABELS, classes=10, users=None) -> Partition:
-    return partition(text, labels, clients=clients, key=Key(4), classes=classes, users=users)
+    return partition_examples(text, labels, clients=clients, key=Key(4), classes=classes, users=users)
 
 
 def words(charts) -> str:

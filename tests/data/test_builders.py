@@ -14,7 +14,7 @@ from unskew.data import landmarks, sources
 from unskew.data.builders import absolute, build_rows, reading_knobs
 from unskew.data.check import check
 from unskew.data.landmarks import core
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 
@@ -125,7 +125,7 @@ def test_a_photograph_without_user_or_place_has_none(inat):
     assert np.isnan(rows.places[:2]).all()
     assert not np.isnan(rows.places[2:]).any()
     train = ~rows.test
-    found = partition("users", rows.labels[train], clients=None, key=Key(0), users=rows.users[train], classes=4)
+    found = partition_examples("users", rows.labels[train], clients=None, key=Key(0), users=rows.users[train], classes=4)
     assert found.names == ("0", "1", "2")
     assert found.client[:3].tolist() == [-1, -1, 0]
     assert found.notes == ("left to no client: 2 training examples without a user",)

@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from unskew.core.errors import UserError
 from unskew.core.types import ImageSet, Split
-from unskew.data.convert import image_set_from
+from unskew.data.arrays import image_set_from
 
 X = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), dtype=np.uint8)
 Y = np.arange(12) % 3

@@ -7,7 +7,7 @@ import torch
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data.check import check
-from unskew.data.partition import partition, partition_from
+from unskew.data.partition import partition_examples, partition_from
 from unskew.data.population import Partition
 from unskew.data.sources import load
 
@@ -15,7 +15,7 @@ LABELS = np.arange(20) % 4
 
 
 def split(text, clients=4, seed=0):
-    return partition(text, LABELS, clients=clients, key=Key(seed), classes=4)
+    return partition_examples(text, LABELS, clients=clients, key=Key(seed), classes=4)
 
 
 def test_a_function_gives_a_data_set_with_knobs():

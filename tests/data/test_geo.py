@@ -13,10 +13,8 @@ from hypothesis.extra import numpy as hnp
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data import schemes
-from unskew.data.partition import partition
+from unskew.data.partition import divide, leaf_cells, partition_examples, parents, token
 from unskew.data.population import Population
-from unskew.data.schemes import divide, leaf_cells, parents, token
 
 s2 = pytest.importorskip("s2geometry")
 
@@ -38,10 +36,9 @@ def leaves_once(request, monkeypatch):
     """The towns' leaf cells, computed once for all tests."""
     if "cities" in request.fixturenames:
         towns, cells = request.getfixturevalue("cities"), request.getfixturevalue("leaves")
-        compute = schemes.leaf_cells
-        monkeypatch.setattr(
-            schemes, "leaf_cells", lambda places: cells if len(places) == len(towns) else compute(places)
-        )
+        compute = leaf_cells
+        once = lambda places: cells if len(places) == len(towns) else compute(places)  # noqa: E731
+        monkeypatch.setattr("unskew.data.partition.leaf_cells", once)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +49,7 @@ def leaves(cities) -> np.ndarray:
 def deal(places, text="geo(max=1000)", seed=0, clients=None):
     places = np.array(places, np.float64).reshape(-1, 2)
     labels = np.arange(len(places)) % 2
-    return partition(text, labels, clients=clients, key=Key(seed), places=places, classes=2)
+    return partition_examples(text, labels, clients=clients, key=Key(seed), places=places, classes=2)
 
 
 def plain_cells(places, most):

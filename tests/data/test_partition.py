@@ -9,15 +9,14 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import log_gamma, partition_examples, polya
 from unskew.data.population import Population, counts_table, emd
-from unskew.data.schemes import log_gamma, polya
 
 LABELS = np.arange(5000) * 7919 % 5000 // 500  # ten classes of 500, well mixed
 
 
 def deal(text, clients=10, labels=LABELS, seed=0, users=None, classes=10):
-    return partition(text, labels, clients=clients, key=Key(seed), users=users, classes=classes)
+    return partition_examples(text, labels, clients=clients, key=Key(seed), users=users, classes=classes)
 
 
 def sizes_of(found):

@@ -8,12 +8,12 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.partition_files import from_arrays, from_csv, read_partition, to_arrays, to_csv_rows
 from unskew.data.population import emd, number_users
 
 LABELS = np.arange(600) * 7 % 10
-MADE = partition("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)
+MADE = partition_examples("dirichlet(0.5, min_size=3)", LABELS, clients=8, key=Key(3), classes=10)
 ARRAYS = to_arrays(MADE, LABELS, 10)
 
 
@@ -23,7 +23,7 @@ def saved(path, arrays=ARRAYS):
 
 
 def read(path, labels=LABELS, clients=None, seed=0):
-    return partition(f"file:{path}", labels, clients=clients, key=Key(seed), classes=10)
+    return partition_examples(f"file:{path}", labels, clients=clients, key=Key(seed), classes=10)
 
 
 # The artefact
@@ -46,13 +46,13 @@ def test_the_artefact_holds_sizes_label_counts_and_emd():
 
 def test_the_artefact_of_100_000_clients_and_1203_classes_is_small():
     labels = np.arange(300_000) % 1203
-    made = partition("iid", labels, clients=100_000, key=Key(0), classes=1203)
+    made = partition_examples("iid", labels, clients=100_000, key=Key(0), classes=1203)
     assert sum(array.nbytes for array in to_arrays(made, labels, 1203).values()) < 8_000_000
 
 
 def test_names_notes_and_a_long_seed_survive(tmp_path):
     users = np.array(["zoë", "a,b", "日本"])[np.arange(600) % 3]
-    made = partition("users", LABELS, clients=None, key=Key(2**80), users=users, classes=10)
+    made = partition_examples("users", LABELS, clients=None, key=Key(2**80), users=users, classes=10)
     again = from_arrays(dict(np.load(saved(tmp_path / "p.npz", to_arrays(made, LABELS, 10)))), LABELS, 10)
     assert (again.names, again.seed) == (("a,b", "zoë", "日本"), 2**80)
 

@@ -11,9 +11,8 @@ import pytest
 
 from photo_tables import write_table
 from unskew.core.errors import StorageFailure, UserError
-from unskew.data import photographs, scan, store
-from unskew.data.photographs import open_photographs, with_memory
-from unskew.data.pictures import Files
+from unskew.data import photographs, store
+from unskew.data.photographs import Files, open_photographs, with_memory
 from unskew.data.store import ENTRY, HEADER, Cache
 from unskew.data.tables import load_table
 
@@ -32,9 +31,8 @@ def table(tmp_path):
 def decoded(monkeypatch):
     """Counts the photographs that are decoded."""
     counted = []
-    for module in (scan, photographs):
-        real = module.decode
-        monkeypatch.setattr(module, "decode", lambda *given, real=real: counted.append(given) or real(*given))
+    real = photographs.decode
+    monkeypatch.setattr(photographs, "decode", lambda *given: counted.append(given) or real(*given))
     return counted
 
 
@@ -128,7 +126,7 @@ def test_random_damage_never_gives_other_pixels(table, cache):
 
 
 def test_an_interrupted_pass_goes_on_where_it_was(table, cache, decoded, monkeypatch):
-    monkeypatch.setattr(scan, "CHUNK", 4)
+    monkeypatch.setattr(photographs, "CHUNK", 4)
 
     def interrupt(stage, done, total):
         if done >= 8:
@@ -140,7 +138,7 @@ def test_an_interrupted_pass_goes_on_where_it_was(table, cache, decoded, monkeyp
     told = []
     images = load_table(table, cache, lambda *words: told.append(words))
     assert len(decoded) == 20
-    assert told[1] == (scan.READING, 12, 20)
+    assert told[1] == (photographs.READING, 12, 20)
     fresh = load_table(table, replace(cache, folder=cache.folder / "other"))
     assert (images.mean, images.std) == (fresh.mean, fresh.std)
 
@@ -265,13 +263,13 @@ def test_no_descriptor_is_left_open(table, cache):
 @pytest.mark.parametrize(("query", "most"), [("", 6), ("?size=20", 6), ("?size=30", 4)])
 def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypatch, query, most):
     path = write_table(tmp_path, 30, low=20, high=21)
-    monkeypatch.setattr(scan, "CHUNK_BYTES", 6 * 3 * 20**2)
+    monkeypatch.setattr(photographs, "CHUNK_BYTES", 6 * 3 * 20**2)
     asked, contents_of = [], Files.contents
     monkeypatch.setattr(Files, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
     load_table(f"{path}{query}", cache)
     assert (max(asked), sum(asked)) == (most, 30)
     asked.clear()
-    monkeypatch.setattr(scan, "_read_counts", lambda *_: None)
+    monkeypatch.setattr(photographs, "_read_counts", lambda *_: None)
     took, take = [], photographs.Photographs.take
     monkeypatch.setattr(photographs.Photographs, "take", lambda self, rows: took.append(len(rows)) or take(self, rows))
     load_table(f"{path}{query}", cache)
@@ -282,7 +280,7 @@ def test_differing_sizes_are_noticed_before_all_are_decoded(tmp_path, cache, dec
     path = write_table(tmp_path, 30)
     with pytest.raises(UserError, match="photographs must have one size"):
         load_table(str(path), cache)
-    assert len(decoded) == scan.FEW
+    assert len(decoded) == photographs.FEW
 
 
 def test_photographs_that_were_changed_do_not_fill_the_cache_for_ever(tmp_path, table, cache, decoded):
@@ -322,7 +320,7 @@ def test_an_index_that_the_disk_had_no_room_for_goes_on_at_an_entry(table, cache
             return real(file, content[:100], place)
         return real(file, content, place)
 
-    monkeypatch.setattr(scan, "CHUNK_BYTES", 1)  # four at a time
+    monkeypatch.setattr(photographs, "CHUNK_BYTES", 1)  # four at a time
     monkeypatch.setattr(store.os, "pwrite", write)
     load_table(table, cache)
     assert not short

@@ -11,9 +11,8 @@ from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import synthetic_set
-from unskew.data.partition import partition
+from unskew.data.partition import divide, leaf_cells, partition_examples
 from unskew.data.population import Population, emd
-from unskew.data.schemes import divide, leaf_cells
 from unskew.data.synthetic_set import Shape, class_sizes, draw_rows, pictures, shares, write_population
 
 SMALL = Shape(users=40, classes=6, examples=300, test=30)
@@ -28,7 +27,9 @@ def test_it_has_the_numbers_of_inaturalist_user_120k(large):
     train = ~large.test
     assert len(np.unique(large.users[train])) == 9275
     assert np.bincount(large.labels[train]).tolist() == [100] * 1203
-    found = partition("users", large.labels[train], clients=None, key=Key(0), users=large.users[train], classes=1203)
+    found = partition_examples(
+        "users", large.labels[train], clients=None, key=Key(0), users=large.users[train], classes=1203
+    )
     assert emd(found.client, large.labels[train], 1203) == pytest.approx(1.83, abs=0.03)  # the paper's: 1.83
     sizes = np.sort(Population.from_partition(found).sizes)
     assert sizes[0] == 1

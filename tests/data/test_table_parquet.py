@@ -6,8 +6,8 @@ import pytest
 from photo_tables import write_table
 from unskew.core import limits
 from unskew.core.errors import UserError
-from unskew.data import pictures
-from unskew.data.pictures import Parquet
+from unskew.data import photographs
+from unskew.data.photographs import Parquet
 from unskew.data.store import Cache
 from unskew.data.tables import load_table, read_csv
 
@@ -148,7 +148,7 @@ def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monk
     path, columns, contents = table
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label, "split": columns.split}, 100)
     average = sum(map(len, contents)) / 30
-    monkeypatch.setattr(pictures, "BATCH_BYTES", int(3.5 * average))
+    monkeypatch.setattr(photographs, "BATCH_BYTES", int(3.5 * average))
     asked, contents_of = [], Parquet.contents
     monkeypatch.setattr(Parquet, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
     images = load_table(f"{made}?size=16", Cache(cache.folder, 0, 0)).train.images

@@ -4,7 +4,7 @@ import pytest
 
 import unskew
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import emd
 from unskew.data.sources import load
 
@@ -29,7 +29,9 @@ def test_the_published_splits_grow_more_skewed_as_alpha_falls(real_data, name):
     for file in sorted(
         (real_data / "hsu-splits").glob(f"{name}_alpha_*.csv"), key=lambda f: float(f.stem.split("_")[-1])
     ):
-        split = partition(f"file:{file}", images.train.labels, clients=None, key=Key(0), classes=len(images.classes))
+        split = partition_examples(
+            f"file:{file}", images.train.labels, clients=None, key=Key(0), classes=len(images.classes)
+        )
         assert split.clients == 100
         found.append(emd(split.client, images.train.labels, len(images.classes)))
     assert len(found) > 2

@@ -19,8 +19,7 @@ from unskew.calibration.covariances import FORMS, parse_form
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.text import MAX_COUNT, MAX_TEXT
-from unskew.data.partition import partition
-from unskew.data.schemes import SCHEMES
+from unskew.data.partition import SCHEMES, partition_examples
 from unskew.data.sources import load
 from unskew.engines import NAMES, check_name
 from unskew.methods import METHODS, parse_methods
@@ -31,7 +30,7 @@ LABELS = np.arange(60) % 3
 
 
 def deal(text):
-    return partition(text, LABELS, clients=3, key=Key(0), classes=3)
+    return partition_examples(text, LABELS, clients=3, key=Key(0), classes=3)
 
 
 TABLES = {

@@ -11,7 +11,7 @@ from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.sources import load
 
 IMAGES = load("digits", None)
@@ -40,7 +40,7 @@ TRAIN, TEST = features_of(IMAGES.train), features_of(IMAGES.test)
 
 
 def clients_of(text, clients):
-    found = partition(text, LABELS, clients=clients, key=Key(1), users=USERS.astype(str), classes=CLASSES)
+    found = partition_examples(text, LABELS, clients=clients, key=Key(1), users=USERS.astype(str), classes=CLASSES)
     return [np.flatnonzero(found.client == client) for client in range(found.clients)]
 
 

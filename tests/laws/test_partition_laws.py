@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.core.key import Key
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.partition_files import from_arrays, to_arrays
 from unskew.data.population import Partition, Population, emd
 
@@ -24,7 +24,7 @@ seeds = st.integers(0, 2**64)
 @given(text=st.sampled_from(SCHEMES), labels=label_rows, seed=seeds, data=st.data())
 def test_every_partition_is_a_partition(text, labels, seed, data):
     clients = data.draw(st.integers(1, len(labels)), "clients")
-    found = partition(text, labels, clients=clients, key=Key(seed), classes=CLASSES)
+    found = partition_examples(text, labels, clients=clients, key=Key(seed), classes=CLASSES)
     population = Population.from_partition(found)
     together = np.concatenate([population.examples(k) for k in range(clients)])
     assert population.clients == found.clients == clients
@@ -32,7 +32,7 @@ def test_every_partition_is_a_partition(text, labels, seed, data):
     if text in EQUAL_SIZES:
         assert population.sizes.max() - population.sizes.min() <= 1
     assert 0 <= emd(found.client, labels, CLASSES) < 2
-    again = partition(found.scheme, labels, clients=clients, key=Key(seed), classes=CLASSES)
+    again = partition_examples(found.scheme, labels, clients=clients, key=Key(seed), classes=CLASSES)
     assert again.hash == found.hash
     assert from_arrays(to_arrays(found, labels, CLASSES), labels, CLASSES).hash == found.hash
 
@@ -43,14 +43,14 @@ def test_dirichlet_gives_every_client_the_least_size(labels, seed, minimum):
     clients = max(1, len(labels) // max(1, 3 * minimum))
     text = f"dirichlet(alpha=50, min_size={minimum})"
     if clients * minimum <= len(labels):
-        found = partition(text, labels, clients=clients, key=Key(seed), classes=CLASSES)
+        found = partition_examples(text, labels, clients=clients, key=Key(seed), classes=CLASSES)
         assert Population.from_partition(found).sizes.min() >= minimum
 
 
 @pytest.mark.parametrize("text", SCHEMES)
 def test_another_seed_gives_another_partition(text):
     labels = np.arange(400) % CLASSES
-    hashes = {partition(text, labels, clients=9, key=Key(s), classes=CLASSES).hash for s in range(20)}
+    hashes = {partition_examples(text, labels, clients=9, key=Key(s), classes=CLASSES).hash for s in range(20)}
     assert len(hashes) == 20
 
 
@@ -59,7 +59,8 @@ def test_the_order_of_the_examples_does_not_change_who_gets_how_many_of_a_class(
     labels = np.arange(400) % CLASSES
     mixed = np.random.default_rng(0).permutation(labels)
     first, second = (
-        to_arrays(partition(text, row, clients=9, key=Key(1), classes=CLASSES), row, CLASSES) for row in (labels, mixed)
+        to_arrays(partition_examples(text, row, clients=9, key=Key(1), classes=CLASSES), row, CLASSES)
+        for row in (labels, mixed)
     )
     assert first["counts"].tolist() == second["counts"].tolist()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import is_folder, user_path
 from unskew.core.text import Call, Value, apply, cut
-from unskew.data import inaturalist, landmarks, layouts
+from unskew.data import folders, inaturalist, landmarks
 from unskew.data.rows import Rows
 
 READING = ("size", "broken")  # how pictures are read, for every set
@@ -51,7 +51,7 @@ BUILDERS: Mapping[str, Builder] = {
         "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
         ("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
         ("train/airplane",),
-        layouts.cinic10_rows,
+        folders.cinic10_rows,
         10,
         (3, 32, 32),
         (90_000, 90_000),
@@ -61,7 +61,7 @@ BUILDERS: Mapping[str, Builder] = {
         "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
         ("tiny-imagenet-200", "tiny-imagenet"),
         ("wnids.txt",),
-        layouts.tiny_imagenet_rows,
+        folders.tiny_imagenet_rows,
         200,
         (3, 64, 64),
         (100_000, 10_000),
@@ -71,7 +71,7 @@ BUILDERS: Mapping[str, Builder] = {
         "Lake et al. 2015, github.com/brendenlake/omniglot",
         ("omniglot", "omniglot-py", "omniglot/python"),
         ("images_background", "images_evaluation"),
-        layouts.omniglot_rows,
+        folders.omniglot_rows,
         964,
         (1, 105, 105),
         (15_424, 3_856),

@@ -9,10 +9,10 @@ from unskew.core.errors import UserError
 from unskew.core.types import ImageSet
 from unskew.core.units import counted
 from unskew.data import tables
+from unskew.data.arrays import is_function
 from unskew.data.builders import build_rows, is_built, locate
-from unskew.data.convert import is_function
+from unskew.data.photographs import Say
 from unskew.data.published import BROKEN, DAMAGED, NO_CHECKSUM, Finding, examine
-from unskew.data.scan import Say
 from unskew.data.sources import OWN, find, load
 from unskew.data.sources import locate as locate_files
 from unskew.data.store import Cache

@@ -5,6 +5,7 @@ Shapes: [ch, H, W] one image, bytes; ch is 1 where the photograph is grey, other
 
 import io
 import os
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ from PIL import Image, UnidentifiedImageError
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
-from unskew.data.arrays import DAMAGE
 
+DAMAGE = (OSError, SyntaxError, ValueError, EOFError, TypeError, IndexError, OverflowError, struct.error)
 UNREADABLE = (*DAMAGE, MemoryError, KeyError, AttributeError, ZeroDivisionError, Image.DecompressionBombError)
 GREY = {"1", "L", "LA", "La"}
 DEEP = ("I", "F")  # more than 8 bits a pixel, also "I;16"

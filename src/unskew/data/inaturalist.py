@@ -18,8 +18,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
-from unskew.data.published_split import read_split
-from unskew.data.rows import Rows
+from unskew.data.rows import Rows, read_split
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_RECORD = 16 * BLOCK  # characters of one record

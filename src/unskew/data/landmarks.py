@@ -12,8 +12,7 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.units import counted
-from unskew.data.published_split import read_columns, read_split
-from unskew.data.rows import Rows
+from unskew.data.rows import Rows, read_columns, read_split
 
 FOLDERS = ("landmarks", "google-landmark", "gldv2")
 WHERE = "github.com/cvdfoundation/google-landmark"

@@ -1,24 +1,354 @@
-"""From a partition's text to the client of each training example: schemes, users, places, files, a user's function.
+"""Which client gets which training example: iid, shards, dirichlet, dirichlet-client, users, geo, files, functions.
 
-Shapes: N examples, K clients.
+Shapes: N examples, K clients, C classes. A scheme is a frozen record whose fields are the knobs of its text; ``deal``
+returns [N] clients and the number of rejected draws. All draws come from the key: same seed, same partition.
 """
 
-from dataclasses import MISSING, fields, replace
+from bisect import bisect_right
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
-from typing import Any
+from math import isfinite
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError, nearest
 from unskew.core.key import Key
-from unskew.core.plugins import load_function
+from unskew.core.plugins import load_function, require_extra
 from unskew.core.text import Call, apply, complain, parse_calls
 from unskew.core.units import counted
 from unskew.data.partition_files import read_partition
-from unskew.data.population import Ints, Partition, check_clients, number_users
-from unskew.data.schemes import SCHEMES, Geo, Places, Scheme
-from unskew.data.schemes import deal as deal_places
+from unskew.data.population import Clients, Ints, Partition, check_clients, number_users
+
+REDRAWS = 1000  # draws of dirichlet before it gives up …
+SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
+BLOCK = 1 << 20  # shares drawn at once: bounds the memory
+
+
+class Scheme(Protocol):
+    """Deals N examples to K clients."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws were thrown away."""
+        ...
+
+
+@dataclass(frozen=True)
+class Iid:
+    """Uniformly at random; sizes differ by at most one."""
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        client = np.empty(len(labels), np.int64)
+        client[key.numpy().permutation(len(labels))] = np.arange(len(labels)) % clients
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Sorted by label, cut into K·per_client shards, per_client to each client (McMahan et al. 2017)."""
+
+    per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.per_client < 1:
+            raise ValueError(f"shards: per_client counts shards, give at least 1, not {self.per_client}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws. Shards differ by at most one example."""
+        shards = clients * self.per_client
+        if shards > len(labels):
+            raise UserError(
+                f"shards: {clients} clients with {self.per_client} shards each need {shards} examples, "
+                f"there are {len(labels)}; give fewer clients or a smaller per_client"
+            )
+        owner = key.fold("shards").numpy().permutation(shards) // self.per_client
+        client = np.empty(len(labels), np.int64)
+        client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
+        return client, 0
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Each class is shared out by its own draw: p_c ~ Dir_K(alpha), client k gets the share p_ck of it.
+
+    Cut points are ⌊n_c·Σ_{j≤k} p_cj + u_c⌋. The whole is drawn again until every client holds ``min_size``
+    examples. ``cap`` is the variant of MOON's public code: classes come in order, and a client that already
+    holds N/K examples or more gets no share of the next.
+
+    Departs from the public codes: they have no u_c, uniform in [0, 1). Without it the first client loses half
+    an example a class and the last one gains it, which is much where classes are many and small.
+    """
+
+    alpha: float = 0.1
+    min_size: int = 10
+    cap: bool = False
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha > 0):
+            raise ValueError(f"dirichlet: alpha must be finite and greater than 0, not {self.alpha}")
+        if self.min_size < 0:
+            raise ValueError(f"dirichlet: min_size counts examples, give 0 or more, not {self.min_size}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and how many draws left a client too small."""
+        if clients * self.min_size > len(labels):
+            raise UserError(
+                f"dirichlet: {clients} clients with at least {self.min_size} examples each (min_size) "
+                f"need {clients * self.min_size}, there are {len(labels)}; give fewer clients or a smaller "
+                f"min_size, or take dirichlet-client"
+            )
+        frequency = np.bincount(labels)
+        frequency = frequency[frequency > 0]
+        rng = key.fold("shares").numpy()
+        cost = len(frequency) * (max(clients, 1000) if self.cap else clients)  # cap goes class by class
+        draws = max(3, min(REDRAWS, SHARES // cost))
+        best = -1
+        for redraws in range(draws):
+            counts = self._counts(frequency, clients, rng)  # [C, K]
+            smallest = int(counts.sum(axis=0).min())
+            if smallest >= self.min_size:
+                client = np.empty(len(labels), np.int64)
+                owner = np.tile(np.arange(clients), len(frequency))
+                client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
+                return client, redraws
+            best = max(best, smallest)
+        raise UserError(
+            f"dirichlet: none of {draws} draws gave all {clients} clients {self.min_size} examples; in the "
+            f"best the smallest client had {best}. Give fewer clients, a larger alpha, a smaller min_size, "
+            f"or take dirichlet-client, whose clients are of equal size"
+        )
+
+    def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
+        """[C, K] examples of each class for each client: one draw."""
+        counts = np.zeros((len(frequency), clients), np.int32)
+        step = 1 if self.cap else max(1, BLOCK // clients)
+        sizes, full = np.zeros(clients, np.int64), frequency.sum() / clients
+        for at in range(0, len(frequency), step):
+            block = frequency[at : at + step, None]
+            shares = log_gamma(rng, self.alpha, (len(block), clients))
+            if self.cap:
+                shares[:, sizes >= full] = -np.inf  # never all: fewer than N examples are dealt out so far
+            shares = np.exp(shares - shares.max(axis=1, keepdims=True)).cumsum(axis=1)
+            cuts = np.floor(shares / shares[:, -1:] * block + rng.random((len(block), 1)))
+            cuts = np.minimum(cuts, block).astype(np.int32)  # n + u may round up to n + 1
+            counts[at : at + step] = np.diff(cuts, axis=1, prepend=np.int32(0))
+            sizes += counts[at : at + step].sum(axis=0)
+        return counts
+
+
+@dataclass(frozen=True)
+class DirichletClient:
+    """Each client has a label distribution of its own, q_k ~ Dir(alpha·p), and all have the same size (± 1).
+
+    Examples are drawn without replacement; an exhausted class drops out and q_k is renormalised (Hsu, Qi and
+    Brown 2020, eq. 5). p is the distribution of the labels. alpha = 0: one class a client, until it runs out.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"dirichlet-client: alpha must be finite and 0 or greater, not {self.alpha}")
+
+    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
+        """[N] clients, and no redraws."""
+        total = len(labels)
+        owner = np.arange(total) * clients // total  # the client of each draw: 0 0 0 1 1 1 …
+        drawn = polya(np.bincount(labels), np.bincount(owner, minlength=clients), self.alpha, key.fold("urn"))
+        client = np.empty(total, np.int64)
+        client[_by_class(labels, key)] = owner[np.argsort(drawn, kind="stable")]
+        return client, 0
+
+
+def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
+    """[N] classes in the order drawn, the first client's first, until nothing remains.
+
+    Drawing q ~ Dir(alpha·p) and then examples from q is Pólya's urn: with q integrated out, the next example
+    is of class y with chance ∝ alpha·p(y) + (those of y this client has). Renormalising q over the classes S
+    that remain leaves a Dirichlet over S, so eq. 5 means leaving the rest out of both terms. That is exact
+    for every alpha, 0 included, has no gamma variate to underflow and no quotient 0/0, and costs the same for
+    ten classes or thousands.
+    """
+    rng = key.numpy()
+    again, fresh = rng.random(int(sizes.sum())).tolist(), rng.random(int(sizes.sum())).tolist()
+    total, left = int(frequency.sum()), frequency.tolist()
+    live = [c for c, count in enumerate(left) if count > 0]
+    bounds = np.cumsum(frequency[live]).tolist()
+    drawn: list[int] = []
+    for size in sizes.tolist():
+        own: list[int] = []  # what this client has drawn of the classes that remain
+        for at in range(len(drawn), len(drawn) + size):
+            place = again[at] * (alpha * (bounds[-1] / total) + len(own))
+            if place < len(own):
+                label = own[int(place)]
+            else:
+                label = live[min(bisect_right(bounds, fresh[at] * bounds[-1]), len(live) - 1)]
+            drawn.append(label)
+            own.append(label)
+            left[label] -= 1
+            if left[label] == 0 and len(live) > 1:
+                live.remove(label)
+                bounds = np.cumsum(frequency[live]).tolist()
+                own = [c for c in own if c != label]
+    return np.array(drawn, np.int64)
+
+
+def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Logarithms of Gamma(alpha) variates.
+
+    Below alpha = 0.01 most variates are smaller than the smallest float, and a Dirichlet draw of zeros alone
+    is 0/0. Gamma(alpha) = Gamma(alpha + 1)·U^(1/alpha), of which the logarithm never underflows.
+    """
+    alpha = min(max(alpha, 1e-300), 1e300)  # beyond, something overflows, and no draw looks different
+    return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
+
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "dirichlet-client": DirichletClient,
+    "shards": Shards,
+}
+
+
+def _by_class(labels: Ints, key: Key) -> Ints:
+    """[N] example ids, class after class, shuffled within each."""
+    order = key.fold("shuffle").numpy().permutation(len(labels))
+    return order[np.argsort(labels[order], kind="stable")]
+
+
+Places = npt.NDArray[np.float64]  # [N, 2], latitude and longitude in degrees; NaN where unknown
+Cells = npt.NDArray[np.uint64]
+
+LEAF = 30  # the level of the smallest cells, about a square centimetre; the six faces of the cube have level 0
+LIMITS = (("latitude", 90.0), ("longitude", 180.0))
+
+
+@dataclass(frozen=True)
+class Geo:
+    """The knobs of ``geo``: the most examples of a cell, and the fewest of one that is kept.
+
+    Starting from the six faces of the S2 cube, a cell with more than ``max`` examples is divided into its four
+    children, until none has more. Then cells with fewer than ``min`` are dropped; without ``min`` it is 0.01·max
+    (Hsu, Qi and Brown 2020, section 4.1, N_max and N_min).
+    """
+
+    max: int = 1000
+    min: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.max < 1:
+            raise ValueError(f"geo: max counts examples of a cell, give at least 1, not {self.max}")
+        if self.min is not None and not 0 <= self.min <= self.max:
+            raise ValueError(f"geo: min counts examples of a cell, give 0 to max ({self.max}), not {self.min}")
+
+    @property
+    def least(self) -> float:
+        """How many examples a cell must have to be a client."""
+        return self.max / 100 if self.min is None else self.min
+
+
+def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partition:
+    """The partition into cells: clients are numbered along S2's curve and named by their cells' tokens.
+
+    It depends on the places alone: not on the seed, nor on the order of the rows. Examples without a place and those in
+    cells that were dropped belong to no client; the notes count them.
+    """
+    known = _known_places(places)
+    cell = np.zeros(len(places), np.uint64)
+    cell[known] = divide(leaf_cells(places[known]), geo.max)
+    tokens, inverse, sizes = np.unique(cell, return_inverse=True, return_counts=True)
+    kept = (tokens > 0) & (sizes >= geo.least)
+    if not kept.any():
+        best = int(sizes[tokens > 0].max(initial=0))
+        raise UserError(
+            f"partition {scheme}: no cell has {geo.least:g} examples, the largest has {best}; give a smaller min"
+        )
+    number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
+    client: Clients = number[inverse]
+    client.flags.writeable = False
+    names = tuple(token(int(each)) for each in tokens[kept])
+    notes = _cell_notes(geo, sizes[tokens > 0], int(np.count_nonzero(~known)))
+    return Partition(client, len(names), scheme, seed, names, notes=notes)
+
+
+def leaf_cells(places: Places) -> Cells:
+    """[M] ids of the smallest cells that the places are in, by the S2 library."""
+    s2 = require_extra("s2geometry", "geo")
+    point, cell = s2.S2LatLng.FromDegrees, s2.S2CellId
+    return np.fromiter((cell(point(*each)).id() for each in places.tolist()), np.uint64, len(places))
+
+
+def divide(leaves: Cells, most: int) -> Cells:
+    """[M] the cell of each leaf cell, when cells with more than ``most`` of them are divided, from the faces down.
+
+    Leaf cells are not divided: if more than ``most`` photographs are from one square centimetre, they stay together.
+    """
+    order = np.argsort(leaves, kind="stable")
+    left, found = leaves[order], np.zeros(len(leaves), np.uint64)
+    at = np.arange(len(leaves))  # where what is left goes
+    for level in range(LEAF + 1):
+        cells = parents(left, level)
+        starts = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]])) if len(cells) else np.zeros(0, int)
+        sizes = np.diff(np.append(starts, len(cells)))
+        done = np.repeat((sizes <= most) | (level == LEAF), sizes)
+        found[at[done]] = cells[done]
+        left, at = left[~done], at[~done]
+    out = np.empty_like(found)
+    out[order] = found
+    return out
+
+
+def parents(leaves: Cells, level: int) -> Cells:
+    """[M] the cells of that level which contain the leaf cells.
+
+    An id is three bits for the face, two for each level, a 1 and zeros: the 1 marks the level.
+    """
+    mark = np.uint64(1 << 2 * (LEAF - level))
+    cleared: Cells = leaves & ~np.uint64(2 * int(mark) - 1)
+    return cleared | mark
+
+
+def token(cell: int) -> str:
+    """A cell's id as S2 writes it: hexadecimal, without the zeros at its end."""
+    return f"{cell:016x}".rstrip("0")
+
+
+def _known_places(places: Places) -> npt.NDArray[np.bool_]:
+    """[N] which places are known; half of one, or one that is not on Earth, is refused with its row."""
+    known = ~np.isnan(places)
+    if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
+        has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
+        raise UserError(f"partition geo: training example {half[0]} has a {has} and no {lacks}; give both or neither")
+    for column, (what, most) in enumerate(LIMITS):
+        if len(wrong := np.flatnonzero(np.abs(places[:, column]) > most)):
+            raise UserError(
+                f"partition geo: training example {wrong[0]} has the {what} {places[wrong[0], column]:g}; it goes from "
+                f"−{most:g} to {most:g} degrees"
+            )
+    if not known.any():
+        raise UserError("partition geo: no training example has a place; take users, dirichlet or file:FILE")
+    both: npt.NDArray[np.bool_] = known[:, 0]
+    return both
+
+
+def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[str, ...]:
+    """What the user should know of a partition: what belongs to no client, and cells that could not be divided."""
+    small = sizes[sizes < geo.least]
+    notes = []
+    if len(small):
+        lost = f"{counted(int(small.sum()), 'training example')} in {counted(len(small), 'cell')}"
+        notes.append(f"left to no client: {lost} with fewer than {geo.least:g}")
+    if unknown:
+        notes.append(f"left to no client: {counted(unknown, 'training example')} without a place")
+    if len(large := sizes[sizes > geo.max]):
+        where = f"{counted(len(large), 'place')} of a square centimetre"
+        notes.append(
+            f"{where} with more than max={geo.max:,} examples, up to {int(large.max()):,}: not divided further"
+        )
+    return tuple(notes)
 
 
 def partition_from(
@@ -78,7 +408,7 @@ def _array(value: Any, scheme: str) -> np.ndarray[Any, Any]:
         raise UserError(f"{scheme} is not an array ({error}); give one client number for each example") from error
 
 
-def partition(
+def partition_examples(
     text: str,
     labels: Ints,
     *,
@@ -114,7 +444,7 @@ def partition(
             raise UserError("partition geo: this data set names no places; take users, dirichlet-client or file:FILE")
         if len(places) != len(labels):
             raise UserError(f"partition geo: {len(places)} places for {len(labels)} training examples")
-        return _agree(deal_places(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
+        return _agree(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
         return from_function(call, labels, _enough(call.name, clients, labels), key)
     if call.name not in SCHEMES:

@@ -1,31 +1,274 @@
-"""A table's photographs as images that are read when asked for: from the store on disk, or decoded again.
+"""Photographs that are decoded once, kept in the store on disk, and read when a batch asks for them.
 
-Nothing that is read is trusted: each image must have the checksum that it had when the table was first read.
+A first pass decodes every photograph, so that broken ones are known before training; an interrupted pass continues
+where it stopped. Every image that is read is compared with the checksum of that first pass.
 
-Shapes: N images, B of them in a batch, [ch, H, W] one image.
+Shapes: N photographs, B of them in a batch, [ch, H, W] one image; counts [3, 256], pixels per channel and value.
 """
 
+import hashlib
 import json
 import os
 import threading
 import weakref
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 
-from unskew.core.errors import StorageFailure
+from unskew.core.errors import StorageFailure, UserError
+from unskew.core.files import parse_json, read_content, write_whole
+from unskew.core.limits import check_memory
 from unskew.core.machine import cores
+from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
-from unskew.data import pictures
-from unskew.data.decode import Broken, Pixels, decode, quiet
-from unskew.data.pictures import Pictures
-from unskew.data.store import mark_in_use, pixels_file, repair
+from unskew.data.decode import DECODER, Broken, NoBytes, Picture, Pixels, decode, quiet
+from unskew.data.store import (
+    ENTRY,
+    NOT_STORED,
+    Cache,
+    Entries,
+    Store,
+    make_room,
+    mark_in_use,
+    open_store,
+    pixels_file,
+    repair,
+)
+
+BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
+PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its usual writers put on a page
+BUFFER = 1 << 20
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Pictures(Protocol):
+    """Where N photographs are."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, row: int) -> str:
+        """What a message calls it."""
+
+    def stamps(self) -> list[bytes | None]:
+        """For each 16 bytes that change when its file does; None where there is no file."""
+
+    def contents(self, rows: Sequence[int]) -> list[Picture | None]:
+        """These photographs as ``decode`` takes them."""
+
+    def together(self) -> int:
+        """How many ``contents`` may give at once: what it gives is in memory."""
+
+    def part(self, rows: Numbers) -> "Pictures":
+        """These rows alone."""
+
+    def described(self) -> tuple[dict[str, Any], Arrays]:
+        """How another process opens them: words and arrays."""
+
+
+@dataclass(frozen=True, eq=False)
+class Files:
+    """Photographs in files below ``root``; their names are one text in UTF-8, ``ends`` says where each ends."""
+
+    root: Path
+    names: npt.NDArray[np.uint8]
+    ends: Numbers  # [N]
+
+    @staticmethod
+    def of(root: Path, paths: Iterable[str]) -> "Files":
+        """Files by their paths."""
+        encoded = [os.fsencode(path) for path in paths]
+        return Files(root, np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(each) for each in encoded]))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def path(self, row: int) -> Path:
+        """Where that photograph is."""
+        start = self.ends[row - 1] if row else 0
+        return self.root / os.fsdecode(self.names[start : self.ends[row]].tobytes())
+
+    def name(self, row: int) -> str:
+        """Its path."""
+        return str(self.path(row))
+
+    def stamps(self) -> list[bytes | None]:
+        """From path, size and time of the last change."""
+        text, root, start, stamps = self.names.tobytes(), os.fsencode(self.root), 0, list[bytes | None]()
+        for end in self.ends.tolist():
+            path = os.path.join(root, text[start:end])
+            start = end
+            try:
+                about = os.stat(path)
+            except (OSError, ValueError):
+                stamps.append(None)
+                continue
+            facts = b"%s\0%d\0%d" % (path, about.st_size, about.st_mtime_ns)
+            stamps.append(hashlib.blake2b(facts, digest_size=16).digest())
+        return stamps
+
+    def contents(self, rows: Sequence[int]) -> list[Picture | None]:
+        """Paths."""
+        return [self.path(row) for row in rows]
+
+    def together(self) -> int:
+        """All: a path takes next to nothing."""
+        return max(1, len(self))
+
+    def part(self, rows: Numbers) -> "Files":
+        """These rows alone."""
+        starts = np.concatenate([[0], self.ends[:-1]])[rows]
+        text = self.names.tobytes()
+        pieces = [text[start:end] for start, end in zip(starts.tolist(), self.ends[rows].tolist(), strict=True)]
+        return Files(self.root, np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(each) for each in pieces]))
+
+    def described(self) -> tuple[dict[str, Any], Arrays]:
+        """The root as a word, the rest as arrays."""
+        return {"kind": "files", "root": str(self.root)}, {"names": self.names, "ends": self.ends}
+
+
+@dataclass(frozen=True, eq=False)
+class Parquet:
+    """Photographs as bytes in a column of a parquet file, plain or as Hugging Face's struct of bytes and path."""
+
+    file: Path
+    column: str
+    rows: Numbers  # [N], in the file
+    _reader: "list[_Reader]" = field(default_factory=list, repr=False)  # where the last reading ended
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def name(self, row: int) -> str:
+        """The file and the row."""
+        return f"{self.file} row {int(self.rows[row])}"
+
+    def stamps(self) -> list[bytes | None]:
+        """From the row, and the size of the file and the time of its last change."""
+        about = os.stat(self.file)
+        facts = f"{self.file}\0{self.column}\0{about.st_size}\0{about.st_mtime_ns}\0".encode()
+        return [hashlib.blake2b(facts + str(row).encode(), digest_size=16).digest() for row in self.rows.tolist()]
+
+    def contents(self, rows: Sequence[int]) -> list[Picture | None]:
+        """Bytes, read from front to back."""
+        wanted = self.rows[np.asarray(rows, np.int64)]
+        found = dict[int, Picture | None]()
+        for row in np.unique(wanted).tolist():
+            if not self._reader or not self._reader[0].reaches(row):
+                self._reader[:] = [_Reader(self.file, self.column, row)]
+            found[row] = self._reader[0].take(row)
+        return [found[row] for row in wanted.tolist()]
+
+    def together(self) -> int:
+        """As many as have a few megabytes."""
+        return at_once(open_parquet(self.file), self.column)
+
+    def part(self, rows: Numbers) -> "Parquet":
+        """These rows alone."""
+        return Parquet(self.file, self.column, self.rows[rows])
+
+    def described(self) -> tuple[dict[str, Any], Arrays]:
+        """The file as a word, the rows as an array."""
+        return {"kind": "parquet", "file": str(self.file), "column": self.column}, {"rows": self.rows}
+
+
+def opened(words: dict[str, Any], arrays: Arrays) -> Pictures:
+    """What ``described`` gave, in another process."""
+    if words["kind"] == "files":
+        return Files(Path(words["root"]), arrays["names"], arrays["ends"])
+    return Parquet(Path(words["file"]), words["column"], arrays["rows"])
+
+
+class _Reader:
+    """One pass through a parquet file from the row group of a row on: rows are taken in ascending order."""
+
+    def __init__(self, file: Path, column: str, row: int) -> None:
+        self._file, parquet = file, open_parquet(file)
+        sizes = [parquet.metadata.row_group(place).num_rows for place in range(parquet.num_row_groups)]
+        ends = np.cumsum(sizes)
+        group = int(np.searchsorted(ends, row, side="right"))
+        if group == len(sizes):
+            raise StorageFailure(f"{file} has changed since it was read: it has no row {row}; start again")
+        self._end = int(ends[group])  # of the first group: a later row is better begun at its own group
+        self._next = self._end - sizes[group]
+        groups = list(range(group, len(sizes)))
+        self._batches: Iterator[Any] = parquet.iter_batches(
+            batch_size=at_once(parquet, column), row_groups=groups, columns=[column], use_threads=False
+        )
+        self._batch: list[Any] = []
+
+    def reaches(self, row: int) -> bool:
+        """Whether a row comes soon: later in this pass, and not far."""
+        return bool(self._next - len(self._batch) <= row < max(self._end, self._next + 4 * BATCH))
+
+    def take(self, row: int) -> bytes | NoBytes | None:
+        """The bytes of that row."""
+        while row >= self._next:
+            self._batch = self._following()
+            self._next += len(self._batch)
+        value = self._batch[row - self._next]  # counted from the batch's end
+        content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+        if isinstance(content, bytes):
+            return content
+        return NoBytes(str(path)) if path else None
+
+    def _following(self) -> list[Any]:
+        """The next batch."""
+        arrow = require_extra("pyarrow", "tables")
+        try:
+            rows: list[Any] = next(self._batches).column(0).to_pylist()
+        except (arrow.ArrowException, OSError, StopIteration) as error:
+            raise StorageFailure(f"{self._file} is damaged inside ({reason(error)}); write it again") from error
+        return rows
+
+
+def at_once(parquet: Any, column: str) -> int:
+    """How many photographs of a column are read together: a few megabytes of them, by the file's own words."""
+    return max(1, min(BATCH, BATCH_BYTES // max(1, _average(parquet, column))))
+
+
+def check_pages(parquet: Any, column: str, file: Path) -> None:
+    """Refuse a file that was written in pieces which do not fit into memory."""
+    most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
+    needed = 2 * _average(parquet, column) * min(PAGE, most)
+    check_memory(
+        needed, f"{file}, read {min(PAGE, most):,} rows at a time,", "write it again with row groups of 100 rows"
+    )
+
+
+def _average(parquet: Any, column: str) -> int:
+    """Bytes of a photograph."""
+    about, total = parquet.metadata, 0
+    for group in range(about.num_row_groups):
+        chunks = (about.row_group(group).column(place) for place in range(about.num_columns))
+        total += sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] == column)
+    return int(total // max(1, about.num_rows))
+
+
+def reason(error: BaseException) -> str:
+    """An error of Arrow in one line."""
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def open_parquet(file: Path) -> Any:
+    """The parquet file, by its header; what is read of it is read piece by piece."""
+    arrow, parquet = require_extra("pyarrow", "tables"), require_extra("pyarrow.parquet", "tables")
+    try:
+        return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
+    except FileNotFoundError as error:
+        raise UserError(f"{file} is not there; give the path of a table") from error
+    except (arrow.ArrowException, OSError, ValueError) as error:
+        raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
+
 
 KEPT = "kept/"  # begins the names of the arrays that say where each image is
 
@@ -160,7 +403,7 @@ def open_photographs(text: str, arrays: Arrays) -> Photographs:
     """What ``described`` gave, in another process."""
     about = json.loads(text)
     where = {name.removeprefix(KEPT): values for name, values in arrays.items() if name.startswith(KEPT)}
-    source = pictures.opened(about["pictures"], arrays)
+    source = opened(about["pictures"], arrays)
     store = Path(about["folder"]), bytes.fromhex(about["number"])
     channels, height, width = about["shape"]
     return Photographs(source, where, (channels, height, width), about["size"], store, about["memory"], about["sha256"])
@@ -170,3 +413,215 @@ def with_memory(text: str, share: int) -> str:
     """The description with one part in ``share`` of the memory, for one of so many processes."""
     about = json.loads(text)
     return json.dumps(about | {"memory": about["memory"] // share})
+
+
+CHUNK, FEW = 256, 4  # photographs at a time: as many as have this many bytes, but at least a few
+CHUNK_BYTES = 64 * 10**6
+READING = "reading the photographs"
+
+Bools = npt.NDArray[np.bool_]
+Counts = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int64]
+Say = Callable[[str, int, int], None]  # the stage, how much is done, of how much
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """What a pass found: the entry of each photograph, why some have none, the training pixels' values."""
+
+    good: Bools  # [N]
+    broken: dict[int, str]  # why, by row
+    photographs: Callable[[Rows], Photographs]  # of these rows, all good
+    counts: Counts
+    grey: bool
+    on_disk: int  # bytes of these photographs in the store
+    beyond: int  # how many are not in the store
+
+
+def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cache, say: Say) -> Scanned:
+    """Decode whatever the store does not have; ``name`` is the table's own, and decides which store it is."""
+
+    def waiting() -> None:
+        say("waiting for another process that reads this table", 0, 0)
+
+    with open_store(cache, _key(name, size), waiting) as store:
+        seen = _Pass(source.stamps(), train)
+        seen.recall(store.entries())
+        room = make_room(cache, store, needed := seen.bytes_to_store(size))
+        if room < needed and store.taken > 2 * seen.stored_bytes():  # most of it is of photographs that were changed
+            store.begin_again()
+            seen = _Pass(seen.stamps, train)
+            room = make_room(cache, store, seen.bytes_to_store(size))
+        todo = seen.todo(room)
+        done = len(source) - len(todo)
+        for rows, found in _decoded(source, todo, size):
+            room -= seen.add(store, rows, found, room)
+            done += len(rows)
+            say(READING, done, len(source))
+            if size is None:
+                _check_sizes(source, seen.entries, seen.good, name)
+        if size is None:
+            _check_sizes(source, seen.entries, seen.good, name)
+        good, entries = seen.good, seen.entries
+        grey = bool((entries["channels"][good] == 1).all())
+        photographs = _opener(source, entries, size, store, cache, 1 if grey else 3)
+        counts = _all_counts(store, seen, photographs, say)
+    beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
+    return Scanned(good, seen.broken, photographs, counts, grey, seen.stored_bytes(), beyond)
+
+
+class _Pass:
+    """What is known of each photograph so far."""
+
+    def __init__(self, stamps: list[bytes | None], train: Bools) -> None:
+        self.stamps, self.train = stamps, train
+        self.entries: Entries = np.zeros(len(stamps), ENTRY)
+        self.good, self.counted = np.zeros(len(stamps), bool), np.zeros(len(stamps), bool)
+        self.broken: dict[int, str] = {}
+        self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs that are ``counted``
+
+    def recall(self, stored: Entries) -> None:
+        """Take the entries that the store has."""
+        place = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
+        found = np.array([-1 if stamp is None else place.get(stamp, -1) for stamp in self.stamps], np.int64)
+        self.good = found >= 0
+        self.entries[self.good] = stored[found[self.good]]
+
+    def bytes_to_store(self, size: int | None) -> int:
+        """What the photographs that are not in the store will take there, as far as that is known."""
+        each = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
+        return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * each
+
+    def stored_bytes(self) -> int:
+        """What the photographs of this table take in the store."""
+        return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
+
+    def todo(self, room: int) -> Rows:
+        """The photographs to decode: those that are not known, and known ones for which there is room now."""
+        beyond = self.good & (self.entries["offset"] == NOT_STORED)
+        fits = np.cumsum(np.where(beyond, _bytes(self.entries), 0)) <= room
+        return np.flatnonzero(~self.good | (beyond & fits))
+
+    def add(self, store: Store, rows: Rows, found: "list[_Decoded | str]", room: int) -> int:
+        """Take what a chunk's decoding gave, and store it; the bytes that were written."""
+        self.broken |= {int(row): each for row, each in zip(rows, found, strict=True) if isinstance(each, str)}
+        fine = rows[[not isinstance(each, str) for each in found]]
+        made = [each for each in found if not isinstance(each, str)]
+        entries = np.zeros(len(made), ENTRY)
+        for place, (row, each) in enumerate(zip(fine.tolist(), made, strict=True)):
+            facts = (self.stamps[row] or b"", each.sha256, NOT_STORED, each.crc, *each.pixels.shape[1:])
+            entries[place] = (*facts, each.pixels.shape[0], b"", 0)
+            if self.train[row]:
+                self.counts += each.counts
+        written = store.append(entries, [each.pixels for each in made], room)
+        self.entries[fine], self.good[fine], self.counted[fine] = entries, True, True
+        return written
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    pixels: Pixels
+    sha256: bytes
+    crc: int
+    counts: Counts
+
+
+def _decoded(source: Pictures, todo: Rows, size: int | None) -> Iterator[tuple[Rows, list[_Decoded | str]]]:
+    """Chunk after chunk, decoded in threads; a text says why one could not be.
+
+    Where no size is given, how large photographs are is known from those before.
+    """
+    most, largest, start = source.together() if len(todo) else 1, 3 * (size or 0) ** 2, 0
+    with quiet(), ThreadPoolExecutor(cores()) as pool:
+        while start < len(todo):
+            rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
+            found = list(pool.map(_examined, source.contents(rows.tolist()), [size] * len(rows)))
+            largest = max([largest, *(each.pixels.nbytes for each in found if isinstance(each, _Decoded))])
+            start += len(rows)
+            yield rows, found
+
+
+def _together(size: int) -> int:
+    """How many photographs of that many bytes are in memory at once."""
+    return max(FEW, min(CHUNK, CHUNK_BYTES // max(1, size)))
+
+
+def _examined(content: Picture | None, size: int | None) -> _Decoded | str:
+    try:
+        pixels = decode(content, size)
+    except Broken as error:
+        return str(error)
+    if max(pixels.shape) >= 2**16:
+        return f"has sides of {pixels.shape[2]:,} and {pixels.shape[1]:,} pixels; scale it down"
+    counts = np.stack([np.bincount(channel.ravel(), minlength=256) for channel in pixels])
+    digest = hashlib.sha256(json.dumps(pixels.shape).encode() + b"\n")
+    digest.update(pixels.data)
+    return _Decoded(pixels, digest.digest(), zlib.crc32(pixels.data), np.broadcast_to(counts, (3, 256)))
+
+
+def _check_sizes(source: Pictures, entries: Entries, good: Bools, name: str) -> None:
+    """Without a size all photographs must have one."""
+    rows = np.flatnonzero(good)
+    height, width = entries["height"][rows], entries["width"][rows]
+    if not len(rows) or (len(other := np.flatnonzero((height != height[0]) | (width != width[0]))) == 0):
+        return
+    at = other[0]
+    raise UserError(
+        f"photographs must have one size: {source.name(int(rows[0]))} is {width[0]}×{height[0]}, "
+        f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}; {name}?size=128 scales and crops all to 128×128"
+    )
+
+
+def _opener(
+    source: Pictures, entries: Entries, size: int | None, store: Store, cache: Cache, channels: int
+) -> Callable[[Rows], Photographs]:
+    def photographs(rows: Rows) -> Photographs:
+        mine = entries[rows]
+        where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels")}
+        shape = channels, int(mine["height"][0]), int(mine["width"][0])
+        digest = hashlib.sha256(f"{channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
+        return Photographs(source.part(rows), where, shape, size, (store.folder, store.number), cache.memory, digest)
+
+    return photographs
+
+
+def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Rows], Photographs], say: Say) -> Counts:
+    """The values of all training pixels; photographs not decoded in this pass are read, unless the counts are kept."""
+    train, counts = seen.train & seen.good, seen.counts.copy()
+    rest = np.flatnonzero(train & ~seen.counted)
+    digest = hashlib.sha256(seen.entries["sha256"][train].tobytes()).hexdigest()
+    path = store.folder / f"counts-{digest[:32]}.json"
+    known = _read_counts(path, seen.entries[train])
+    if known is not None or not train.any():
+        return counts if known is None else known
+    step = _together(int(_bytes(seen.entries[rest]).max(initial=0)))
+    for start in range(0, len(rest), step):
+        part = photographs(rest[start : start + step])[:]
+        for channel in range(3):
+            counts[channel] += np.bincount(part[:, min(channel, part.shape[1] - 1)].ravel(), minlength=256)
+        say("measuring the photographs", min(start + step, len(rest)), len(rest))
+    with suppress(UserError):  # the disk is full: they are counted again another time
+        write_whole(path, json.dumps({"counts": counts.tolist()}).encode())
+    return counts
+
+
+def _read_counts(path: Path, entries: Entries) -> Counts | None:
+    """The counts that were kept for these images, if they can be theirs."""
+    try:
+        values = np.array(parse_json(read_content(path) or b"")["counts"])
+    except (UserError, ValueError, TypeError, KeyError):
+        return None
+    pixels = int((entries["height"].astype(np.int64) * entries["width"]).sum())
+    fits = values.shape == (3, 256) and values.dtype.kind == "i" and (values >= 0).all()
+    return values.astype(np.int64) if fits and (values.sum(axis=1) == pixels).all() else None
+
+
+def _bytes(entries: Entries) -> npt.NDArray[np.int64]:
+    taken: npt.NDArray[np.int64] = entries["height"].astype(np.int64) * entries["width"] * entries["channels"]
+    return taken
+
+
+def _key(name: str, size: int | None) -> str:
+    """A store belongs to one table, one way of decoding and one version of what decodes."""
+    about = json.dumps([name, size, DECODER, PIL.__version__])
+    return hashlib.sha256(about.encode()).hexdigest()[:32]

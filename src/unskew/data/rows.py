@@ -1,4 +1,7 @@
-"""A table of photographs as columns: what each row shows, whose it is, where it was taken, whether it is test.
+"""A table of photographs as columns, written as CSV; and the published splits of iNaturalist and Landmarks.
+
+``federated_train*.csv`` has user_id, image_id and class, ``test.csv`` next to it image_id and class (Hsu, Qi and Brown
+2020). An image id is that of the original data set, a user id any text: a number, an author, a cell of the S2 grid.
 
 Shapes: N rows.
 """
@@ -6,12 +9,15 @@ Shapes: N rows.
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+
+from unskew.core.errors import UserError, brief
+from unskew.core.limits import check_plain, user_path
 
 
 @dataclass(frozen=True)
@@ -52,3 +58,72 @@ def _lines(rows: Rows, out: Path) -> Iterator[list[str]]:
         if rows.places is not None:
             line += ["" if np.isnan(degrees) else repr(degrees) for degrees in rows.places[at].tolist()]
         yield [*line, "test" if test else "train"]
+
+
+TEST = "test.csv"
+MAX_FIELD = 1 << 24  # characters: train_clean.csv of Landmarks has all images of a landmark in one field
+
+
+@dataclass(frozen=True)
+class PublishedSplit:
+    """Train first, then test: which image, of which class (numbered by the split), of which user ("" in test)."""
+
+    images: list[str]
+    labels: npt.NDArray[np.int64]
+    users: list[str]
+    test: npt.NDArray[np.bool_]
+
+
+def read_split(text: str, folder: Path) -> PublishedSplit:
+    """The split in a CSV and in the test.csv beside it; where it is not there, it is looked for in the set's folder."""
+    path = user_path(text)
+    if not os.path.lexists(path):
+        given, path = path, folder / path.name
+        if not os.path.lexists(path):
+            raise UserError(f"the split {given} is not there, nor is it in {folder}; give the published CSV")
+    users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
+    test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
+    names = [*images, *test_images]
+    labels = [_whole(each, path) for each in [*classes, *test_classes]]
+    if len(set(names)) != len(names):
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise UserError(f"{path}: image_id {brief(twice)} is there twice, in it or in {TEST}; give the published files")
+    test = np.arange(len(names)) >= len(images)
+    return PublishedSplit(names, np.array(labels, np.int64), [*users, *[""] * len(test_images)], test)
+
+
+def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
+    """Columns of a CSV, read row by row; ``only`` keeps the rows whose first wanted column is in it."""
+    columns: list[list[str]] = [[] for _ in wanted]
+    check_plain(path)
+    before = csv.field_size_limit(MAX_FIELD)
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            header = next(rows, [])
+            if missing := [name for name in wanted if name not in header]:
+                raise UserError(f"{path} has no column {missing[0]!r}: its first line must name {', '.join(wanted)}")
+            places = [header.index(name) for name in wanted]
+            for row in rows:
+                if len(row) != len(header):
+                    if not row:
+                        continue
+                    fields = f"{len(row)} fields, the header has {len(header)}"
+                    raise UserError(f"{path}, line {rows.line_num}: {fields}; fetch the file again")
+                if only is None or row[places[0]] in only:
+                    for column, place in zip(columns, places, strict=True):
+                        column.append(row[place])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} is not a CSV in UTF-8: {error}; fetch the file again") from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; it is part of the data set") from error
+    finally:
+        csv.field_size_limit(before)
+    return columns
+
+
+def _whole(text: str, path: Path) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UserError(f"{path}: the class {brief(text)} is not a whole number; give the published split")
+    return int(text)

@@ -13,13 +13,13 @@ from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import is_folder, usable_path
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.data import arrays, folders, tables
+from unskew.data.arrays import is_function, load_from_function
 from unskew.data.builders import BUILDERS, build_rows, is_built, reading_knobs
 from unskew.data.builders import locate as locate_annotations
-from unskew.data.convert import is_function, load_from_function
+from unskew.data.photographs import Say
 from unskew.data.published import SOURCES as SOURCES
 from unskew.data.published import Layout, Source, read_part
 from unskew.data.rows import Rows
-from unskew.data.scan import Say
 from unskew.data.store import Cache
 
 OWN = {

@@ -34,9 +34,8 @@ from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import moments
-from unskew.data.pictures import Files, Parquet, Pictures, check_pages, open_parquet, reason
+from unskew.data.photographs import Files, Parquet, Pictures, Say, Scanned, check_pages, open_parquet, reason, scan
 from unskew.data.rows import Rows
-from unskew.data.scan import Say, Scanned, scan
 from unskew.data.store import Cache
 
 WANTED = ("path", "image", "label")

@@ -33,7 +33,7 @@ from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
 from unskew.data.batches import SHIFT, Pixels, draws
-from unskew.data.scan import Say
+from unskew.data.photographs import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.finetune import Cut, find_cut
 from unskew.models.layers import Network

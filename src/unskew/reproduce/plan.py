@@ -10,9 +10,9 @@ from pathlib import Path
 from unskew.core.errors import UserError, brief
 from unskew.core.machine import cores, resolve_device
 from unskew.data import sources
+from unskew.data.arrays import is_function
 from unskew.data.builders import is_built
 from unskew.data.builders import locate as locate_built
-from unskew.data.convert import is_function
 from unskew.data.fetch import DOWNLOADS
 from unskew.report.write import write_report
 from unskew.reproduce.cells import Asked, Cell, cells_of, seeds_of, training_name, wanted

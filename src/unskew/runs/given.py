@@ -19,7 +19,7 @@ from unskew import methods
 from unskew.calibration.finisher import Finisher
 from unskew.core.errors import UserError, a_kind
 from unskew.core.types import Engine, ImageSet, Local
-from unskew.data.convert import image_set_from
+from unskew.data.arrays import image_set_from
 from unskew.data.population import Partition, check_clients
 from unskew.engines import EngineSetup
 from unskew.round.algorithm import Algorithm, Named, compose

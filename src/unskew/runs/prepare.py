@@ -25,9 +25,9 @@ from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Te
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, normalised
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import Clients, Ints, Partition, Population, emd, with_validation
-from unskew.data.scan import Say
+from unskew.data.photographs import Say
 from unskew.data.sources import load, load_examples, moved
 from unskew.data.store import Cache
 from unskew.data.tables import cache_of, silent
@@ -502,7 +502,7 @@ def make_partition(
     """The partition that a configuration asks for, or the one that was given."""
     if given is not None and given.partition is not None and not kept:
         return _given_partition(given.partition, config, len(examples.labels))
-    return partition(
+    return partition_examples(
         kept or config.partition,
         examples.labels,
         clients=config.clients or (None if _says_clients(config.partition) or kept else DEFAULT_CLIENTS),

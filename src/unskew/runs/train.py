@@ -14,7 +14,7 @@ from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
 from unskew.data import partition_files
 from unskew.data.batches import check_visit
-from unskew.data.scan import Say
+from unskew.data.photographs import Say
 from unskew.engines.blueprint import build
 from unskew.round.driver import Metrics
 from unskew.round.sampling import draw

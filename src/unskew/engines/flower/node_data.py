@@ -15,7 +15,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import ImageSet, Split
 from unskew.data.batches import AUTO, suited
-from unskew.data.partition import partition
+from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.tables import cache_of
@@ -130,7 +130,7 @@ def read_node_data(name: str, source: Source) -> NodeData:
         return NodeData(name, images, (OwnClient(name, None, train, test),))
     if not source.clients:
         raise UserError(f"node {name}: say which clients of {source.partition} are this node's: client = 0")
-    parts = partition(
+    parts = partition_examples(
         source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
         places=images.places, classes=len(images.classes),
     )  # fmt: skip
