@@ -196,7 +196,9 @@ def partitions(repeats):
     labels = Key(0).numpy().integers(0, 1203, 120_000)
     rows = []
     for scheme in ("dirichlet(alpha=0.5, min_size=0)", "dirichlet-client(alpha=0.5)", "iid", "shards"):
-        work = {scheme: lambda scheme=scheme: partition_examples(scheme, labels, clients=10_000, key=Key(0), classes=1203)}
+        work = {
+            scheme: lambda scheme=scheme: partition_examples(scheme, labels, clients=10_000, key=Key(0), classes=1203)
+        }
         name = f"120,000 examples on 10,000 clients: {scheme}"
         rows.append(at_most(name, medians(work, repeats)[scheme], "s", 1))
     return rows

@@ -125,7 +125,9 @@ def test_a_photograph_without_user_or_place_has_none(inat):
     assert np.isnan(rows.places[:2]).all()
     assert not np.isnan(rows.places[2:]).any()
     train = ~rows.test
-    found = partition_examples("users", rows.labels[train], clients=None, key=Key(0), users=rows.users[train], classes=4)
+    found = partition_examples(
+        "users", rows.labels[train], clients=None, key=Key(0), users=rows.users[train], classes=4
+    )
     assert found.names == ("0", "1", "2")
     assert found.client[:3].tolist() == [-1, -1, 0]
     assert found.notes == ("left to no client: 2 training examples without a user",)

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import divide, leaf_cells, partition_examples, parents, token
+from unskew.data.partition import divide, leaf_cells, parents, partition_examples, token
 from unskew.data.population import Population
 
 s2 = pytest.importorskip("s2geometry")

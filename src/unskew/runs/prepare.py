@@ -26,8 +26,8 @@ from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, normalised
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition_examples
-from unskew.data.population import Clients, Ints, Partition, Population, emd, with_validation
 from unskew.data.photographs import Say
+from unskew.data.population import Clients, Ints, Partition, Population, emd, with_validation
 from unskew.data.sources import load, load_examples, moved
 from unskew.data.store import Cache
 from unskew.data.tables import cache_of, silent
