@@ -15,9 +15,9 @@ from pathlib import Path
 
 import unskew
 from unskew.analysis import MEASURES, parse_measure
-from unskew.analysis.cka import Similarity, apart
+from unskew.analysis.cka import Similarity, differ_clearly
+from unskew.analysis.measure import load_or_take
 from unskew.analysis.norms import unevenness
-from unskew.analysis.store import stored_or_taken
 from unskew.charts.files import svg
 from unskew.report.write import write_report
 from unskew.runs.finished import FinishedRun
@@ -91,11 +91,11 @@ def main() -> None:
     for name in ("even", "prototypes"):
         with FinishedRun(paths[name]) as run:
             for measure in ("skew", "curves", "cka", "norms", "separability", "confusion"):
-                stored_or_taken(run, parse_measure(measure))
+                load_or_take(run, parse_measure(measure))
     both = options.work / "comparison.html"
     comparison = write_report(*paths.values(), out=both)
     with FinishedRun(paths["skewed"]) as run:
-        measures = [stored_or_taken(run, parse_measure(name)) for name in MEASURES]
+        measures = [load_or_take(run, parse_measure(name)) for name in MEASURES]
     charts = {chart.name: chart for each in measures for chart in each.charts}
     lines = [
         "# Gallery",
@@ -140,7 +140,7 @@ def claims(paths: dict[str, Path]) -> list[str]:
     before = unevenness(norms["server"])
     after = {name: unevenness(norms["calibrated"][name]) for name in ("ccvr", PAPERS)}
     least = min(range(len(skewed) - 1), key=lambda place: skewed[place])
-    clear = apart(Similarity(**stored(paths["skewed"], "cka")), len(skewed) - 1, least)
+    clear = differ_clearly(Similarity(**stored(paths["skewed"], "cka")), len(skewed) - 1, least)
     silhouettes = {name: stored(path, "separability")["silhouette"] for name, path in paths.items()}
     rows = [
         ("the deeper the layer, the less alike local models are (CCVR)", falls == len(skewed) - 1,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unskew.core.files import write_whole
-from unskew.reproduce.cells import Asked
-from unskew.reproduce.recipe import recipe
-from unskew.reproduce.results import CellResult, Gain, TableResult, table_result
+from unskew.reproduce.cells import Variant
+from unskew.reproduce.recipe import load_recipe
+from unskew.reproduce.results import CellResult, Gain, TableResult, read_table
 
 PAGE = Path(__file__).parent / "trust.md"
 KEPT = Path(__file__).parent.parent / "recipes" / "results"
@@ -35,7 +35,7 @@ FINDINGS: tuple[tuple[str, str, dict[tuple[str, str], str]], ...] = (
 
 def differences_table() -> str:
     """What each known difference is worth: accuracy, and the gain over the set-up of the recipes."""
-    result = table_result(recipe("ours/differences"), Asked("small"), KEPT)
+    result = read_table(load_recipe("ours/differences"), Variant("small"), KEPT)
     lines = []
     for each in result.cells:
         gain = result.gain(each)
@@ -48,7 +48,7 @@ def paper_table() -> str:
     lines = []
     seen = set()
     for name in AT_PAPER:
-        result = table_result(recipe(name), Asked("paper"), KEPT)
+        result = read_table(load_recipe(name), Variant("paper"), KEPT)
         for each in result.cells:
             key = (each.cell.training, each.cell.after)
             if each.ours is not None and key not in seen:
@@ -61,7 +61,7 @@ def findings_table() -> str:
     """What the papers' figures without numbers say, and what was measured at both scales."""
     lines = []
     for said, name, cells in FINDINGS:
-        results = [table_result(recipe(name), Asked(scale), KEPT) for scale in ("small", "paper")]
+        results = [read_table(load_recipe(name), Variant(scale), KEPT) for scale in ("small", "paper")]
         lines.append([said, name, *(_measured(result, cells) for result in results)])
     return _table(["the paper says", "recipe", "at `small`", "at the paper's scale"], lines, numbers=False)
 

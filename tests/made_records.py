@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from unskew.reproduce.cells import Asked, cells_of, seeds_of, training_name
-from unskew.reproduce.recipe import recipe
-from unskew.reproduce.records import Record, run_folder, write_record
+from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training
+from unskew.reproduce.recipe import load_recipe
+from unskew.reproduce.records import RunRecord, run_folder, write_record
 from unskew.runs.config import Config, deciding
 from unskew.runs.result import Calibration, Result
 
@@ -21,29 +21,29 @@ def result(config: Config, path: Path, accuracy: float, calibrations=None) -> Re
     )  # fmt: skip
 
 
-def record(out: Path, config: Config, accuracy: float, calibrations=None, **more) -> Record:
+def record(out: Path, config: Config, accuracy: float, calibrations=None, **more) -> RunRecord:
     """A record in a folder of results."""
-    name = training_name(config)
+    name = name_training(config)
     path = run_folder(out, name, config.seed)
     rounds = range(1, config.rounds + 1)
     curve = [{"round": n, "accuracy": accuracy * n / config.rounds, "batches_max": 4} for n in rounds]
-    made = Record(name, result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
+    made = RunRecord(name, result(config, path, accuracy, calibrations), more.pop("curve", curve), **more)
     write_record(out, made)
     return made
 
 
 def fill(
-    out: Path, name: str, asked: Asked, accuracy=lambda cell, seed: 0.5, calibrated=lambda cell, seed: 0.6
+    out: Path, name: str, asked: Variant, accuracy=lambda cell, seed: 0.5, calibrated=lambda cell, seed: 0.6
 ) -> None:
     """Records for the cells of a recipe that are done at the scale, also those of the baselines."""
-    one = recipe(name)
+    one = load_recipe(name)
     trainings: dict[str, tuple[Config, list]] = {}
-    for cell in [cell for cell in cells_of(one, asked) if cell.done]:
+    for cell in [cell for cell in make_cells(one, asked) if cell.done]:
         trainings.setdefault(cell.training, (cell.config, []))[1].append(cell)
         if cell.baseline is not None:
-            trainings.setdefault(training_name(cell.baseline), (cell.baseline, []))
+            trainings.setdefault(name_training(cell.baseline), (cell.baseline, []))
     for config, cells in trainings.values():
-        for seed in seeds_of(one, asked):
+        for seed in list_seeds(one, asked):
             first = cells[0] if cells else None
             after = {cell.after: calibrated(cell, seed) for cell in cells if cell.after}
             record(out, replace(config, seed=seed), accuracy(first, seed) if first else 0.8, after)

@@ -7,8 +7,7 @@ TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself would take 
 if TYPE_CHECKING:
     from typing import Any
 
-    from unskew.analysis import analyse
-    from unskew.analysis.together import draw_runs
+    from unskew.analysis import analyse, draw_runs
     from unskew.api import resume, run, run_seeds, sweep
     from unskew.calibration.calibrate import calibrate
     from unskew.calibration.classifier import CalibratedClassifier, Lift
@@ -64,7 +63,7 @@ _HOME = {
     "analyse": "analysis",
     "calibrate": "calibration.calibrate",
     "calibrate_run": "runs.finished",
-    "draw_runs": "analysis.together",
+    "draw_runs": "analysis",
     "load": "runs.finished",
     "open_logger": "loggers",
     "resume": "api",

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
     from unskew.engines.outcomes import add_outcomes
-    from unskew.loggers.logger import Backend, Facts, Figures
+    from unskew.loggers.backends import Backend, Facts, Figures
     from unskew.models.layers import Network
     from unskew.models.networks import Shape
     from unskew.round.algorithm import Algorithm, Method
@@ -200,7 +200,7 @@ _NAMES = {
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
     "engines.outcomes": "add_outcomes",
-    "loggers.logger": "Backend Facts Figures",
+    "loggers.backends": "Backend Facts Figures",
     "models.layers": "Network",
     "models.networks": "Shape",
     "round.algorithm": "Algorithm Method",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from unskew.analysis import parse_measure, store
+from unskew.analysis import measure, parse_measure
 from unskew.console.main import main
 from unskew.data import sources
 from unskew.runs import train
@@ -103,12 +103,12 @@ def finished_run(run: Path, **options):
 
 def measured(opened: FinishedRun, source: str, *, again: bool = True):
     """The measure of this text: taken, or with ``again=False`` as it is stored where that still fits."""
-    return store.stored_or_taken(opened, parse_measure(source), again=again)
+    return measure.load_or_take(opened, parse_measure(source), again=again)
 
 
 def known(opened: FinishedRun, source: str):
     """The measure of this text as it is stored."""
-    return store.stored_measure(opened, parse_measure(source))
+    return measure.load_measure(opened, parse_measure(source))
 
 
 def content(

@@ -450,10 +450,10 @@ def uneven(offsets, gap):
 
 def test_a_layer_is_called_least_similar_only_where_other_clients_would_not_change_that():
     even = uneven(np.zeros(6), 0.02)
-    assert cka.apart(even, 1, 0)
+    assert cka.differ_clearly(even, 1, 0)
     assert "The classifier is the least similar layer" in cka.cka_findings(even)[0]
     mixed = uneven(np.array([0.2, -0.2, 0.1, -0.1, 0.05, -0.05]), 0.02)
-    assert not cka.apart(mixed, 1, 0)
+    assert not cka.differ_clearly(mixed, 1, 0)
     (said,) = cka.cka_findings(mixed)
     assert said.startswith(
         "The least similar layers across clients are the classifier (0.580) and fc1 (0.600), too close"
@@ -474,7 +474,7 @@ def test_the_jackknife_is_its_definition():
         means = [float(each[keep].mean()) for each in (tables[1], moved)]
         both = Similarity(3, 10, list(range(7)), ["a", "b"], [tables[1].tolist(), moved.tolist()], means, [])
         assert means[1] - means[0] == pytest.approx(shift * error)
-        assert cka.apart(both, 0, 1) == (shift > 2)
+        assert cka.differ_clearly(both, 0, 1) == (shift > 2)
 
 
 def test_after_the_activation_a_layer_is_what_enters_the_next(finished):

@@ -101,7 +101,7 @@ def test_pictures_of_the_tables():
     assert "50.00% right" in charts[1].title
     cells = charts[1].marks[0]
     assert cells.values == [[0.25, 0.25, 0.5], [None] * 3, [None, None, 1.0]]
-    each = confusion.each_class(made())
+    each = confusion.draw_classes(made())
     assert list(each) == ["a", "b", "c"]
     assert [list(bars.height) for bars in each["a"].marks] == [[0.25, 0.25, 0.5], [0.75, 0.0, 0.25]]
     for chart in [*charts, *each.values()]:

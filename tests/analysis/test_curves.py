@@ -9,7 +9,7 @@ import pytest
 from analysis.finished import finished_run, metrics, result, unsealed
 from unskew.analysis import curves
 from unskew.analysis.curves import Curves
-from unskew.analysis.ranking import setting_names
+from unskew.analysis.ranking import name_settings
 from unskew.charts import Band, Line
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
@@ -122,11 +122,11 @@ def test_one_run_alone_has_no_band_and_other_settings_a_line_of_their_own():
 
 def test_names_keep_what_differs_alone():
     found = [SETTINGS, SETTINGS | {"per_round": "1"}, SETTINGS | {"data": "mnist", "lr": "0.1"}]
-    assert setting_names(found) == [
+    assert name_settings(found) == [
         "fedavg · digits · per round 5 · lr 0.01", "fedavg · digits · per round 1 · lr 0.01",
         "fedavg · mnist · per round 5 · lr 0.1",
     ]  # fmt: skip
-    assert setting_names(found[:1]) == ["fedavg"]
+    assert name_settings(found[:1]) == ["fedavg"]
 
 
 def test_seeds_evaluated_at_other_rounds_meet_where_both_were():
@@ -165,7 +165,7 @@ def test_a_line_that_ends_before_some_of_its_seeds_do_is_said():
 
 
 def test_an_option_that_some_settings_were_not_given_is_named_so():
-    assert setting_names([SETTINGS | {"patience": "2"}, SETTINGS]) == [
+    assert name_settings([SETTINGS | {"patience": "2"}, SETTINGS]) == [
         "fedavg · patience 2",
         "fedavg · without patience",
     ]
@@ -187,7 +187,7 @@ def test_settings_that_matter_are_part_of_the_label(runs_of):
     for options in ({}, {"lr": 0.1}, {"epochs": 2}, {"model": "outside_models:linear"}, {"batch": 16}):
         with finished_run(runs_of(rounds=1, **options)) as opened:
             found.append(curves.take_curves(opened))
-    assert len(set(setting_names([each.settings for each in found]))) == 5
+    assert len(set(name_settings([each.settings for each in found]))) == 5
     with finished_run(runs_of(rounds=1, seed=1)) as opened:
         assert curves.take_curves(opened).settings == found[0].settings
 

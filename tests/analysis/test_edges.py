@@ -33,7 +33,7 @@ def test_a_folder_that_may_only_be_read_can_still_be_looked_at(run, tmp_path, mo
     def refused(path, contents):
         raise UserError(f"{path} cannot be written: Read-only file system")
 
-    monkeypatch.setattr("unskew.analysis.store.write_sealed", refused)
+    monkeypatch.setattr("unskew.analysis.measure.write_sealed", refused)
     made = write_report(run, out=tmp_path / "page.html", only=["skew", "curves"])
     assert (tmp_path / "page.html").stat().st_size > 1000
     notes = [note for section in made.sections for note in section.notes]

@@ -10,7 +10,7 @@ from torch import nn
 from analysis.finished import NAMES, content, finished_run, undisturbed
 from federation import federation
 from unskew.analysis import inversion
-from unskew.analysis.inversion import Inversion, inverted, psnr, ssim
+from unskew.analysis.inversion import Inversion, invert, psnr, ssim
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
@@ -42,7 +42,7 @@ def test_a_linear_encoder_that_can_be_undone_gives_its_images_away():
     with torch.no_grad():
         images = side.train.batch(torch.arange(3))[0]
         targets = side.network.encoder(images)
-    found = inverted(side, targets, 400, 0.1, 0.0, QUIET)
+    found = invert(side, targets, 400, 0.1, 0.0, QUIET)
     for made, image in zip(found, images, strict=True):
         assert psnr(side, made, image) > 35
         assert ssim(side, made, image) > 0.99
@@ -51,7 +51,7 @@ def test_a_linear_encoder_that_can_be_undone_gives_its_images_away():
 def test_pixels_stay_between_black_and_white():
     """A feature that no image has: the search must not leave what a picture can be."""
     side = bench_of()
-    found = inverted(side, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
+    found = invert(side, torch.full((1, 64), 50.0, dtype=torch.float64), 50, 0.5, 0.0, QUIET)
     low, high = inversion._ends(side)
     assert (found >= low - 1e-12).all()
     assert (found <= high + 1e-12).all()
@@ -68,7 +68,7 @@ def test_smoothness_makes_neighbours_alike():
     def rough(images):
         return float((images[..., 1:] - images[..., :-1]).square().mean())
 
-    plain, smooth = (inverted(side, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
+    plain, smooth = (invert(side, targets, 200, 0.05, weight, QUIET) for weight in (0.0, 50.0))
     assert rough(smooth) < 0.5 * rough(plain)
 
 
@@ -76,7 +76,7 @@ def test_no_target_changes_another_s_image():
     side = bench_of("tiny-cnn")
     with torch.no_grad():
         targets = side.network.encoder(side.train.batch(torch.arange(2))[0])
-    both, alone = inverted(side, targets, 20, 0.05, 0.1, QUIET), inverted(side, targets[:1], 20, 0.05, 0.1, QUIET)
+    both, alone = invert(side, targets, 20, 0.05, 0.1, QUIET), invert(side, targets[:1], 20, 0.05, 0.1, QUIET)
     torch.testing.assert_close(both[:1], alone, rtol=1e-9, atol=1e-9)
 
 
@@ -160,7 +160,7 @@ def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
 
     def keep(side, targets, *rest):
         asked.append(targets)
-        return inverted(side, targets, *rest)
+        return invert(side, targets, *rest)
 
     monkeypatch.setattr(inversion, "inverted", keep)
     with finished_run(finished) as opened:

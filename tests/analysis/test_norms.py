@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed, unsealed
 from unskew.analysis import norms
-from unskew.analysis.norms import Norms, correlation, own_lengths, unevenness
+from unskew.analysis.norms import Norms, correlation, row_lengths, unevenness
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings
@@ -29,7 +29,7 @@ def test_rows_of_a_classifier_made_by_hand():
     made[2, 2:6] = 1
     made[1], made[3] = -made[0], -made[2]
     for shift in (0.0, 100.0):
-        assert own_lengths(made + shift) == pytest.approx([5.0, 5.0, 2.0, 2.0] + [0.0] * 6, abs=1e-9)
+        assert row_lengths(made + shift) == pytest.approx([5.0, 5.0, 2.0, 2.0] + [0.0] * 6, abs=1e-9)
 
 
 def test_unevenness_is_the_deviation_over_the_mean():

@@ -7,7 +7,7 @@ import torch
 
 from analysis.finished import NAMES, SMALL, finished_run, images, result, undisturbed
 from unskew.analysis import projection
-from unskew.analysis.projection import Projection, embedded
+from unskew.analysis.projection import Projection, embed
 from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
@@ -27,7 +27,7 @@ def test_the_same_seed_gives_the_same_places_twice(finished):
 
 def test_neighbours_stay_neighbours():
     """Two groups far apart: the nearest place to each is one of its own group."""
-    places = embedded(features(), 5.0, 7)
+    places = embed(features(), 5.0, 7)
     assert places.shape == (30, 2)
     far = torch.cdist(places, places).fill_diagonal_(float("inf"))
     assert (far.argmin(1) % 2 == torch.arange(30) % 2).all()
@@ -36,8 +36,8 @@ def test_neighbours_stay_neighbours():
 def test_another_seed_gives_other_places():
     """Nothing varies: only the draw decides."""
     constant = torch.ones(6, 3)
-    assert not torch.equal(embedded(constant, 5.0, 1), embedded(constant, 5.0, 2))
-    assert torch.equal(embedded(constant, 5.0, 1), embedded(constant, 5.0, 1))
+    assert not torch.equal(embed(constant, 5.0, 1), embed(constant, 5.0, 2))
+    assert torch.equal(embed(constant, 5.0, 1), embed(constant, 5.0, 1))
 
 
 def test_all_panels_have_the_same_places_and_the_images_their_own_classes(finished):
@@ -89,16 +89,16 @@ def test_fewer_than_five_test_images_are_too_few(tmp_path):
 
 def test_five_images_have_places_whatever_the_perplexity():
     """t-SNE wants a perplexity below the number of images: a third of the others is taken instead."""
-    assert embedded(features(5), 30.0, 0).isfinite().all()
+    assert embed(features(5), 30.0, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_features_of_few_dimensions_have_places_too(d):
-    assert embedded(features(20, d), 5.0, 0).isfinite().all()
+    assert embed(features(20, d), 5.0, 0).isfinite().all()
 
 
 def test_features_that_do_not_vary_have_places_too():
-    assert embedded(torch.full((12, 4), 0.3), 30.0, 0).isfinite().all()
+    assert embed(torch.full((12, 4), 0.3), 30.0, 0).isfinite().all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -106,7 +106,7 @@ def test_features_that_are_no_numbers_are_missing(value):
     broken = features()
     broken[3, 2] = value
     with pytest.raises(Missing, match="NaN or infinity"):
-        embedded(broken, 5.0, 0)
+        embed(broken, 5.0, 0)
 
 
 def made(truth, before):

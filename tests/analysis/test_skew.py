@@ -94,7 +94,7 @@ def test_one_client_holds_the_whole_and_is_at_no_distance():
     found = measured([0, 0, 0], [2, 1, 2], 1, 3)
     assert (found.sizes, found.counts, found.distances, found.emd) == ([3], [[0, 1, 2]], [0.0], 0.0)
     assert skew.skew_findings(found) == ["One client holds all 3 examples: nothing is skewed."]
-    for chart in [*skew.draw_skew(found), *skew.each_client(found).values()]:
+    for chart in [*skew.draw_skew(found), *skew.draw_clients(found).values()]:
         assert svg(chart).startswith("<svg")
 
 
@@ -104,7 +104,7 @@ def test_clients_without_examples_stay_and_count_for_nothing():
     assert found.counts[2] == [3, 1]
     assert found.few == 2  # of the one client that holds anything
     assert found.emd == 0
-    for chart in [*skew.draw_skew(found), *skew.each_client(found).values()]:
+    for chart in [*skew.draw_skew(found), *skew.draw_clients(found).values()]:
         assert svg(chart).startswith("<svg")
 
 
@@ -151,8 +151,8 @@ def test_the_shown_are_as_many_as_asked_for():
 def test_clients_that_are_users_have_their_names():
     found = measured([0, 1, 1], [0, 1, 1], 2, 2, names=("ann", "bob"))
     assert found.names == ["ann", "bob"]
-    assert list(skew.each_client(found)) == ["ann", "bob"]
-    assert "bob" in skew.each_client(found)["bob"].title
+    assert list(skew.draw_clients(found)) == ["ann", "bob"]
+    assert "bob" in skew.draw_clients(found)["bob"].title
 
 
 def test_the_words_tell_the_sizes_the_classes_and_the_emd():
@@ -169,7 +169,7 @@ def test_the_words_tell_the_sizes_the_classes_and_the_emd():
 
 def test_a_client_beside_the_whole():
     found = measured([0] * 2 + [1] * 6, [0, 0, 1, 1, 1, 0, 0, 0], 2, 2)
-    bars, line = skew.each_client(found)["1"].marks
+    bars, line = skew.draw_clients(found)["1"].marks
     assert list(bars.height) == [0.5, 0.5]
     assert list(line.y) == [5 / 8, 3 / 8]
 
@@ -265,7 +265,7 @@ def test_very_many_clients_are_told_by_quantiles():
     charts = {chart.name: chart for chart in skew.draw_skew(found)}
     assert charts["skew-sizes"].marks[0].x[-1] == pytest.approx(20_000)
     assert all(svg(chart) for chart in charts.values())
-    alone = skew.each_client(found)
+    alone = skew.draw_clients(found)
     assert all(len(chart.marks[0].x) <= 30 for chart in alone.values())
     assert sum(len(chart.marks[0].x) for chart in alone.values()) > 60
 
@@ -273,6 +273,6 @@ def test_very_many_clients_are_told_by_quantiles():
 def test_the_largest_classes_of_a_client_are_shown_where_there_are_many():
     labels = np.repeat(np.arange(150), np.arange(150) + 1)
     found = measured(np.zeros(len(labels), np.int32), labels, 1, 150)
-    (chart,) = skew.each_client(found).values()
+    (chart,) = skew.draw_clients(found).values()
     assert [word for _, word in chart.x.ticks] == [f"c{c}" for c in range(149, 119, -1)]
     assert chart.x.label == "class, the largest of 150"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unskew.charts import Axis
-from unskew.charts.scales import Scale, breadth, ends, fit, known, place, ticks, words, wrap
+from unskew.charts.scales import Scale, breadth, ends, fit, format_numbers, locate, ticks, to_number, wrap
 from unskew.core.errors import UserError
 
 ODD = (None, math.nan, math.inf, -math.inf, 1e305, 10**400)
@@ -21,20 +21,20 @@ def said(low, high, most=6, kind="number", log=False):
 
 def test_what_is_not_a_number_has_no_place():
     scale = Scale(0, 10, 100, 200)
-    assert [known(value) for value in ODD] == [None] * 6
-    assert [place(scale, value) for value in ODD] == [None] * 6
-    assert [place(scale, value) for value in (0, 2.5, 10)] == [100, 125, 200]
+    assert [to_number(value) for value in ODD] == [None] * 6
+    assert [locate(scale, value) for value in ODD] == [None] * 6
+    assert [locate(scale, value) for value in (0, 2.5, 10)] == [100, 125, 200]
 
 
 def test_a_scale_may_run_backwards_and_places_far_off_stay_small():
-    assert place(Scale(0, 10, 200, 100), 2.5) == 175
-    assert abs(place(Scale(0, 1, 0, 100), 1e290)) <= 2000
+    assert locate(Scale(0, 10, 200, 100), 2.5) == 175
+    assert abs(locate(Scale(0, 1, 0, 100), 1e290)) <= 2000
 
 
 def test_on_a_logarithmic_scale_factors_are_distances_and_zero_has_no_place():
     scale = Scale(1, 1000, 0, 300, log=True)
-    assert [place(scale, value) for value in (1, 10, 100, 1000)] == pytest.approx([0, 100, 200, 300])
-    assert [place(scale, value) for value in (0, -5)] == [None, None]
+    assert [locate(scale, value) for value in (1, 10, 100, 1000)] == pytest.approx([0, 100, 200, 300])
+    assert [locate(scale, value) for value in (0, -5)] == [None, None]
 
 
 @given(st.lists(finite, min_size=1), st.booleans(), st.sampled_from(("number", "percent", "count", "bytes", "seconds")))
@@ -108,7 +108,7 @@ def test_ticks_are_round_in_order_evenly_spaced_and_not_too_many(low, span, most
 def test_percent_reads_as_percent():
     assert said(0, 1, 5, "percent") == ["0%", "20%", "40%", "60%", "80%", "100%"]
     assert said(0.9, 0.92, 4, "percent") == ["90.0%", "90.5%", "91.0%", "91.5%", "92.0%"]
-    assert words([0.5], "percent") == ["50%"]
+    assert format_numbers([0.5], "percent") == ["50%"]
 
 
 def test_counts_have_separators_and_whole_ticks_only():
@@ -118,7 +118,7 @@ def test_counts_have_separators_and_whole_ticks_only():
 
 
 def test_bytes_have_units_of_thousands():
-    assert words([0, 500, 1000, 2.5e6, 1e9], "bytes") == ["0 B", "500 B", "1 kB", "2.5 MB", "1 GB"]
+    assert format_numbers([0, 500, 1000, 2.5e6, 1e9], "bytes") == ["0 B", "500 B", "1 kB", "2.5 MB", "1 GB"]
 
 
 def test_seconds_become_minutes_and_hours_at_steps_of_the_clock():
@@ -139,10 +139,10 @@ def test_a_logarithmic_axis_has_powers_of_ten_fewer_when_there_are_many_and_more
 
 
 def test_numbers_beside_each_other_have_the_same_decimals_and_no_zero_is_negative():
-    assert words([-0.0, 0.5, 1]) == ["0.0", "0.5", "1.0"]
-    assert words([1e-6, 2e-6]) == ["1e-6", "2e-6"]
-    assert words([2e12]) == ["2e12"]
-    assert words([]) == []
+    assert format_numbers([-0.0, 0.5, 1]) == ["0.0", "0.5", "1.0"]
+    assert format_numbers([1e-6, 2e-6]) == ["1e-6", "2e-6"]
+    assert format_numbers([2e12]) == ["2e12"]
+    assert format_numbers([]) == []
 
 
 @given(st.text(), st.floats(1, 500))

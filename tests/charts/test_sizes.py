@@ -9,8 +9,8 @@ from PIL import Image
 
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import chart_bytes, for_paper, length
-from unskew.charts.layout import drawing
-from unskew.charts.scales import Text, breadth, broken
+from unskew.charts.layout import lay_out
+from unskew.charts.scales import Text, breadth, break_lines
 from unskew.core.errors import UserError
 
 NAMES = [
@@ -26,7 +26,7 @@ def chart(names=NAMES, **knobs):
 
 
 def texts(drawn):
-    return [shape for layer in drawing(drawn).layers for shape in layer.shapes if isinstance(shape, Text)]
+    return [shape for layer in lay_out(drawn).layers for shape in layer.shapes if isinstance(shape, Text)]
 
 
 @pytest.mark.parametrize("width", ["5cm", "8cm", "17cm"])
@@ -69,7 +69,7 @@ def test_the_size_is_the_one_that_was_chosen():
 
 def test_without_a_height_the_legend_takes_nothing_from_the_plot():
     few, many = for_paper(chart(["one"]), 315), for_paper(chart(), 315)
-    assert drawing(many).frame.height == pytest.approx(drawing(few).frame.height, abs=20)
+    assert lay_out(many).frame.height == pytest.approx(lay_out(few).frame.height, abs=20)
     assert many.height > few.height
 
 
@@ -91,7 +91,7 @@ def test_lengths_have_four_units():
 
 
 def test_a_word_that_is_wider_than_the_room_is_broken():
-    lines = broken("short " + "x" * 50, 100)
+    lines = break_lines("short " + "x" * 50, 100)
     assert all(breadth(line) <= 100 for line in lines)
     assert "".join(lines) == "short" + "x" * 50
-    assert broken("", 100) == [""]
+    assert break_lines("", 100) == [""]

@@ -16,7 +16,7 @@ from PIL import Image
 
 from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Picture, Rule, Words
 from unskew.charts.files import STYLE, svg, svg_sheet
-from unskew.charts.layout import drawing
+from unskew.charts.layout import lay_out
 from unskew.charts.scales import DARK, LIGHT, Text, breadth
 from unskew.core.errors import UserError
 
@@ -105,7 +105,7 @@ def test_every_chart_parses_and_says_what_is_seen(drawn):
 @drawn_from_the_gallery
 def test_no_two_texts_overlap_and_none_leaves_the_picture(drawn):
     boxes = []
-    for layer in drawing(drawn).layers:
+    for layer in lay_out(drawn).layers:
         for text in layer.shapes:
             if isinstance(text, Text) and not text.turn:
                 wide = breadth(text.text, text.size)
@@ -123,14 +123,14 @@ def test_no_two_texts_overlap_and_none_leaves_the_picture(drawn):
 
 @drawn_from_the_gallery
 def test_most_of_a_picture_is_what_it_shows(drawn):
-    frame = drawing(replace(drawn, square=False)).frame
+    frame = lay_out(replace(drawn, square=False)).frame
     assert frame.width >= 0.5 * drawn.width
     assert frame.height >= 0.45 * drawn.height
 
 
 @drawn_from_the_gallery
 def test_slanted_and_turned_texts_stay_in_the_picture_and_apart(drawn):
-    turned = [t for layer in drawing(drawn).layers for t in layer.shapes if isinstance(t, Text) and t.turn]
+    turned = [t for layer in lay_out(drawn).layers for t in layer.shapes if isinstance(t, Text) and t.turn]
     slanted = sorted((t for t in turned if t.turn == 45), key=lambda t: t.x)
     for text in slanted:
         reach = breadth(text.text) / math.sqrt(2)
@@ -297,7 +297,7 @@ def test_numbers_are_read_on_every_shade(theme):
     shades = np.linspace(0, 1, 50)
     drawn = chart(*(Cells([[float(v)]], 0, 1, ".2f") for v in shades))
     back, heat = (np.array([int(theme[name][i : i + 2], 16) for i in (1, 3, 5)]) for name in ("paper", "heat"))
-    cells = [layer for layer in drawing(drawn).layers if layer.colour in ("heat", "pale", "half", "full")]
+    cells = [layer for layer in lay_out(drawn).layers if layer.colour in ("heat", "pale", "half", "full")]
     pairs = [(a, b) for a, b in pairwise(cells) if a.colour == "heat" != b.colour]
     assert len(pairs) == 50
     for box, text in pairs:

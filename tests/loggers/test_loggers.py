@@ -13,7 +13,7 @@ import pytest
 import unskew
 from unskew import loggers
 from unskew.console.main import main
-from unskew.loggers.logger import Logger
+from unskew.loggers import Logger
 from unskew.round.driver import Metrics
 from unskew.runs.execute import Calibrated
 from unskew.runs.prepare import Overview

@@ -12,7 +12,7 @@ import pytest
 from unskew.analysis.measure import Choice, Column, Linked, Table
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import STYLE
-from unskew.report.page import MAX_OPEN_ROWS, Page, Section, formatted, to_html
+from unskew.report.page import MAX_OPEN_ROWS, Page, Section, format_value, to_html
 
 VOID = {"meta", "link", "br", "input", "img"}
 NASTY = "</script></style></svg></select></table>\"'<img src=x onerror=alert(1)>&lt;<!-- שלום 🦊 \u202e"
@@ -276,7 +276,7 @@ def test_a_cell_may_lead_somewhere_and_be_coloured_and_is_sorted_by_its_value():
     ],
 )
 def test_numbers_read_as_their_kind(value, kind, said):
-    assert formatted(value, kind) == said
+    assert format_value(value, kind) == said
 
 
 def test_numbers_without_end_are_sorted_as_such():

@@ -8,7 +8,7 @@ import pytest
 import unskew
 from unskew.analysis.confusion import MAX_PAIRS, MAX_TABLE_CLASSES
 from unskew.analysis.measure import Choice, Table
-from unskew.analysis.norms import some_rows
+from unskew.analysis.norms import sample_rows
 from unskew.charts import Bars, Cells, Chart, Dots, Line
 from unskew.core.types import ImageSet, Split
 from unskew.report.write import write_report
@@ -110,7 +110,7 @@ def test_confused_and_close_classes_are_ranked(page):
 
 @pytest.mark.parametrize(("has", "lacks"), [(0, 0), (3, 0), (0, 5000), (10, 9000), (4000, 4000), (9000, 10)])
 def test_some_rows_are_few_and_of_both_kinds(has, lacks):
-    kept = some_rows([1.0] * has + [0.0] * lacks, 1000)
+    kept = sample_rows([1.0] * has + [0.0] * lacks, 1000)
     assert len(kept) <= 1000
     assert len(set(kept)) == len(kept)
     assert any(at < has for at in kept) == bool(has)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from made_records import record
-from unskew.analysis.ranking import Candidate, difference
+from unskew.analysis.ranking import Contender, compare_pairs
 from unskew.charts.files import svg
 from unskew.console.main import main
 from unskew.core.errors import UserError
-from unskew.reproduce.cells import Asked, cells_of
-from unskew.reproduce.claim import all_records, claim_charts, federations, sentences, write_claim
-from unskew.reproduce.recipe import recipe
+from unskew.reproduce.cells import Variant, make_cells
+from unskew.reproduce.claim import describe_scenarios, draw_claim, group_scenarios, read_all_records, write_claim
+from unskew.reproduce.recipe import load_recipe
 from unskew.runs.config import Config
 
 BASE = Config(data="cifar10", model="simple-cnn", clients=10, rounds=4, partition="dirichlet(alpha=0.1, cap=true)")
@@ -30,12 +30,12 @@ def run(out, method="fedavg", accuracy=0.5, seeds=(0, 1, 2), jitter=0.001, **cal
 def test_the_best_is_told_from_the_rest_by_pairs_of_seeds(tmp_path):
     run(tmp_path, "fedavg", 0.5, ccvr=0.60, lda=0.65)
     run(tmp_path, "moon(mu=1.0)", 0.51, ccvr=0.61)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.label == "α = 0.1, 10 clients"
     assert one.best.name == "fedavg + lda"
     assert one.rivals == []  # seeds differ by a point, pairs by a tenth
     assert one.best_published.name == "moon(mu=1.0) + ccvr"
-    (said,) = sentences([one])
+    (said,) = describe_scenarios([one])
     assert said.startswith("α = 0.1, 10 clients: fedavg + lda, 65.0")
     assert "+15.00 points" in said
     assert "Not told apart" not in said
@@ -44,28 +44,28 @@ def test_the_best_is_told_from_the_rest_by_pairs_of_seeds(tmp_path):
 def test_what_the_seeds_do_not_tell_apart_is_not_ranked(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.02, lda=0.650)
     run(tmp_path, "scaffold", 0.5, jitter=0.001, lda=0.649)
-    (one,) = federations(all_records(tmp_path))
-    assert "Not told apart from it" in sentences([one])[0]
+    (one,) = group_scenarios(read_all_records(tmp_path))
+    assert "Not told apart from it" in describe_scenarios([one])[0]
 
 
 def test_with_few_seeds_no_winner_is_named(tmp_path):
     run(tmp_path, "fedavg", 0.5, seeds=(0, 1), lda=0.65)
-    (one,) = federations(all_records(tmp_path))
-    assert ": highest with 2 seeds, too few to call it best: fedavg + lda," in sentences([one])[0]
+    (one,) = group_scenarios(read_all_records(tmp_path))
+    assert ": highest with 2 seeds, too few to call it best: fedavg + lda," in describe_scenarios([one])[0]
 
 
 def test_a_bound_is_no_choice_and_central_training_no_federation(tmp_path):
     run(tmp_path, "fedavg", 0.5, oracle=0.99, lda=0.6)
     run(tmp_path, "centralised", 0.9)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert {choice.name for choice in one.choices} == {"fedavg", "fedavg + lda"}
 
 
 def test_what_costs_less_and_is_as_good_is_named(tmp_path):
     run(tmp_path, "fedavg", 0.645, lda=0.65)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.cheapest.name == "fedavg"
-    said = sentences([one])[0]
+    said = describe_scenarios([one])[0]
     assert "fedavg + lda, 65.03 ± 1.05 % over 3 seeds, 6.0 kB up, 12.0 s" in said
     assert "Within 1 point at 5.0 kB instead of 6.0 kB: fedavg" in said
 
@@ -77,17 +77,17 @@ def test_federations_of_other_skew_and_length_stay_apart(tmp_path):
         for partition, clients, rounds in ((even, 10, 4), (skewed, 50, 4), (skewed, 10, 8)):
             other = replace(BASE, partition=partition, clients=clients, rounds=rounds, seed=seed)
             record(tmp_path, other, 0.7, {"lda": 0.8})
-    labels = [each.label for each in federations(all_records(tmp_path))]
+    labels = [each.label for each in group_scenarios(read_all_records(tmp_path))]
     assert labels == ["α = 0.1, 10 clients, 4×5 epochs", "α = 0.1, 10 clients, 8×5 epochs",
                       "α = 0.5, 10 clients, 4×5 epochs", "α = 0.1, 50 clients, 4×5 epochs"]  # fmt: skip
 
 
 def test_a_papers_printed_best_stands_beside_ours_for_the_same_settings(tmp_path):
-    cells = cells_of(recipe("ccvr/table2"), Asked("paper"))
+    cells = make_cells(load_recipe("ccvr/table2"), Variant("paper"))
     fedavg = next(cell for cell in cells if (cell.row.name, cell.column.name) == ("FedAvg", "α = 0.1"))
     for seed in (0, 1, 2):
         record(tmp_path, replace(fedavg.config, seed=seed), 0.6, {"lda": 0.66 + seed / 1000})
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     where, value = one.printed
     assert str(value) == "62.68 ± 0.54"  # with CCVR; the oracle's 64.70 does not count
     assert where.startswith("FedAvg + CCVR")
@@ -97,7 +97,7 @@ def test_a_papers_printed_best_stands_beside_ours_for_the_same_settings(tmp_path
 
 def test_the_page_has_one_figure_whose_points_lead_to_runs(tmp_path, capsys):
     run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
-    (chart,) = claim_charts(federations(all_records(tmp_path)), tmp_path)
+    (chart,) = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
     assert svg(chart).count("<a href=") == 3
     with pytest.raises(SystemExit) as ended:
         main(["reproduce", "--claim", "--out", str(tmp_path)])
@@ -114,7 +114,7 @@ def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
     for noise in (20, 80):
         drawn = f"unskew.data.synthetic_set:population(users=40, noise={noise})"
         record(tmp_path, replace(BASE, data=drawn, partition="users"), 0.3, {"lda": 0.4})
-    every = federations(all_records(tmp_path))
+    every = group_scenarios(read_all_records(tmp_path))
     assert [each.data for each in every] == ["cifar10", "population", "population"]
     assert every[0].label.startswith("cifar10, α = 0.1")
     assert len({each.label for each in every}) == 3  # knobs tell two of one name apart
@@ -131,16 +131,16 @@ def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
 
 def test_without_records_one_message(tmp_path):
     with pytest.raises(UserError, match="no results to choose from"):
-        all_records(tmp_path)
+        read_all_records(tmp_path)
 
 
 def test_with_two_choices_the_interval_is_the_paired_one_of_student(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.01, lda=0.6)
     run(tmp_path, "scaffold", 0.55, jitter=0.002)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     two = replace(one, choices=(one.choices[0], one.choices[2]))
     found = two.gap(two.choices[1], two.choices[0])
-    wanted = difference(*(Candidate("", "", each.scores) for each in reversed(two.choices)))
+    wanted = compare_pairs(*(Contender("", "", each.scores) for each in reversed(two.choices)))
     assert (found.mean, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
 
 
@@ -149,7 +149,7 @@ def test_dozens_of_choices_do_not_hide_a_large_gap(tmp_path):
     many = {f"ccvr(per_class={number})": 0.6 + 0.0005 * (number % 7) for number in range(1, 45)}
     run(tmp_path, "fedavg", 0.5, jitter=0.004, **many)
     run(tmp_path, "scaffold", 0.5, jitter=0.004, lda=0.7)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.best.name == "scaffold + lda"
     assert one.rivals == []
     gap = one.gap(one.best, one.plain)
@@ -159,7 +159,7 @@ def test_dozens_of_choices_do_not_hide_a_large_gap(tmp_path):
 def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.0001, ccvr=0.6, uscc=0.6, lda=0.61, ridge=0.6)
     run(tmp_path, "scaffold", 0.6, jitter=0.03)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     wild = next(each for each in one.choices if each.name == "scaffold")
     calm = next(each for each in one.choices if each.name == "fedavg + lda")
     noisy, quiet = one.gap(wild, one.plain), one.gap(calm, one.plain)
@@ -170,7 +170,7 @@ def test_a_lucky_seed_is_not_the_best_of_the_papers(tmp_path):
     run(tmp_path, "fedavg", 0.5, uscc=0.60, lda=0.65)
     run(tmp_path, "fedprox(mu=0.001)", 0.52, seeds=(0,), uscc=0.64)
     run(tmp_path, "scaffold", 0.52, seeds=(0,), lda=0.70)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.best_published.name == "fedavg + uscc"
     assert one.best_unpublished.name == "fedavg + lda"
 
@@ -179,11 +179,11 @@ def test_rates_belong_to_the_choice_and_are_named_where_there_are_several(tmp_pa
     for lr, accuracy in ((0.1, 0.6), (0.01, 0.5)):
         for method, more in (("fedavg", 0.0), ("fedavgm(beta=0.9)", -0.05)):
             record(tmp_path, replace(BASE, method=method, lr=lr), accuracy + more)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert len(one.choices) == 4
     assert one.best.name == "fedavg, rate 0.1"
     assert one.plain is one.best
-    (chart,) = claim_charts([one], tmp_path)
+    (chart,) = draw_claim([one], tmp_path)
     assert "fedavg, rate 0.1" in chart.alt
 
 
@@ -191,13 +191,13 @@ def test_a_federation_names_its_network_where_it_is_frozen_or_there_are_several(
     for model, train in (("simple-cnn", "all"), ("lenet-64", "all"), ("lenet-64", "classifier")):
         for method in ("fedavg", "scaffold"):
             record(tmp_path, replace(BASE, method=method, model=model, train=train), 0.5)
-    labels = [each.label for each in federations(all_records(tmp_path))]
+    labels = [each.label for each in group_scenarios(read_all_records(tmp_path))]
     assert sorted(labels) == [
         "α = 0.1, 10 clients, classifier of lenet-64 alone",
         "α = 0.1, 10 clients, lenet-64",
         "α = 0.1, 10 clients, simple-cnn",
     ]
-    charts = claim_charts(federations(all_records(tmp_path)), tmp_path)
+    charts = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
     assert sorted(each.name for each in charts) == ["claim-cifar10-lenet-64", "claim-cifar10-simple-cnn"]
 
 
@@ -205,7 +205,7 @@ def test_what_all_columns_of_a_figure_share_is_said_once(tmp_path):
     for per_round in (2, 5):
         for method in ("fedavg", "scaffold"):
             record(tmp_path, replace(BASE, method=method, per_round=per_round), 0.5)
-    (chart,) = claim_charts(federations(all_records(tmp_path)), tmp_path)
+    (chart,) = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
     assert chart.title.endswith(": α = 0.1, 10 clients")
     assert [name for _, name in chart.x.ticks] == ["2 a round", "5 a round"]
 
@@ -214,9 +214,9 @@ def test_without_training_a_calibration_stands_alone(tmp_path):
     for epochs in (2, 10):
         record(tmp_path, replace(BASE, rounds=0, epochs=epochs), 0.1, {"lda": 0.45})
     run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
-    every = federations(all_records(tmp_path))
+    every = group_scenarios(read_all_records(tmp_path))
     assert [each.label for each in every] == ["α = 0.1, 10 clients, 4×5 epochs", "α = 0.1, 10 clients, no training"]
-    assert "above FedAvg" not in sentences(every)[1]
+    assert "above FedAvg" not in describe_scenarios(every)[1]
     write_claim(tmp_path)
     beyond = (tmp_path / "claim.md").read_text(encoding="utf-8").partition("## Beyond the papers")[2]
     assert "4×5 epochs" in beyond
@@ -226,15 +226,15 @@ def test_without_training_a_calibration_stands_alone(tmp_path):
 def test_methods_that_were_never_calibrated_are_named(tmp_path):
     run(tmp_path, "fedavg", 0.5)
     run(tmp_path, "scaffold", 0.5, lda=0.65)
-    (said,) = sentences(federations(all_records(tmp_path)))
+    (said,) = describe_scenarios(group_scenarios(read_all_records(tmp_path)))
     assert "Tried only without calibration: fedavg." in said
     run(tmp_path, "fedavg", 0.5, lda=0.6)
-    assert "only without calibration" not in sentences(federations(all_records(tmp_path)))[0]
+    assert "only without calibration" not in describe_scenarios(group_scenarios(read_all_records(tmp_path)))[0]
 
 
 def test_a_fourth_seed_of_some_does_not_rule_out_those_with_three(tmp_path):
     run(tmp_path, "fedavg", 0.5, lda=0.65)
     run(tmp_path, "scaffold", 0.6)
     record(tmp_path, replace(BASE, method="scaffold", seed=3), 0.6)
-    (one,) = federations(all_records(tmp_path))
+    (one,) = group_scenarios(read_all_records(tmp_path))
     assert one.best.name == "fedavg + lda"

@@ -9,19 +9,24 @@ import unskew
 from unskew.console.main import main
 from unskew.core.machine import cores
 from unskew.reproduce import plan as carrying
-from unskew.reproduce.cells import Asked, training_name
-from unskew.reproduce.estimate import (
-    Size,
+from unskew.reproduce.cells import Variant, name_training
+from unskew.reproduce.plan import (
+    DataSize,
+    PlannedRun,
     Speeds,
-    examples_of,
-    seconds_for,
-    seconds_to_store,
-    seconds_together,
-    size_of,
+    Watcher,
+    count_examples,
+    do_runs,
+    estimate_all,
+    estimate_run,
+    estimate_storing,
+    explain_missing_data,
+    find_missing_data,
+    find_size,
+    plan_runs,
 )
-from unskew.reproduce.plan import Job, Watcher, carry_out, how_to_get, jobs_of, missing_data
-from unskew.reproduce.recipe import names, recipe
-from unskew.reproduce.records import Record, read_record
+from unskew.reproduce.recipe import load_recipe, recipe_names
+from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
 
@@ -63,7 +68,9 @@ def test_a_table_is_reproduced_on_the_digits_and_says_what_it_is(made, capsys):
 def test_one_training_serves_all_cells_and_equals_the_run_alone(made, tmp_path):
     trained = sorted(path.name for path in (made / "runs").iterdir())
     assert len(trained) == 2
-    job = next(job for job in jobs_of([(recipe("fedeccr/costs"), Asked("smoke", "digits"))]) if job.calibrations)
+    job = next(
+        job for job in plan_runs([(load_recipe("fedeccr/costs"), Variant("smoke", "digits"))]) if job.calibrations
+    )
     found = read_result(made / "runs" / job.training / "seed0")
     settings = {name: value for name, value in vars(job.config).items() if value is not None}
     alone = unskew.run(
@@ -109,9 +116,9 @@ def test_without_data_one_message_says_how_to_get_them_or_to_do_without(tmp_path
 
 def test_data_that_are_partly_there_are_used(tmp_path):
     (tmp_path / "cinic10" / "train" / "airplane").mkdir(parents=True)
-    missing = missing_data(["cifar10", "cinic10", "digits", "mine:data", "table:x.csv"], str(tmp_path))
+    missing = find_missing_data(["cifar10", "cinic10", "digits", "mine:data", "table:x.csv"], str(tmp_path))
     assert list(missing) == ["cifar10"]
-    assert "unskew data fetch cifar10" in how_to_get(["cifar10"], "unskew reproduce x", ["digits"])
+    assert "unskew data fetch cifar10" in explain_missing_data(["cifar10"], "unskew reproduce x", ["digits"])
 
 
 @pytest.mark.parametrize(
@@ -139,21 +146,21 @@ def test_a_mistake_is_one_message(words, said, tmp_path, capsys, monkeypatch):
 
 def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
     config = Config(**{**vars(SMALL), "checkpoint_seconds": 0.0})
-    jobs = [Job(training_name(config), config, ("lda",), ("skew",))]
+    jobs = [PlannedRun(name_training(config), config, ("lda",), ("skew",))]
 
     def interrupt(done, total):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carry_out(jobs, tmp_path, at_once=1, told=Watcher(rounds=interrupt))
+        do_runs(jobs, tmp_path, at_once=1, told=Watcher(rounds=interrupt))
     path = tmp_path / "runs" / jobs[0].training / "seed0"
     assert (path / "checkpoint").exists()
     assert not (path / "result.json").exists()
     begun = []
     monkeypatch.setattr(carrying, "write_report", lambda path, only: begun.append(only))
-    assert carry_out(jobs, tmp_path, at_once=1) == {}
+    assert do_runs(jobs, tmp_path, at_once=1) == {}
     found = read_record(tmp_path, jobs[0].training, 0)
-    assert isinstance(found, Record)
+    assert isinstance(found, RunRecord)
     assert found.has(["lda"], ["skew"])
     assert begun == [("skew", "curves")]
     whole = unskew.run(
@@ -164,12 +171,12 @@ def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
 
 
 def test_more_calibrations_are_added_to_a_run_that_is_there(tmp_path):
-    one = Job(training_name(SMALL), SMALL)
-    carry_out([one], tmp_path, at_once=1)
+    one = PlannedRun(name_training(SMALL), SMALL)
+    do_runs([one], tmp_path, at_once=1)
     before = read_record(tmp_path, one.training, 0)
-    more = Job(one.training, SMALL, ("lda",))
+    more = PlannedRun(one.training, SMALL, ("lda",))
     assert more.state(tmp_path) is None
-    carry_out([more], tmp_path, at_once=1)
+    do_runs([more], tmp_path, at_once=1)
     after = read_record(tmp_path, one.training, 0)
     assert after.result.weights_sha256 == before.result.weights_sha256
     assert list(after.result.calibrations) == ["lda"]
@@ -178,15 +185,15 @@ def test_more_calibrations_are_added_to_a_run_that_is_there(tmp_path):
 
 def test_a_run_that_diverges_is_written_down_and_not_tried_again(tmp_path, monkeypatch):
     wild = Config(**{**vars(SMALL), "lr": 1e6})
-    job = Job(training_name(wild), wild)
-    failures = carry_out([job], tmp_path, at_once=1)
+    job = PlannedRun(name_training(wild), wild)
+    failures = do_runs([job], tmp_path, at_once=1)
     assert failures[job.training, 0].diverged
     assert job.state(tmp_path).diverged
 
 
 def test_a_measure_that_cannot_be_taken_is_said_and_the_rest_is_kept(tmp_path):
-    job = Job(training_name(SMALL), SMALL, ("lda",), ("cka(clients=1)",))
-    failures = carry_out([job], tmp_path, at_once=1)
+    job = PlannedRun(name_training(SMALL), SMALL, ("lda",), ("cka(clients=1)",))
+    failures = do_runs([job], tmp_path, at_once=1)
     assert "two clients" in failures[job.training, 0].reason
     found = read_record(tmp_path, job.training, 0)
     assert "two clients" in found.failure
@@ -194,49 +201,51 @@ def test_a_measure_that_cannot_be_taken_is_said_and_the_rest_is_kept(tmp_path):
 
 
 def test_times_are_counted_from_what_is_trained():
-    size = size_of("cifar10")
-    assert size == Size(50_000, 10_000, 10, (3, 32, 32))
-    assert examples_of(Config(rounds=100, epochs=10, clients=10), size) == 50_000_000
-    assert examples_of(Config(rounds=10, epochs=1, clients=100, per_round=10), size) == 50_000
-    assert examples_of(Config(rounds=10, method="fedavg + fedvc(size=256)", per_round=10), size) == 25_600
-    assert size_of("inaturalist?size=299").shape == (3, 299, 299)
-    assert size_of("table:mine.csv") is None
-    assert size_of("unskew.data.synthetic_set:population(users=5, examples=70)").train == 70
+    size = find_size("cifar10")
+    assert size == DataSize(50_000, 10_000, 10, (3, 32, 32))
+    assert count_examples(Config(rounds=100, epochs=10, clients=10), size) == 50_000_000
+    assert count_examples(Config(rounds=10, epochs=1, clients=100, per_round=10), size) == 50_000
+    assert count_examples(Config(rounds=10, method="fedavg + fedvc(size=256)", per_round=10), size) == 25_600
+    assert find_size("inaturalist?size=299").shape == (3, 299, 299)
+    assert find_size("table:mine.csv") is None
+    assert find_size("unskew.data.synthetic_set:population(users=5, examples=70)").train == 70
     speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.001}, None)
-    one = seconds_for(Job("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1)), speeds)
-    moon = seconds_for(
-        Job("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1, method="moon(mu=1)")), speeds
+    one = estimate_run(PlannedRun("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1)), speeds)
+    moon = estimate_run(
+        PlannedRun("x", Config(data="cifar10", model="simple-cnn", rounds=1, epochs=1, method="moon(mu=1)")), speeds
     )
     assert 50 < one < 70
     assert moon > 1.5 * one
-    assert seconds_for(Job("x", Config(data="table:mine.csv")), speeds) is None
+    assert estimate_run(PlannedRun("x", Config(data="table:mine.csv")), speeds) is None
 
 
 def test_what_a_frozen_part_gives_is_counted_once_for_all_runs():
     speeds = Speeds(lambda words: None, {"simple-cnn 3x32x32 10": 0.03}, None)
     frozen = [
-        Job(str(seed), Config(data="cifar10", model="simple-cnn", train="classifier", rounds=1, epochs=1, seed=seed))
+        PlannedRun(
+            str(seed), Config(data="cifar10", model="simple-cnn", train="classifier", rounds=1, epochs=1, seed=seed)
+        )
         for seed in range(9)
     ]
-    assert seconds_to_store(frozen, speeds) == seconds_to_store(frozen[:1], speeds) == pytest.approx(600)
-    assert seconds_together(frozen, speeds) * cores() < 640
-    other = Job("x", Config(data="cifar10", model="simple-cnn", train="last(2)", rounds=1, epochs=1))
-    assert seconds_to_store([*frozen, other], speeds) == pytest.approx(1200)
+    assert estimate_storing(frozen, speeds) == estimate_storing(frozen[:1], speeds) == pytest.approx(600)
+    assert estimate_all(frozen, speeds) * cores() < 640
+    other = PlannedRun("x", Config(data="cifar10", model="simple-cnn", train="last(2)", rounds=1, epochs=1))
+    assert estimate_storing([*frozen, other], speeds) == pytest.approx(1200)
 
 
 def test_the_list_has_every_table_with_what_it_takes(capsys, monkeypatch):
-    monkeypatch.setattr("unskew.reproduce.estimate.seconds_for_example", lambda *_: 0.001)
+    monkeypatch.setattr("unskew.reproduce.plan.time_example", lambda *_: 0.001)
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = says(capsys)
     assert code == 0
-    for name in names():
+    for name in recipe_names():
         assert name in out
     assert "days" in out
     assert "cifar10" in out.partition("Not here:")[2]
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", [name for name in names() if name != "fedeccr/costs"])
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name != "fedeccr/costs"])
 def test_every_table_is_reproduced_on_the_digits(name, tmp_path, capsys):
     code, out, _ = says(capsys, name, "--data", "digits", "--out", tmp_path)
     assert code == 0

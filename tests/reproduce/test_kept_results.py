@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from unskew.console.main import main
-from unskew.reproduce.cells import Asked
-from unskew.reproduce.files import INDEX
-from unskew.reproduce.plan import carry_out, jobs_of
-from unskew.reproduce.recipe import SCALES, names, recipe
-from unskew.reproduce.records import Record, machine, read_record
+from unskew.reproduce.cells import Variant
+from unskew.reproduce.plan import do_runs, plan_runs
+from unskew.reproduce.recipe import SCALES, load_recipe, recipe_names
+from unskew.reproduce.records import RunRecord, describe_machine, read_record
+from unskew.reproduce.tables import INDEX
 
 PROJECT = Path(__file__).parents[2]
 KEPT = Path("recipes/results")
@@ -60,9 +60,9 @@ def test_the_claim_is_what_the_records_say(kept, capsys):
 
 def test_no_record_is_of_a_recipe_that_has_changed_since():
     """A training is named by all that decides it: the record of a recipe that changed belongs to no table."""
-    asked = [(one, Asked(scale, data)) for one in map(recipe, names()) for scale in SCALES
+    asked = [(one, Variant(scale, data)) for one in map(load_recipe, recipe_names()) for scale in SCALES
              for data in ("", *one.stand_ins)]  # fmt: skip
-    wanted = {(job.training, job.seed) for each in asked for job in jobs_of([each])}
+    wanted = {(job.training, job.seed) for each in asked for job in plan_runs([each])}
     records = sorted((PROJECT / KEPT / "records").glob("*/seed*.json"))
     assert records
     assert [str(file) for file in records if (file.parent.name, int(file.stem[4:])) not in wanted] == []
@@ -80,14 +80,14 @@ def test_a_kept_run_is_made_again_to_the_bit(tmp_path):
     folder = os.environ.get("UNSKEW_TEST_DATA")
     if not folder:
         pytest.skip("UNSKEW_TEST_DATA names a folder with CIFAR-10")
-    asked = Asked("small", seeds=(0,), rows=("FedAvg",), columns=("α = 0.1",))
-    (job,) = jobs_of([(recipe("ccvr/table2"), asked)])
+    asked = Variant("small", seeds=(0,), rows=("FedAvg",), columns=("α = 0.1",))
+    (job,) = plan_runs([(load_recipe("ccvr/table2"), asked)])
     kept = read_record(PROJECT / KEPT, job.training, 0)
-    assert isinstance(kept, Record)
-    if differs := [name for name in SAME_BITS if kept.machine[name] != machine()[name]]:
+    assert isinstance(kept, RunRecord)
+    if differs := [name for name in SAME_BITS if kept.machine[name] != describe_machine()[name]]:
         pytest.skip(f"it was made with another {', '.join(differs)}")
-    assert carry_out([job], tmp_path, data_dir=folder) == {}
+    assert do_runs([job], tmp_path, data_dir=folder) == {}
     again = read_record(tmp_path, job.training, 0)
-    assert isinstance(again, Record)
+    assert isinstance(again, RunRecord)
     assert again.result.weights_sha256 == kept.result.weights_sha256
     assert again.result.accuracy == kept.result.accuracy

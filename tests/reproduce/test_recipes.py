@@ -8,10 +8,10 @@ import pytest
 from unskew.analysis import parse_measure
 from unskew.core.errors import UserError
 from unskew.reproduce import recipe as recipe_module
-from unskew.reproduce.cells import Asked, cells_of, training_name, wanted
+from unskew.reproduce.cells import Variant, make_cells, name_training, select_cells
 from unskew.reproduce.figures import KINDS
-from unskew.reproduce.plan import jobs_of, part_of
-from unskew.reproduce.recipe import SCALES, matches, named, names, paper_value, recipe
+from unskew.reproduce.plan import plan_runs, select_part
+from unskew.reproduce.recipe import SCALES, find_recipes, load_recipe, matches, parse_paper_value, recipe_names
 from unskew.runs.config import Config, checked
 
 ASKED = (
@@ -25,11 +25,11 @@ ASKED = (
 
 
 def test_every_table_and_figure_is_there():
-    assert set(ASKED) <= set(names())
+    assert set(ASKED) <= set(recipe_names())
 
 
 def check_cells(name, scale, data):
-    jobs = jobs_of([(recipe(name), Asked(scale, data))])
+    jobs = plan_runs([(load_recipe(name), Variant(scale, data))])
     assert jobs, f"nothing is done at {scale}"
     for job in jobs:
         checked(job.config)
@@ -37,23 +37,23 @@ def check_cells(name, scale, data):
             parse_measure(text)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_cell_can_be_run_as_published_and_on_the_digits(name):
     check_cells(name, "paper", "")
     check_cells(name, "smoke", "digits")
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_cell_can_be_run_at_every_scale_on_all_data(name):
     for scale in SCALES:
-        for data in ("", *recipe(name).stand_ins):
+        for data in ("", *load_recipe(name).stand_ins):
             check_cells(name, scale, data)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_says_where_its_values_are_from(name):
-    one = recipe(name)
+    one = load_recipe(name)
     assert one.title
     assert one.source
     assert one.paper.reference
@@ -63,13 +63,13 @@ def test_every_recipe_says_where_its_values_are_from(name):
 
 
 def test_tables_share_their_trainings():
-    asked = Asked("paper")
+    asked = Variant("paper")
     first, second = (
-        {job.training for job in jobs_of([(recipe(name), asked)])} for name in ("ccvr/table3", "ccvr/table2")
+        {job.training for job in plan_runs([(load_recipe(name), asked)])} for name in ("ccvr/table3", "ccvr/table2")
     )
     assert first < second
-    both = jobs_of([(recipe("ccvr/table2"), asked), (recipe("ccvr/table3"), asked)])
-    assert len(both) == len(jobs_of([(recipe("ccvr/table2"), asked)]))
+    both = plan_runs([(load_recipe("ccvr/table2"), asked), (load_recipe("ccvr/table3"), asked)])
+    assert len(both) == len(plan_runs([(load_recipe("ccvr/table2"), asked)]))
     fedavg = next(job for job in both if "fedavg-dirichlet-alpha-0.1-" in job.training)
     assert len([name for name in fedavg.calibrations if name.startswith("ccvr")]) == 5  # M_c of 50 to 2000
     assert "oracle(paper=true)" in fedavg.calibrations
@@ -77,7 +77,7 @@ def test_tables_share_their_trainings():
 
 def test_fedeccr_shares_its_fedavg_with_ccvr():
     own, other = (
-        {job.training for job in jobs_of([(recipe(name), Asked("small"))])}
+        {job.training for job in plan_runs([(load_recipe(name), Variant("small"))])}
         for name in ("fedeccr/table2", "ccvr/table2")
     )
     assert len([name for name in own & other if "fedavg" in name]) == 2  # β of 0.1 and 0.5
@@ -85,12 +85,12 @@ def test_fedeccr_shares_its_fedavg_with_ccvr():
 
 def test_other_data_may_have_more_at_a_scale_than_photographs_allow():
     """A drawn population trains in seconds: three seeds and all rows, where photographs have one seed and half."""
-    one = recipe("hsu/table4")
+    one = load_recipe("hsu/table4")
     assert one.extent("small").seeds == (0,)
     assert one.extent("small", "population").seeds == one.extent("small", "frozen").seeds == (0, 1, 2)
     assert one.extent("small", "digits") == one.extent("small")  # it says nothing of that scale
     assert one.extent("smoke", "population") == one.extent("smoke")
-    photographs, drawn = (cells_of(one, Asked("small", data)) for data in ("", "population"))
+    photographs, drawn = (make_cells(one, Variant("small", data)) for data in ("", "population"))
     assert {cell.config.rounds for cell in photographs} == {16}
     assert {cell.config.rounds for cell in drawn} == {400}
     assert {cell.reads for cell in drawn} == {"at-round(80)", "at-round(200)", "at-round(400)"}
@@ -99,26 +99,26 @@ def test_other_data_may_have_more_at_a_scale_than_photographs_allow():
 
 
 def test_a_training_is_named_by_all_that_decides_it_but_the_seed():
-    name = training_name(Config())
-    assert training_name(Config(seed=7, data_dir="/somewhere", during="norms", engine="pool")) == name
-    assert training_name(Config(lr=0.02)) != name
-    assert re.fullmatch(r"[a-z0-9.-]+", training_name(Config(method="fedavg + clsprox(mu=0.1)", clients=10)))
+    name = name_training(Config())
+    assert name_training(Config(seed=7, data_dir="/somewhere", during="norms", engine="pool")) == name
+    assert name_training(Config(lr=0.02)) != name
+    assert re.fullmatch(r"[a-z0-9.-]+", name_training(Config(method="fedavg + clsprox(mu=0.1)", clients=10)))
 
 
 def test_each_part_has_its_own_runs_and_together_they_are_all():
-    jobs = jobs_of([(recipe("ccvr/table2"), Asked("small"))])
-    parts = [part_of(jobs, f"{place}/5") for place in range(1, 6)]
+    jobs = plan_runs([(load_recipe("ccvr/table2"), Variant("small"))])
+    parts = [select_part(jobs, f"{place}/5") for place in range(1, 6)]
     assert sorted(job.training for part in parts for job in part) == sorted(job.training for job in jobs)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for wrong in ("0/4", "5/4", "1", "a/b", "-1/2", "1/0", ""):
         with pytest.raises(UserError, match="--cells"):
-            part_of(jobs, wrong)
+            select_part(jobs, wrong)
 
 
 def test_rows_and_columns_may_be_chosen():
-    one = recipe("ccvr/table2")
-    asked = Asked("paper", rows=("FedAvg*",), columns=("alpha = 0.1",))
-    chosen = wanted(cells_of(one, asked), asked)
+    one = load_recipe("ccvr/table2")
+    asked = Variant("paper", rows=("FedAvg*",), columns=("alpha = 0.1",))
+    chosen = select_cells(make_cells(one, asked), asked)
     assert {cell.row.name for cell in chosen} == {
         "FedAvg",
         "FedAvg + CCVR",
@@ -129,11 +129,13 @@ def test_rows_and_columns_may_be_chosen():
     }
     assert {cell.column.name for cell in chosen} == {"α = 0.1"}
     with pytest.raises(UserError, match="no such rows"):
-        wanted(cells_of(one, asked), Asked("paper", rows=("nothing",)))
+        select_cells(make_cells(one, asked), Variant("paper", rows=("nothing",)))
 
 
 def test_the_ccvr_papers_hyperparameters_are_its_table_8():
-    cells = {(cell.row.name, cell.column.name): cell for cell in cells_of(recipe("ccvr/table2"), Asked("paper"))}
+    cells = {
+        (cell.row.name, cell.column.name): cell for cell in make_cells(load_recipe("ccvr/table2"), Variant("paper"))
+    }
     assert cells["MOON", "α = 0.05"].config.method == "moon(mu=5)"
     assert cells["FedProx", "α = 0.05"].config.method == "fedprox(mu=0.01)"
     knobs = "relu=true, tukey=0.5"
@@ -164,7 +166,7 @@ def test_the_ccvr_papers_hyperparameters_are_its_table_8():
     ],
 )  # fmt: skip
 def test_values_are_the_papers(name, row, column, value):
-    cells = {(cell.row.name, cell.column.name): cell for cell in cells_of(recipe(name), Asked("paper"))}
+    cells = {(cell.row.name, cell.column.name): cell for cell in make_cells(load_recipe(name), Variant("paper"))}
     assert str(cells[row, column].paper) == value
 
 
@@ -175,28 +177,28 @@ def test_the_gains_that_the_ccvr_paper_prints_follow_from_the_values():
                "FedAvg + oracle": [3.89, 6.15, 5.20, 0.59, 13.27], "FedProx + oracle": [3.19, 5.70, 4.33, 0.37, 12.58],
                "FedAvgM + oracle": [4.30, 5.02, 5.13, 0.51, 12.42],
                "MOON + oracle": [1.57, 7.58, 8.23, 0.54, 7.71]}  # fmt: skip
-    rows = {row.name: row for row in recipe("ccvr/table2").rows}
+    rows = {row.name: row for row in load_recipe("ccvr/table2").rows}
     for name, gains in printed.items():
         before = rows[rows[name].against].values
         assert [round(a.mean - b.mean, 2) for a, b in zip(rows[name].values, before, strict=True)] == gains
 
 
 def test_values_are_read_as_papers_print_them():
-    assert paper_value("68.62±0.77", "here").deviation == 0.77
-    assert (paper_value("> 50000", "here").beyond, paper_value(57.9, "here").mean) == (True, 57.9)
-    assert paper_value("", "here") is None
+    assert parse_paper_value("68.62±0.77", "here").deviation == 0.77
+    assert (parse_paper_value("> 50000", "here").beyond, parse_paper_value(57.9, "here").mean) == (True, 57.9)
+    assert parse_paper_value("", "here") is None
     for wrong in ("about 5", "5 ± x", "±", "1,5"):
         with pytest.raises(UserError, match="is not a value"):
-            paper_value(wrong, "here")
+            parse_paper_value(wrong, "here")
 
 
 def test_tables_are_asked_for_by_name_paper_or_pattern():
-    assert named(["hsu/figure4"]) == ["hsu/figure4a", "hsu/figure4b"]
-    assert named(["fedeccr", "fedeccr/table1"])[0] == "fedeccr/table1"
-    assert len(named(["fedeccr", "fedeccr/table1"])) == len(named(["fedeccr"]))
-    assert named(["ccvr/figure1?"])[0] == "ccvr/figure10"
+    assert find_recipes(["hsu/figure4"]) == ["hsu/figure4a", "hsu/figure4b"]
+    assert find_recipes(["fedeccr", "fedeccr/table1"])[0] == "fedeccr/table1"
+    assert len(find_recipes(["fedeccr", "fedeccr/table1"])) == len(find_recipes(["fedeccr"]))
+    assert find_recipes(["ccvr/figure1?"])[0] == "ccvr/figure10"
     with pytest.raises(UserError, match="ccvr/table2"):
-        named(["ccvr/tabel2"])
+        find_recipes(["ccvr/tabel2"])
 
 
 def test_greek_letters_may_be_spelled_out():
@@ -225,19 +227,24 @@ def test_a_recipe_that_is_wrong_is_refused_by_name(text, said, tmp_path, monkeyp
         (folder / "paper.toml").write_text('reference = "r"\n[scale.smoke]\n[scale.small]\n[scale.paper]\n')
         (folder / "table1.toml").write_text(text)
     monkeypatch.setattr(recipe_module, "files", lambda _: Path(tmp_path))
-    for cached in (recipe_module._read, recipe_module._paper, recipe_module.recipe, recipe_module.names):
+    for cached in (recipe_module._read, recipe_module._paper, recipe_module.load_recipe, recipe_module.recipe_names):
         cached.cache_clear()
     try:
         with pytest.raises(UserError, match=re.escape(said)):
-            recipe("mine/table1")
+            load_recipe("mine/table1")
     finally:
-        for cached in (recipe_module._read, recipe_module._paper, recipe_module.recipe, recipe_module.names):
+        for cached in (
+            recipe_module._read,
+            recipe_module._paper,
+            recipe_module.load_recipe,
+            recipe_module.recipe_names,
+        ):
             cached.cache_clear()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_what_other_data_leave_out_is_there_to_be_left_out(name):
-    one = recipe(name)
+    one = load_recipe(name)
     every = (*one.differences, *one.paper.differences)
     for beginnings in one.left_out.values():
         assert [each for each in beginnings if not any(said.startswith(each) for said in every)] == []

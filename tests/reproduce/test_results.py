@@ -10,28 +10,27 @@ import pytest
 from made_records import fill, record
 from unskew.charts import Line, Words
 from unskew.core.errors import UserError
-from unskew.reproduce.cells import Asked, Seen, cells_of, check_reading, parse_reading
+from unskew.reproduce.cells import RunView, Variant, check_reading, make_cells, parse_reading
 from unskew.reproduce.figures import draw_figures
-from unskew.reproduce.files import write_index, write_table
-from unskew.reproduce.recipe import names, recipe
-from unskew.reproduce.records import Record, read_record, record_file, run_folder, write_failure
-from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, counts, table_result
-from unskew.reproduce.wording import differences, facts, findings, ours_of, told
+from unskew.reproduce.recipe import load_recipe, recipe_names
+from unskew.reproduce.records import RunRecord, read_record, record_file, run_folder, write_failure
+from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, count_agreement, read_table
+from unskew.reproduce.tables import describe_table, differences, facts, findings, name_ours, write_index, write_table
 from unskew.runs.config import Config
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import RunFailure
 
-PAPER = Asked("paper")
+PAPER = Variant("paper")
 
 
 def written(result):
-    return write_table(result, told(result), "unskew reproduce this")
+    return write_table(result, describe_table(result), "unskew reproduce this")
 
 
 @pytest.fixture
 def table(tmp_path):
     """CCVR's Table 1 as if our accuracies were 0.58, 0.59, 0.60 by seed, 0.05 more after calibration."""
     fill(tmp_path, "ccvr/table1", PAPER, lambda cell, seed: 0.58 + seed / 100, lambda cell, seed: 0.63 + seed / 100)
-    return table_result(recipe("ccvr/table1"), PAPER, tmp_path)
+    return read_table(load_recipe("ccvr/table1"), PAPER, tmp_path)
 
 
 def test_a_cell_is_the_mean_over_seeds_beside_the_papers(table):
@@ -46,24 +45,24 @@ def test_a_cell_is_the_mean_over_seeds_beside_the_papers(table):
 )
 def test_agreement_is_by_the_papers_deviation(gap, agreement, tmp_path):
     fill(tmp_path, "ccvr/table1", PAPER, lambda cell, seed: (58.55 + gap) / 100)
-    assert table_result(recipe("ccvr/table1"), PAPER, tmp_path).cell("FedAvg", "α = 0.1").agreement == agreement
+    assert read_table(load_recipe("ccvr/table1"), PAPER, tmp_path).cell("FedAvg", "α = 0.1").agreement == agreement
 
 
 def test_without_the_papers_deviation_ours_is_the_measure(tmp_path):
     fill(tmp_path, "ccvr/table4", PAPER, lambda cell, seed: 0.5794 + (seed - 1) / 100)
-    cell = table_result(recipe("ccvr/table4"), PAPER, tmp_path).cell("FedAvg", "N = 50")
+    cell = read_table(load_recipe("ccvr/table4"), PAPER, tmp_path).cell("FedAvg", "N = 50")
     assert cell.paper.deviation is None
     assert cell.agreement == INSIDE
-    alone = table_result(recipe("ccvr/table4"), Asked("paper", seeds=(1,)), tmp_path).cell("FedAvg", "N = 50")
+    alone = read_table(load_recipe("ccvr/table4"), Variant("paper", seeds=(1,)), tmp_path).cell("FedAvg", "N = 50")
     assert (alone.difference, alone.agreement) == (pytest.approx(0), "")  # one seed has no deviation
 
 
 def test_other_data_are_not_judged(tmp_path):
-    asked = Asked("paper", "digits")
+    asked = Variant("paper", "digits")
     fill(tmp_path, "ccvr/table1", asked)
-    result = table_result(recipe("ccvr/table1"), asked, tmp_path)
+    result = read_table(load_recipe("ccvr/table1"), asked, tmp_path)
     assert all(cell.difference is None and not cell.agreement for cell in result.cells)
-    assert sum(counts(result).values()) == 0
+    assert sum(count_agreement(result).values()) == 0
     assert "differences are not judged" in differences(result)[0]
 
 
@@ -77,8 +76,8 @@ def test_a_gain_is_paired_over_the_seeds_with_its_interval(table):
 def test_what_is_missing_says_so(table, tmp_path):
     cell = table.cell("FedAvg + clsnorm", "α = 0.5").cell
     record_file(tmp_path, cell.training, 0).unlink()
-    write_failure(tmp_path, cell.training, 1, Failure("NaN", diverged=True))
-    again = table_result(recipe("ccvr/table1"), PAPER, tmp_path, {"cifar10": "no data: cifar10"})
+    write_failure(tmp_path, cell.training, 1, RunFailure("NaN", diverged=True))
+    again = read_table(load_recipe("ccvr/table1"), PAPER, tmp_path, {"cifar10": "no data: cifar10"})
     found = again.cell("FedAvg + clsnorm", "α = 0.5")
     assert found.missing == {0: "no data: cifar10", 1: "diverged"}
     assert list(found.values) == [2]
@@ -88,9 +87,9 @@ def test_what_is_missing_says_so(table, tmp_path):
 
 
 def test_what_the_scale_leaves_out_is_not_in_the_table_and_is_said(tmp_path):
-    asked = Asked("small")
+    asked = Variant("small")
     fill(tmp_path, "ccvr/table2", asked)
-    result = table_result(recipe("ccvr/table2"), asked, tmp_path)
+    result = read_table(load_recipe("ccvr/table2"), asked, tmp_path)
     assert result.cell("FedAvg", "CINIC-10").reason == "not at this scale"
     assert any("24 cells" in sentence and "CINIC-10" in sentence for sentence in findings(result))
     files = {file.suffix: file for file in written(result)}
@@ -123,12 +122,12 @@ SOME = ("ccvr/table4", "ccvr/figure6", "ccvr/figure7", "fedeccr/figure3", "hsu/t
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.heavy) for name in names()]
+    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.heavy) for name in recipe_names()]
 )
 def test_every_recipe_writes_its_files(name, tmp_path):
-    one, asked = recipe(name), Asked("smoke", "digits")
+    one, asked = load_recipe(name), Variant("smoke", "digits")
     fill(tmp_path, name, asked)
-    result = table_result(one, asked, tmp_path)
+    result = read_table(one, asked, tmp_path)
     assert all(file.stat().st_size for file in written(result))
     plain = [
         cell
@@ -140,7 +139,7 @@ def test_every_recipe_writes_its_files(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["ccvr/table2", "ccvr/figure6", "hsu/figure8a", "fedeccr/figure3"])
 def test_a_table_is_written_before_anything_was_run(name, tmp_path):
-    result = table_result(recipe(name), PAPER, tmp_path)
+    result = read_table(load_recipe(name), PAPER, tmp_path)
     assert all(cell.reason == "not run yet" for cell in result.cells)
     assert "not run yet" in written(result)[0].read_text()
 
@@ -156,7 +155,7 @@ def test_a_record_outlives_its_run_folder(tmp_path):
         measures={"norms": {"server": [1.0, 3.0]}},
     )
     found = read_record(tmp_path, made.training, 3)
-    assert isinstance(found, Record)
+    assert isinstance(found, RunRecord)
     assert found.result == replace(made.result, path=run_folder(tmp_path, made.training, 3))
     assert (list(found.silhouettes), found.curve, found.measures) == (made.silhouettes, made.curve, made.measures)
     assert read_record(tmp_path, made.training, 4) is None
@@ -187,7 +186,7 @@ def test_readings_read_what_they_say(tmp_path):
     central = record(tmp_path, replace(config, method="centralised"), 0.8)
 
     def read(text, after=""):
-        return parse_reading(text).read(Seen(one, after, central))
+        return parse_reading(text).read(RunView(one, after, central))
 
     assert read("accuracy") == 50
     assert read("accuracy", "lda") == pytest.approx(70)
@@ -203,7 +202,7 @@ def test_readings_read_what_they_say(tmp_path):
     assert read("rounds-to(90)") is None
     assert read("relative") == pytest.approx(62.5)
     assert read("relative(round=4)") == pytest.approx(25)
-    assert parse_reading("relative").read(Seen(one)) is None
+    assert parse_reading("relative").read(RunView(one)) is None
     assert (read("emd"), read("silhouette"), read("seconds"), read("seconds", "lda")) == (1.5, 0.3, 10, 2)
     assert (read("separability"), read("cka"), read("cka(layer=conv1)"), read("cka(layer=fc9)")) == (
         1.5,
@@ -230,32 +229,32 @@ def test_a_run_without_what_is_read_has_no_value(tmp_path):
         "at-round(1)",
         "at-batch(1)",
     ):
-        assert parse_reading(text).read(Seen(one)) is None
+        assert parse_reading(text).read(RunView(one)) is None
 
 
 def test_charts_are_drawn_from_records_alone(tmp_path):
-    asked = Asked("smoke", "digits")
+    asked = Variant("smoke", "digits")
     fill(tmp_path, "ccvr/figure7", asked)
     assert not (tmp_path / "runs").exists()
-    files = written(table_result(recipe("ccvr/figure7"), asked, tmp_path))
+    files = written(read_table(load_recipe("ccvr/figure7"), asked, tmp_path))
     assert len([file for file in files if file.suffix == ".svg"]) == 3  # a chart for each α
     shutil.rmtree(tmp_path / "records")
-    empty = written(table_result(recipe("ccvr/figure7"), asked, tmp_path))
+    empty = written(read_table(load_recipe("ccvr/figure7"), asked, tmp_path))
     assert not [file for file in empty if file.suffix == ".svg"]
 
 
 def test_paths_of_tables_tell_scale_data_and_changes_apart():
     folders = {
-        Asked(*args).folder for args in (("small",), ("paper",), ("small", "digits"), ("small", "", {"rounds": 5}))
+        Variant(*args).folder for args in (("small",), ("paper",), ("small", "digits"), ("small", "", {"rounds": 5}))
     }
     assert len(folders) == 4
-    assert Asked("small", "arrays:/a/b c.npz").folder == "small-arrays-a-b-c.npz"
+    assert Variant("small", "arrays:/a/b c.npz").folder == "small-arrays-a-b-c.npz"
     with pytest.raises(UserError, match="--scale"):
-        Asked("large")
+        Variant("large")
 
 
 def test_cells_of_a_figure_have_the_variables_of_their_rows():
-    cells = cells_of(recipe("hsu/figure8a"), PAPER)
+    cells = make_cells(load_recipe("hsu/figure8a"), PAPER)
     assert {float(cell.variables["rate"]) for cell in cells} == {0.001, 0.003162, 0.01, 0.03162, 0.1, 0.3162, 1}
     one = next(cell for cell in cells if (cell.variables["rate"], cell.variables["keep"]) == (0.1, 0.1))
     assert (one.config.lr, one.config.method) == (0.01, "fedavgm(beta=0.9)")
@@ -264,7 +263,7 @@ def test_cells_of_a_figure_have_the_variables_of_their_rows():
 
 def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_read(table, tmp_path):
     written(table)
-    write_table(replace(table, asked=Asked("small")), told(table), "unskew reproduce that")
+    write_table(replace(table, asked=Variant("small")), describe_table(table), "unskew reproduce that")
     broken = tmp_path / "tables" / "small" / "ccvr" / "broken.json"
     broken.write_text("{")
     text = write_index(tmp_path).read_text(encoding="utf-8")
@@ -278,11 +277,11 @@ def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_rea
 
 @pytest.mark.parametrize(("data", "where"), [("", ""), ("digits", ", on other data than the paper's")])
 def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data, where, tmp_path):
-    asked = Asked("paper", data)
+    asked = Variant("paper", data)
     noisy = {0: 0.01, 1: 0.2, 2: -0.15}  # a gain of two points on average, of which three seeds say nothing
     fill(tmp_path, "ccvr/table4", asked, lambda cell, seed: 0.5,
          lambda cell, seed: 0.6 if cell.column.name == "N = 10" else 0.5 + noisy[seed])  # fmt: skip
-    said = " ".join(findings(table_result(recipe("ccvr/table4"), asked, tmp_path)))
+    said = " ".join(findings(read_table(load_recipe("ccvr/table4"), asked, tmp_path)))
     words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
     assert f"Of 9 gains of one row over another{where}, {words}" in said
 
@@ -290,7 +289,7 @@ def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data,
 def test_gains_of_the_other_sign_are_counted_as_carefully(tmp_path):
     after = {"N = 10": 0.8, "N = 50": 0.6, "N = 100": 0.7}
     fill(tmp_path, "ccvr/table4", PAPER, lambda cell, seed: 0.7, lambda cell, seed: after[cell.column.name])
-    said = " ".join(findings(table_result(recipe("ccvr/table4"), PAPER, tmp_path)))
+    said = " ".join(findings(read_table(load_recipe("ccvr/table4"), PAPER, tmp_path)))
     assert "Of 6 gains of one row over another, 3 have the paper's sign; for 3 of these" in said
     assert "Of the 3 with the other sign it does for 3." in said
     assert "the paper's or ours, are not counted: 3." in said
@@ -298,61 +297,61 @@ def test_gains_of_the_other_sign_are_counted_as_carefully(tmp_path):
 
 
 def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_not_theirs(tmp_path):
-    asked = Asked("small", "frozen")
+    asked = Variant("small", "frozen")
     fill(tmp_path, "hsu/table4", asked)
-    result = table_result(recipe("hsu/table4"), asked, tmp_path)
-    assert ours_of(result) == "ours (frozen)"
+    result = read_table(load_recipe("hsu/table4"), asked, tmp_path)
+    assert name_ours(result) == "ours (frozen)"
     assert not any(each.startswith(("Network: ", "Two layers: ", "Local epochs: ")) for each in differences(result))
     assert any(each.startswith("Network: ") for each in differences(replace(result, asked=PAPER)))
-    files = write_table(result, told(result), "unskew reproduce this")
+    files = write_table(result, describe_table(result), "unskew reproduce this")
     assert "| two layers, 1k, paper | two layers, 1k, ours (frozen) |" in files[0].read_text(encoding="utf-8")
-    assert ours_of(replace(result, asked=Asked("small", "table:mine.csv"))) == "ours (other data)"
+    assert name_ours(replace(result, asked=Variant("small", "table:mine.csv"))) == "ours (other data)"
 
 
 def test_a_table_of_one_column_without_a_name_has_a_plain_head(tmp_path):
     fill(tmp_path, "hsu/table1", PAPER)
-    result = table_result(recipe("hsu/table1"), PAPER, tmp_path)
-    files = write_table(result, told(result), "unskew reproduce this")
+    result = read_table(load_recipe("hsu/table1"), PAPER, tmp_path)
+    files = write_table(result, describe_table(result), "unskew reproduce this")
     assert "|  | paper | ours |" in files[0].read_text(encoding="utf-8")
 
 
 def test_a_rate_that_diverges_everywhere_keeps_its_row_in_the_grid(tmp_path):
-    asked = Asked("small")
+    asked = Variant("small")
     fill(tmp_path, "hsu/figure8b", asked)
-    for cell in cells_of(recipe("hsu/figure8b"), asked):
+    for cell in make_cells(load_recipe("hsu/figure8b"), asked):
         if cell.done and cell.variables["rate"] == 1:
             shutil.rmtree(record_file(tmp_path, cell.training, 0).parent)
-    (chart,) = draw_figures(table_result(recipe("hsu/figure8b"), asked, tmp_path))
+    (chart,) = draw_figures(read_table(load_recipe("hsu/figure8b"), asked, tmp_path))
     assert [name for _, name in chart.y.ticks] == ["1", "0.1"]
     assert sum(isinstance(mark, Words) and mark.text == "×" for mark in chart.marks) == 2
 
 
 def test_seeds_are_those_that_were_run(tmp_path):
-    one = recipe("ccvr/table4")
-    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "none yet"
-    cell = cells_of(one, PAPER)[0]
+    one = load_recipe("ccvr/table4")
+    assert dict(facts(read_table(one, PAPER, tmp_path)))["seeds"] == "none yet"
+    cell = make_cells(one, PAPER)[0]
     record(tmp_path, replace(cell.config, seed=0), 0.5)
-    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "0 (not yet 1, 2)"
+    assert dict(facts(read_table(one, PAPER, tmp_path)))["seeds"] == "0 (not yet 1, 2)"
     fill(tmp_path, "ccvr/table4", PAPER)
-    assert dict(facts(table_result(one, PAPER, tmp_path)))["seeds"] == "0, 1, 2"
+    assert dict(facts(read_table(one, PAPER, tmp_path)))["seeds"] == "0, 1, 2"
 
 
 def test_curves_of_some_rows_are_named_without_what_they_share(tmp_path):
-    asked = Asked("small", "frozen")
+    asked = Variant("small", "frozen")
     fill(tmp_path, "hsu/figure7", asked, lambda cell, seed: 0.5)
-    charts = draw_figures(table_result(recipe("hsu/figure7"), asked, tmp_path))
+    charts = draw_figures(read_table(load_recipe("hsu/figure7"), asked, tmp_path))
     assert [each.title.partition(":")[0] for each in charts] == [f"two layers, 5k, K = {k}" for k in (10, 50, 100)]
     names = [[mark.name for mark in each.marks if isinstance(mark, Line)] for each in charts]
     assert names == [["FedAvg", "FedAvg + FedIR", "FedAvgM", "FedAvgM + FedIR"]] * 3
 
 
 def test_a_plane_is_coloured_by_the_calibrations_of_the_table_alone(tmp_path):
-    asked = Asked("small", "cifar10")
-    cell = next(each for each in cells_of(recipe("ccvr/figure5"), asked) if each.after)
+    asked = Variant("small", "cifar10")
+    cell = next(each for each in make_cells(load_recipe("ccvr/figure5"), asked) if each.after)
     plane = {"classes": ["a", "b"], "x": [0.0, 1.0], "y": [0.0, 1.0], "truth": [0, 1],
              "predicted": {"before": [0, 0], "ridge": [0, 1], cell.after: [0, 1]}}  # fmt: skip
     record(tmp_path, cell.config, 0.5, {cell.after: 1.0}, measures={"projection(calibrations=100)": plane})
-    charts = draw_figures(table_result(recipe("ccvr/figure5"), asked, tmp_path))
+    charts = draw_figures(read_table(load_recipe("ccvr/figure5"), asked, tmp_path))
     assert [each.name for each in charts] == [
         "figure5-1-fedavg-projection-truth",
         "figure5-2-fedavg-projection-before",
@@ -362,12 +361,12 @@ def test_a_plane_is_coloured_by_the_calibrations_of_the_table_alone(tmp_path):
 
 
 def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
-    asked = Asked("paper")
-    cell = next(each for each in cells_of(recipe("ccvr/figure10"), asked) if each.after)
+    asked = Variant("paper")
+    cell = next(each for each in make_cells(load_recipe("ccvr/figure10"), asked) if each.after)
     norms = {"classes": ["a", "b"], "total": [1, 1], "server": [1.0, 2.0], "rounds": [], "counts": [], "clients": [],
              "calibrated": {"oracle(paper=true)": [1.0, 9.0], cell.after: [1.0, 1.0]}}  # fmt: skip
     record(tmp_path, cell.config, 0.5, {cell.after: 0.6}, measures={"norms(local=false)": norms})
-    (chart,) = draw_figures(table_result(recipe("ccvr/figure10"), asked, tmp_path))
+    (chart,) = draw_figures(read_table(load_recipe("ccvr/figure10"), asked, tmp_path))
     assert "before 0.333, FedAvg + CCVR 0.000." in chart.alt
     assert "oracle" not in chart.alt
 
@@ -375,7 +374,7 @@ def test_a_chart_of_a_measure_has_the_calibrations_of_the_table_alone(tmp_path):
 def test_commands_that_differ_in_the_table_alone_are_one_in_the_index(table, tmp_path):
     for name, more in (("ccvr/table1", ""), ("ccvr/figure10", ""), ("ccvr/table2", " --seeds 0")):
         other = replace(table, recipe=replace(table.recipe, name=name))
-        write_table(other, told(other), f"unskew reproduce {name} --scale paper{more}")
+        write_table(other, describe_table(other), f"unskew reproduce {name} --scale paper{more}")
     text = write_index(tmp_path).read_text(encoding="utf-8")
     assert "```\nunskew reproduce ccvr/table1 ccvr/figure10 --scale paper\n" in text
     assert "\nunskew reproduce ccvr/table2 --scale paper --seeds 0\n" in text

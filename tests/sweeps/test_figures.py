@@ -5,18 +5,18 @@ from types import SimpleNamespace
 
 from unskew.charts import Cells, Dots, Words
 from unskew.runs.config import Config, with_values
-from unskew.sweeps.outcomes import Outcome, Sweep, sweep_charts
+from unskew.sweeps.outcomes import Sweep, TriedSetting, sweep_charts
 from unskew.sweeps.space import folder_name, grid, parse_over
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import RunFailure
 
 
 def made(over, scores, settings=None, **base):
     """A sweep whose settings came to these scores, None for one that diverged."""
     dimensions = parse_over(over)
     outcomes = [
-        Outcome(
+        TriedSetting(
             folder_name(values), values, with_values(Config(**base), values, "--over"),
-            (Failure("NaN", diverged=True) if score is None else SimpleNamespace(accuracy=score),), "accuracy",
+            (RunFailure("NaN", diverged=True) if score is None else SimpleNamespace(accuracy=score),), "accuracy",
         )
         for values, score in zip(settings or grid(dimensions), scores, strict=True)
     ]  # fmt: skip

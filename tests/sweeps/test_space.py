@@ -3,7 +3,7 @@
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.sweeps.space import folder_name, grid, parse_over, words
+from unskew.sweeps.space import describe_values, folder_name, grid, parse_over
 
 
 def values(text):
@@ -78,4 +78,4 @@ def test_folders_of_different_settings_have_different_names():
     names = [folder_name({"method": text}) for text in texts]
     assert len(set(names)) == len(texts)
     assert all("/" not in name and len(name) < 120 for name in names)
-    assert words({"weight_decay": 1e-5, "augment": True}) == "weight decay 1e-05, augment true"
+    assert describe_values({"weight_decay": 1e-5, "augment": True}) == "weight decay 1e-05, augment true"

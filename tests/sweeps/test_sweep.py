@@ -16,7 +16,7 @@ from unskew.runs.config import Config
 from unskew.sweeps import sweep as sweep_module
 from unskew.sweeps.outcomes import effective_rate, server_step
 from unskew.sweeps.sweep import sweep
-from unskew.sweeps.work import Failure, Task, do
+from unskew.sweeps.work import RunFailure, Task, do
 
 SMALL = {"rounds": 1, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop", "jobs": 1}
 WORDS = ["--rounds", "1", "--epochs", "1", "--clients", "3", "--partition", "iid", "--engine", "loop", "--jobs", "1"]
@@ -180,7 +180,7 @@ def test_seeds_are_averaged_and_one_failure_fails_the_setting(tmp_path, monkeypa
     assert only.score.mean == pytest.approx(sum(losses) / 2)
     assert only.score.count == 2
     assert "seeds = [0, 1]" in (found.path / "best.toml").read_text()
-    half = type(only)(only.name, only.values, only.config, (only.runs[0], Failure("out of memory")), "loss")
+    half = type(only)(only.name, only.values, only.config, (only.runs[0], RunFailure("out of memory")), "loss")
     assert (half.score, half.failure) == (None, "out of memory")
     lost = replace(only, runs=(only.runs[0], replace(only.runs[1], loss=float("inf"))))
     assert (lost.score, lost.failure) == (None, "no finite loss")

@@ -1,33 +1,44 @@
-"""The table of measures, and the way from ``"cka(clients=20)"`` and a run folder to values, charts and sentences."""
+"""The registry of measures; measures of one finished run, and several runs drawn together."""
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unskew.analysis.cka import CKA
 from unskew.analysis.confusion import CONFUSION
-from unskew.analysis.curves import CURVES
+from unskew.analysis.curves import AGAINST, CURVES
 from unskew.analysis.drift import DRIFT
 from unskew.analysis.fairness import FAIRNESS
 from unskew.analysis.inversion import INVERSION
 from unskew.analysis.measure import Comparison as Comparison
 from unskew.analysis.measure import Measure as Measure
-from unskew.analysis.measure import Measured, Request, Source, check_measure, slug
+from unskew.analysis.measure import (
+    Measured,
+    MeasureRequest,
+    MeasureSource,
+    check_measure,
+    load_or_take,
+    slug,
+    take_measure,
+)
 from unskew.analysis.norms import NORMS
 from unskew.analysis.projection import PROJECTION
 from unskew.analysis.separability import SEPARABILITY
 from unskew.analysis.skew import SKEW
-from unskew.analysis.store import take_measure
 from unskew.charts import Chart
-from unskew.charts.files import FORMATS, chart_bytes
+from unskew.charts.files import FORMATS, chart_bytes, for_paper, length
 from unskew.core import text
-from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, Missing, UserError, accepts, nearest, optional
+from unskew.core.errors import COUNT, FUNCTION, PATH, SEVERAL, TEXT, Missing, UserError, accepts, nearest, optional
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.plugins import load_function
 from unskew.runs.finished import FinishedRun, Say
+from unskew.runs.seeds import finished_runs
 
 MEASURES: dict[str, Measure[Any]] = {
     measure.name: measure
@@ -35,33 +46,33 @@ MEASURES: dict[str, Measure[Any]] = {
 }  # in the order of the report
 
 
-def parse_measure(source: Source) -> Request:
+def parse_measure(source: MeasureSource) -> MeasureRequest:
     """The measure that a text such as ``"cka(clients=20)"`` or ``"package.module:function"`` asks for."""
     if not isinstance(source, str):
-        return _given(source)
+        return _check_given(source)
     calls = text.parse_calls(source, "measure")
     if len(calls) > 1:
         raise text.complain(source, calls[1].start, "give measures one by one, not joined with +")
     call = calls[0]
     if ":" in call.name:
-        measure = _made(call)
-        return Request(call.name, str(call), measure, measure.take, outside=True)
+        measure = _make_measure(call)
+        return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
     if call.name not in MEASURES:
         hint = nearest(call.name, MEASURES)
         raise text.complain(source, call.start, f"no measure is called {call.name!r}; {hint}")
     measure = MEASURES[call.name]
-    return Request(call.name, str(call), measure, text.apply(call, _with_knobs(measure.take), "measure"))
+    return MeasureRequest(call.name, str(call), measure, text.apply(call, _with_knobs(measure.take), "measure"))
 
 
-def _given(measure: Measure[Any]) -> Request:
+def _check_given(measure: Measure[Any]) -> MeasureRequest:
     """A measure given as a value, from Python."""
     check_measure(measure, getattr(measure, "name", None) or repr(measure))
     if measure.name in MEASURES and MEASURES[measure.name] is not measure:
         raise UserError(f"measure {measure.name}: there is a measure of this name already; choose another name")
-    return Request(measure.name, measure.name, measure, measure.take, outside=measure.name not in MEASURES)
+    return MeasureRequest(measure.name, measure.name, measure, measure.take, outside=measure.name not in MEASURES)
 
 
-def _made(call: text.Call) -> Measure[Any]:
+def _make_measure(call: text.Call) -> Measure[Any]:
     """The measure that ``package.module:function(knobs)`` gives."""
     function = load_function(call.name, "measure")
     try:
@@ -102,7 +113,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside:
     form=TEXT, say=optional(FUNCTION), observe=optional(FUNCTION),
 )  # fmt: skip
 def analyse(
-    path: str | Path, *sources: Source, data_dir: str | Path | None = None, engine: str | None = None,
+    path: str | Path, *sources: MeasureSource, data_dir: str | Path | None = None, engine: str | None = None,
     workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,
     observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None, data: Any = None, model: Any = None,
     method: Any = None,
@@ -143,3 +154,90 @@ def analyse(
 def _check_format(form: str) -> None:
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
+
+
+DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, what it found, the files
+
+
+@neutral()
+@accepts(
+    paths=SEVERAL, out=optional(PATH), form=TEXT, width=optional(TEXT), height=optional(TEXT), title=optional(TEXT),
+    against=optional(TEXT), data_dir=optional(PATH), say=optional(FUNCTION), observe=optional(FUNCTION),
+)  # fmt: skip
+def draw_runs(
+    paths: Sequence[str | Path], *sources: MeasureSource, out: str | Path | None = None, form: str = "svg",
+    width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,
+    data_dir: str | Path | None = None, say: Say | None = None, observe: DrawObserver | None = None,
+) -> list[Path]:  # fmt: skip
+    """Draw finished runs together, by default their ``curves``; the files, by default in ``figures`` beside the runs.
+
+    ``width`` and ``height`` are lengths such as ``"8cm"`` or ``"3.3in"``. ``title`` takes the place of the charts' own,
+    "" leaves it out. ``against`` chooses one of the curves: round, batches, bytes or seconds. A path may be a folder of
+    runs. Legends are whole.
+    """
+    requests = [_comparing(parse_measure(source)) for source in sources or ("curves",)]
+    if against is not None and against not in AGAINST:
+        raise UserError(f"--against {against}: {nearest(against, AGAINST)}")
+    sizes = tuple(
+        None if text is None else length(text, f"--{name}") for name, text in (("width", width), ("height", height))
+    )
+    given = [Path(path) for path in paths]
+    if not given:
+        raise UserError("no run was given; give the folders of finished runs")
+    found, _ = finished_runs(given)
+    target = Path(out) if out is not None else _beside(given, found)
+    files = []
+    with ExitStack() as stack:
+        runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say)) for path in found]
+        for request in requests:
+            charts, findings = _draw_measure(request, runs, against)
+            titled = [chart if title is None else replace(chart, title=title) for chart in charts]
+            written = write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, "")
+            files += written
+            if observe is not None:
+                observe(request.text, findings, written)
+    return files
+
+
+def name_runs(runs: Sequence[FinishedRun]) -> list[str]:
+    """Each run's folder name, with its parents where two are the same."""
+    for depth in (1, 2, 3):
+        names = ["/".join(run.path.absolute().parts[-depth:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    return [str(run.path.absolute()) for run in runs]
+
+
+def _comparing(request: MeasureRequest) -> MeasureRequest:
+    """The request, if its measure can compare runs."""
+    if request.measure.compare is None:
+        able = [name for name, measure in MEASURES.items() if measure.compare is not None]
+        raise UserError(f"{request.text} is drawn of one run alone; several runs together have: {', '.join(able)}")
+    return request
+
+
+def _draw_measure(
+    request: MeasureRequest, runs: Sequence[FinishedRun], against: str | None
+) -> tuple[list[Chart], list[str]]:
+    values = {
+        name: load_or_take(run, request).values for name, run in zip(name_runs(runs), runs, strict=True)
+    }  # fmt: skip
+    compare = request.measure.compare
+    assert compare is not None
+    charts = list(request.call("compare.draw", compare.draw, values))
+    if against is not None:
+        charts = [chart for chart in charts if chart.name == f"curves-{against}"]
+        if not charts:
+            raise UserError(f"--against is for curves, not for {request.text}; leave it out")
+    left_out = request.call("compare.left_out", compare.left_out, values)
+    said = [*request.call("compare.findings", compare.findings, values), *(f"not shown: {each}" for each in left_out)]
+    return charts, said
+
+
+def _beside(given: Sequence[Path], found: Sequence[Path]) -> Path:
+    """``figures`` in the folder that was given, or in the one that has all runs."""
+    if len(given) == 1:
+        return given[0] / "figures"
+    common = Path(os.path.commonpath([path.absolute().parent for path in found]))
+    here = Path.cwd()
+    return (common.relative_to(here) if common.is_relative_to(here) else common) / "figures"

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unskew.analysis.measure import Choice, Comparison, Element, Measure
-from unskew.analysis.phrases import in_figures, layer_words
+from unskew.analysis.measure import Choice, Comparison, Element, Measure, list_by_run, name_layer
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
@@ -294,10 +293,10 @@ def cka_findings(values: Similarity) -> list[str]:
         low, high = min(values.means), max(values.means)
         return [f"Local models are about equally alike in all layers: CKA {low:.3f} to {high:.3f}."]
     least, *others = sorted(range(len(values.means)), key=lambda place: values.means[place])
-    near = [place for place in others if not apart(values, least, place)]
+    near = [place for place in others if not differ_clearly(values, least, place)]
     most = max(range(len(values.means)), key=lambda place: values.means[place])
     if near:
-        names = [f"{layer_words(values.layers[place])} ({values.means[place]:.3f})" for place in (least, *near)]
+        names = [f"{name_layer(values.layers[place])} ({values.means[place]:.3f})" for place in (least, *near)]
         words = f"The least similar layers across clients are {', '.join(names[:-1])} and {names[-1]}, too close to "
         words += "tell apart with these clients"
     elif least == len(values.means) - 1:
@@ -306,16 +305,16 @@ def cka_findings(values: Similarity) -> list[str]:
         words = (
             f"The least similar layer across clients is {values.layers[least]} (CKA {values.means[least]:.2f}), not "
         )
-        words += f"{layer_words(values.layers[-1])} ({values.means[-1]:.2f})"
+        words += f"{name_layer(values.layers[-1])} ({values.means[-1]:.2f})"
     if most not in (least, *near):
-        words += f"; the most similar is {layer_words(values.layers[most])} ({values.means[most]:.2f})"
+        words += f"; the most similar is {name_layer(values.layers[most])} ({values.means[most]:.2f})"
     falls = sum(after < before for before, after in zip(values.means, values.means[1:], strict=False))
     steps = len(values.means) - 1
     how = "at every step" if falls == steps else f"at {falls} of {steps} steps"
     return [f"{words}; going deeper, similarity falls {how}."]
 
 
-def apart(values: Similarity, low: int, high: int) -> bool:
+def differ_clearly(values: Similarity, low: int, high: int) -> bool:
     """Whether two layers' means differ by more than other clients would change: two standard errors, by jackknife.
 
     Each client is left out in turn; the pairs of the others give the difference again.
@@ -347,7 +346,7 @@ def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
 
 def compared_findings(runs: Mapping[str, Similarity]) -> list[str]:
     """How alike the local classifiers of each run are; one run each ranks nothing."""
-    return in_figures("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
+    return list_by_run("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
 
 
 CKA = Measure(

@@ -6,8 +6,18 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unskew.analysis.measure import Cell, Choice, Column, Comparison, Element, Measure, Table
-from unskew.analysis.phrases import best_calibrations, bound, calibrations_table
+from unskew.analysis.measure import (
+    CellValue,
+    Choice,
+    Column,
+    Comparison,
+    Element,
+    Measure,
+    Table,
+    pick_calibrations,
+    tabulate_calibrations,
+)
+from unskew.calibration import is_bound
 from unskew.charts import Axis, Cells, Chart, grouped, shares_in_bins
 from unskew.runs.finished import FinishedRun
 
@@ -33,9 +43,9 @@ class Confusion:
 def take_confusion(run: FinishedRun, *, calibrations: int = 6) -> Confusion:
     """How the test images of each class are classified, before and after; at most ``calibrations`` of them."""
     outputs, classes = run.outputs, run.classes
-    chosen = best_calibrations(run, calibrations)
+    chosen = pick_calibrations(run, calibrations)
     total = torch.bincount(outputs.labels, minlength=len(classes)).tolist()
-    tried = sum(not bound(name) for name in run.result.calibrations)
+    tried = sum(not is_bound(name) for name in run.result.calibrations)
     if len(classes) > MAX_TABLE_CLASSES:
         seen = {name or "before": outputs.predicted[name] for name in chosen}
         right = {name: _right(outputs.labels, each, len(classes)) for name, each in seen.items()}
@@ -133,7 +143,7 @@ def tables(values: Confusion) -> dict[str, Chart]:
     return charts
 
 
-def each_class(values: Confusion) -> dict[str, Chart]:
+def draw_classes(values: Confusion) -> dict[str, Chart]:
     """By true class, what its images are taken for by each classifier."""
     charts = {}
     for label, true in enumerate(values.classes[:MAX_TABLE_CLASSES]):
@@ -172,7 +182,7 @@ def confusion_findings(values: Confusion) -> list[str]:
     known = [c for c, share in enumerate(before) if share is not None]
     worst, finest = min(known, key=lambda c: before[c] or 0.0), max(known, key=lambda c: before[c] or 0.0)
     sentences = []
-    names = [name for name in classifiers(values) if name != "before" and not bound(name)]
+    names = [name for name in classifiers(values) if name != "before" and not is_bound(name)]
     if names:
         name = max(names, key=lambda each: overall(values, each))
         after = accuracy(values, name)
@@ -180,7 +190,7 @@ def confusion_findings(values: Confusion) -> list[str]:
         moved = "raises" if gain > MATTERS else "lowers" if gain < -MATTERS else "hardly changes"
         risen = [c for c in known if (after[c] or 0.0) > (before[c] or 0.0)]
         low = min(known, key=lambda c: after[c] or 0.0)
-        limits = [overall(values, each) for each in classifiers(values) if bound(each)]
+        limits = [overall(values, each) for each in classifiers(values) if is_bound(each)]
         limit = f"; re-training on real features, which must not be pooled, gives {max(limits):.2%}" if limits else ""
         tried = max(values.tried, len(names))
         among = f", the best of {tried} on the test images," if tried > 1 else ""
@@ -200,15 +210,15 @@ def show_confusion(run: FinishedRun, values: Confusion) -> list[Element]:
     before = [charts.pop("before")] if charts else []
     choices = [Choice("classifier", charts)] if charts else []
     if values.tables and len(values.classes) <= MAX_TABLE_CLASSES:
-        choices.append(Choice("class", each_class(values)))
-    return [*calibrations_table(run), by_class(values), *before, *choices, *_pairs_table(values)]
+        choices.append(Choice("class", draw_classes(values)))
+    return [*tabulate_calibrations(run), by_class(values), *before, *choices, *_pairs_table(values)]
 
 
 def _pairs_table(values: Confusion) -> list[Table]:
     """The most confused pairs of each classifier, where there are too many classes for the whole table."""
     if not any(values.pairs.values()):
         return []
-    rows: list[list[Cell]] = [
+    rows: list[list[CellValue]] = [
         [name, values.classes[true], values.classes[taken], count, count / max(values.total[true], 1)]
         for name, pairs in values.pairs.items() for true, taken, count in pairs
     ]  # fmt: skip

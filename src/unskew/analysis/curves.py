@@ -7,7 +7,7 @@ from math import isfinite
 from statistics import fmean, stdev
 
 from unskew.analysis.measure import Column, Comparison, Element, Measure, Table
-from unskew.analysis.ranking import setting_names, settings_of
+from unskew.analysis.ranking import list_settings, name_settings
 from unskew.charts import Axis, Band, Chart, Line, Mark
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted, format_bytes, format_duration
@@ -59,7 +59,7 @@ def take_curves(run: FinishedRun) -> Curves:
                 raise UserError(f"{file}: round {row['round']} has the {name} {value!r}, which is not a number")
     return Curves(
         run=run.path.name,
-        settings=settings_of(run),
+        settings=list_settings(run),
         seed=result.seed,
         round=[int(rows[place]["round"]) for place in known],
         batches=[batches[place] for place in known],
@@ -99,7 +99,7 @@ def _on(values: Curves) -> str:
 def _by_setting(runs: Sequence[Curves]) -> dict[str, list[Curves]]:
     """The runs of each setting, by its name; those of one setting differ in the seed alone."""
     groups: dict[str, list[Curves]] = {}
-    for name, each in zip(setting_names([each.settings for each in runs]), runs, strict=True):
+    for name, each in zip(name_settings([each.settings for each in runs]), runs, strict=True):
         groups.setdefault(name, []).append(each)
     return groups
 

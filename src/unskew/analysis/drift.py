@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from unskew.analysis.measure import Measure
-from unskew.analysis.phrases import after, layer_words, requested_round, shown_of
+from unskew.analysis.measure import Measure, describe_when, find_requested_round, name_layer, note_sample
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
@@ -32,11 +31,11 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
     rows = [_recorded_row(row) for row in recorded]
     try:
         models, state = run.local_models(number, clients), run.state(number)
-        run.notes += shown_of(len(models), len(run.engine.roster.inhabited))
+        run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
         size = lengths(sent)
         local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
-        when = after(number, run.result.final_round)
+        when = describe_when(number, run.result.final_round)
         rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
@@ -61,7 +60,7 @@ def means(row: dict[str, Any]) -> list[float]:
 
 def draw_drift(values: Drift) -> list[Chart]:
     """The layers' means at the end, client by client, and by round where rounds are known."""
-    last, names = requested_round(values.rounds), tuple(enumerate(values.layers))
+    last, names = find_requested_round(values.rounds), tuple(enumerate(values.layers))
     mean = means(last)
     words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(values.layers, mean, strict=True))
     tips = [f"{layer}: {value:.1%}" for layer, value in zip(values.layers, mean, strict=True)]
@@ -103,12 +102,12 @@ def draw_drift(values: Drift) -> list[Chart]:
 
 def drift_findings(values: Drift) -> list[str]:
     """Which layer moves most."""
-    row = requested_round(values.rounds)
+    row = find_requested_round(values.rounds)
     mean = means(row)
     most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
     return [
-        f"In one visit {row['when']} clients change {layer_words(values.layers[most])} most, by {mean[most]:.1%} "
-        f"of its length, and {layer_words(values.layers[least])} least, by {mean[least]:.1%}."
+        f"In one visit {row['when']} clients change {name_layer(values.layers[most])} most, by {mean[most]:.1%} "
+        f"of its length, and {name_layer(values.layers[least])} least, by {mean[least]:.1%}."
     ]
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from unskew.analysis.measure import Cell, Column, Comparison, Element, Measure, Table
-from unskew.analysis.phrases import best_calibrations, bound
+from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, pick_calibrations
+from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Line, grouped, shares_in_bins
 from unskew.core.errors import Missing
 from unskew.core.units import counted
@@ -100,7 +100,7 @@ def summaries(values: Fairness) -> Table:
     """A row for each classifier, and one more for the clients' own test images."""
     names = ("worst", "p10", "p50", "p90", "mean", "by_examples", "deviation", "jain")
     words = ("worst client", "tenth", "median", "nine tenths", "mean", "by examples", "deviation", "Jain's index")
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for name, row in values.spreads.items():
         rows.append([name, *(row[each] for each in names)])
         if row["own_images"]:
@@ -136,7 +136,7 @@ def _before(values: Fairness) -> dict[str, Any] | None:
 
 
 def _best(values: Fairness) -> dict[str, Any] | None:
-    usable = [row for name, row in values.spreads.items() if name != "before" and not bound(name)]
+    usable = [row for name, row in values.spreads.items() if name != "before" and not is_bound(name)]
     return max(usable, key=lambda row: float(row["mean"]), default=None)
 
 
@@ -154,7 +154,7 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3, model: bool = True
 
     Reference: Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020; Jain, Chiu and Hawe, 1984.
     """
-    chosen = best_calibrations(run, calibrations)
+    chosen = pick_calibrations(run, calibrations)
     seen = _stored(run, chosen) or (_measured(run, chosen) if model else {})
     if not seen:
         raise Missing(f"the run did not store it; unskew analyse {run.path} fairness measures it from the model")
@@ -262,7 +262,7 @@ def fairness_findings(values: Fairness) -> list[str]:
         f"Under its own label distribution the worst client has {before['worst']:.1%} accuracy, a tenth of the clients "
         f"at most {before['p10']:.1%}, half of them at most {before['p50']:.1%}; Jain's index is {before['jain']:.3f}."
     ]
-    usable = {name: row for name, row in values.spreads.items() if name != "before" and not bound(name)}
+    usable = {name: row for name, row in values.spreads.items() if name != "before" and not is_bound(name)}
     if usable:
         name = max(usable, key=lambda each: float(usable[each]["mean"]))
         row = usable[name]

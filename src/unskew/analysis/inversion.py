@@ -66,7 +66,7 @@ def take_inversion(
         features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
     with tensors.one_thread(), deterministic(side.device):  # a batch this small is slower on two threads
-        made = inverted(side, targets, steps, lr, smooth, run)
+        made = invert(side, targets, steps, lr, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
@@ -102,7 +102,7 @@ def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
     return chosen
 
 
-def inverted(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
+def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
     """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
     shape = side.train.shape
     low, high = _ends(side)

@@ -1,14 +1,22 @@
-"""A measure as one record: how it is taken of a finished run, and what a reader sees of it."""
+"""A measure as one record: how it is taken, stored and shown, and phrases that several measures share."""
 
+import hashlib
+import inspect
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from math import isfinite
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unskew.charts import Chart
-from unskew.core.errors import UserError, a_kind
+from unskew.charts.files import svg
+from unskew.core.errors import Missing, UserError, a_kind
+from unskew.core.files import json_object
 from unskew.runs.finished import FinishedRun
+from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
 LOOKS = ("inside", "near", "outside")  # how a value agrees with another that it is compared with
 
@@ -23,7 +31,7 @@ class Linked:
     value: float | None = None  # what it is sorted by; None: its text
 
 
-Cell = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
+CellValue = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,7 @@ class Table:
 
     title: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[CellValue]]
     note: str = ""
 
 
@@ -109,11 +117,11 @@ class Measure(Generic[Values]):
     headline: int | None = LAST  # order of its first sentence at the top of the page; None: not shown there
 
 
-Source = str | Measure[Any]  # what names a measure: "cka(clients=20)", "package.module:function", or a value
+MeasureSource = str | Measure[Any]  # what names a measure: "cka(clients=20)", "package.module:function", or a value
 
 
 @dataclass(frozen=True)
-class Request:
+class MeasureRequest:
     """A measure that was asked for, its knobs filled in."""
 
     name: str  # "cka", or "package.module:function"
@@ -136,14 +144,14 @@ class Request:
         except Exception as error:
             if not self.outside:
                 raise
-            raise UserError(f"measure {self.text}: {part} failed: {_described(error, function)}") from error
+            raise UserError(f"measure {self.text}: {part} failed: {_describe_error(error, function)}") from error
 
 
 @dataclass(frozen=True)
 class Measured:
     """A measure taken of one run: its values, and notes that a reader needs."""
 
-    request: Request
+    request: MeasureRequest
     values: Any
     notes: tuple[str, ...] = ()
 
@@ -161,20 +169,20 @@ class Measured:
     def charts(self) -> list[Chart]:
         """Its charts. Their names begin with the request: those of ``cka(round=0)`` are not those of ``cka``."""
         charts = self.request.call("draw", self.request.measure.draw, self.values)
-        return [self._named(chart) for chart in _each(self.request, "draw", charts, Chart)]
+        return [self._named(chart) for chart in _check_list(self.request, "draw", charts, Chart)]
 
     @property
     def findings(self) -> list[str]:
         """What it shows, in a sentence each."""
         sentences = self.request.call("findings", self.request.measure.findings, self.values)
-        return _each(self.request, "findings", sentences, str)
+        return _check_list(self.request, "findings", sentences, str)
 
     def elements(self, run: FinishedRun) -> list[Element]:
         """What the page shows of it."""
         show = self.request.measure.show
         if show is None:
             return list(self.charts)
-        elements = _each(self.request, "show", self.request.call("show", show, run, self.values), Element)
+        elements = _check_list(self.request, "show", self.request.call("show", show, run, self.values), Element)
         return [self._renamed(element) for element in elements]
 
     def _renamed(self, element: Element) -> Element:
@@ -208,7 +216,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]
 
 
-def _each(request: Request, part: str, given: Any, kind: Any) -> list[Any]:
+def _check_list(request: MeasureRequest, part: str, given: Any, kind: Any) -> list[Any]:
     """The list that a function of the measure gave, if everything in it is of the right kind."""
     name = getattr(kind, "__name__", "Chart, Choice or Table")
     if isinstance(given, str) or not isinstance(given, Sequence):
@@ -219,9 +227,165 @@ def _each(request: Request, part: str, given: Any, kind: Any) -> list[Any]:
     return list(given)
 
 
-def _described(error: Exception, function: Callable[..., Any]) -> str:
+def _describe_error(error: Exception, function: Callable[..., Any]) -> str:
     """An error in one line, with the line of the function's file where it happened, or else the line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
     return f"{type(error).__name__}: {error} ({last.filename}, line {last.lineno})"
+
+
+COUNTED_AT_A_GLANCE = 20  # clients
+MAX_RUNS_NAMED = 8  # in a sentence
+
+
+def describe_when(number: int, rounds: int) -> str:
+    """When local models were made from the model after that round."""
+    return "after the last round" if number == rounds > 0 else f"in round {number + 1}"
+
+
+def name_layer(layer: str) -> str:
+    """A layer in a sentence."""
+    return "the classifier" if layer == "classifier" else layer
+
+
+def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The round that the measure was asked for; the last one where all were recorded while training."""
+    return next((row for row in rows if row.get("asked")), rows[-1])
+
+
+def note_sample(models: int, clients: int) -> list[str]:
+    """A note where local models of a small part of the clients are shown."""
+    few = models < clients and clients > COUNTED_AT_A_GLANCE
+    return [f"the local models of {models:,} of {clients:,} clients are shown"] if few else []
+
+
+def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
+    """A figure of each run, the highest first; none where there is only one run, or too many for a sentence."""
+    if not 2 <= len(runs) <= MAX_RUNS_NAMED:
+        return []
+    ranked = sorted(runs.items(), key=lambda pair: -pair[1])
+    return [f"{what}, each of one run: {', '.join(f'{name} {value:{digits}}' for name, value in ranked)}."]
+
+
+def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
+    """The run's own classifier, "", and the ``count`` best of its calibrations, in the order they were made."""
+    if count < 0:
+        raise UserError(f"calibrations={count}: give 0 or more")
+    results = {name: each for name, each in run.result.calibrations.items() if name in run.calibrated}
+    ranked = sorted(results, key=lambda name: -results[name].accuracy)
+    if len(ranked) > count > 0:
+        run.notes.append(f"{count} of {len(ranked)} calibrations are shown, those with the best accuracy")
+    return ["", *(name for name in results if name in ranked[:count])]
+
+
+def tabulate_calibrations(run: FinishedRun) -> list[Table]:
+    """The classifiers of this run with accuracy, gain and cost; no table where it has no calibrations."""
+    result = run.result
+    if not result.calibrations:
+        return []
+    rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
+    for each in result.calibrations.values():
+        rows.append([each.name, each.accuracy, each.accuracy - result.accuracy, each.loss, each.bytes_up, each.seconds])
+    kinds = ("text", "percent", "points", "number", "bytes", "seconds")
+    names = ("classifier", "accuracy", "gain, points", "loss", "sent for it", "time")
+    columns = [Column(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    return [Table("Classifiers of this run", columns, rows)]
+
+
+VERSION = 1  # of the values in figures/*.json
+
+
+def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
+    """Take the measure of this run, and store its values."""
+    before = len(run.notes)
+    values = request.call("take", request.take, run)
+    if not isinstance(values, request.measure.values):
+        wanted = request.measure.values.__name__
+        raise UserError(f"measure {request.text}: take gives {a_kind(values)}; its values are declared as {wanted}")
+    fields = asdict(values)
+    _check_values(fields, "", request.text)
+    notes = tuple(dict.fromkeys(run.notes[before:]))
+    measured = Measured(request, values, notes)
+    if request.outside:
+        request.call("findings or draw", _check_shown, measured)
+    content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes,
+               "values": fields}  # fmt: skip
+    try:
+        write_sealed(run.path, {_value_file(request): json_bytes(content)})
+    except UserError as error:  # a read-only folder can still be looked at
+        return replace(measured, notes=(*notes, f"the values were not stored: {error}"))
+    return measured
+
+
+def load_measure(run: FinishedRun, request: MeasureRequest) -> Measured | None:
+    """The measure as it was stored; None where it was not, or no longer fits the run; a changed file is refused."""
+    kept = read_sealed(run.path, _value_file(request))
+    if kept is None:
+        return None
+    with suppress(UserError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
+        content = json_object(kept, run.path / _value_file(request))
+        stamp = _stamp(run, request)
+        if content["unskew"] != VERSION or {key: content.get(key) for key in stamp} != stamp:
+            return None
+        measured = Measured(request, request.measure.values(**content["values"]), tuple(content["notes"]))
+        _check_shown(measured)
+        return None if content["without_data"] and run.at_hand else measured
+    return None
+
+
+def load_or_take(run: FinishedRun, request: MeasureRequest, *, again: bool = False) -> Measured:
+    """The stored measure where it still fits; otherwise, or with ``again``, a new one."""
+    stored = None if again else load_measure(run, request)
+    return take_measure(run, request) if stored is None else stored
+
+
+def _value_file(request: MeasureRequest) -> str:
+    return f"figures/{slug(request.text)}.json"
+
+
+def _stamp(run: FinishedRun, request: MeasureRequest) -> dict[str, Any]:
+    """What the values depend on: when it changes they no longer fit."""
+    stamp: dict[str, Any] = {"measure": request.text, "weights_sha256": run.result.weights_sha256}
+    stamp["recorded"] = len(run.during)
+    if request.measure.calibrations:
+        stamp["calibrations"] = {each.name: each.accuracy for each in run.result.calibrations.values()}
+    if request.outside:
+        stamp["code_sha256"] = _code_hash(request)
+    return stamp
+
+
+def _code_hash(request: MeasureRequest) -> str:
+    """A hash of the file that a measure from outside is written in: with other code the values are taken again."""
+    with suppress(TypeError, OSError):
+        file = inspect.getsourcefile(request.measure.values)
+        return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
+    return ""
+
+
+def _check_shown(measured: Measured) -> None:
+    """Draw every chart and write every sentence once: what cannot be shown is of no use."""
+    charts = measured.charts
+    names = [chart.name for chart in charts]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"measure {measured.source}: two charts are named {twice[0]!r}; give each its own name")
+    _ = [svg(chart) for chart in charts], measured.findings
+
+
+def _check_values(value: Any, place: str, text: str) -> None:
+    """Refuse what JSON cannot keep, and NaN and infinity, naming the field."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise UserError(f"measure {text}: {place} has the key {key!r}; keys of a dict are texts")
+            _check_values(inner, f"{place}.{key}" if place else key, text)
+    elif isinstance(value, list | tuple):
+        for at, inner in enumerate(value):
+            _check_values(inner, f"{place}[{at}]", text)
+    elif isinstance(value, float):
+        if not isfinite(value):
+            raise Missing(f"{place} is NaN or infinite; the model has probably diverged")
+    elif value is not None and not isinstance(value, str | int):
+        raise UserError(
+            f"measure {text}: {place} is {a_kind(value)}; values are numbers, texts, lists and dicts of them"
+        )

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unskew.analysis.measure import Comparison, Measure
-from unskew.analysis.phrases import after, bound, requested_round, shown_of
+from unskew.analysis.measure import Comparison, Measure, describe_when, find_requested_round, note_sample
+from unskew.calibration import is_bound
 from unskew.charts import Axis, Cells, Chart, Dots, Line, Mark, grouped
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
@@ -21,10 +21,10 @@ from unskew.runs.finished import FinishedRun
 
 def calibrated_lengths(classifier: dict[str, torch.Tensor]) -> list[float]:
     """[C], of the layer whose rows belong to the classes."""
-    return own_lengths(classifier["head.weight" if "head.weight" in classifier else "head.classifier.weight"])
+    return row_lengths(classifier["head.weight" if "head.weight" in classifier else "head.classifier.weight"])
 
 
-def own_lengths(weight: torch.Tensor) -> list[float]:
+def row_lengths(weight: torch.Tensor) -> list[float]:
     """[C], the lengths of rows without what all rows share: adding one vector to every row changes no prediction.
 
     Departs from the paper, whose rows are taken as they are: those of a discriminant share a part thousands of times
@@ -55,7 +55,7 @@ def unevenness(norms: Sequence[float]) -> float:
     return float(np.std(norms)) / mean if mean else 0.0
 
 
-def some_rows(counts: Sequence[float], most: int) -> list[int]:
+def sample_rows(counts: Sequence[float], most: int) -> list[int]:
     """At most about ``most`` of the rows, by number: half of them of classes that a client has, evenly chosen."""
     has, lacks = ([at for at, count in enumerate(counts) if bool(count) is held] for held in (True, False))
     first = min(len(has), max(most // 2, most - len(lacks)))
@@ -122,7 +122,7 @@ def take_norms(run: FinishedRun, *, clients: int = 10, round: int = -1, local: b
     return Norms(
         classes=classes,
         total=np.bincount(held.cells[:, 1], held.cells[:, 2], len(classes)).astype(int).tolist(),
-        server=own_lengths(run.classifier_weight),
+        server=row_lengths(run.classifier_weight),
         calibrated={name: calibrated_lengths(each) for name, each in run.calibrated.items()},
         rounds=sorted(rows, key=lambda row: int(row["round"])),
         counts=counts.tolist(),
@@ -142,9 +142,9 @@ def _mismatch(clients: list[int], rows: list[dict[str, Any]], population: int, c
 def _trained_again(run: FinishedRun, clients: int, round: int) -> dict[str, Any]:
     number = run.number(round)
     models = run.local_models(number, clients)
-    run.notes += shown_of(len(models), len(run.engine.roster.inhabited))
+    run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
     lengths = [_rows(run, model) for model in models.values()]
-    when = after(number, run.result.final_round)
+    when = describe_when(number, run.result.final_round)
     return {"round": number + 1, "when": when, "asked": True, "server": None, "clients": list(models), "local": lengths}
 
 
@@ -174,7 +174,7 @@ def draw_norms(values: Norms) -> list[Chart]:
     charts = [_before_and_after(values)]
     if values.rounds:
         charts += [_scatter(values, row) for row in _ends(values)]
-        charts += [_shades(values, requested_round(values.rounds))]
+        charts += [_shades(values, find_requested_round(values.rounds))]
     if len(values.rounds) > 1:
         charts.append(_by_round(values))
     return charts
@@ -184,7 +184,7 @@ def _ends(values: Norms) -> list[dict[str, Any]]:
     """The first round that is known, and the one that the measure was asked for."""
     if not values.rounds:
         return []
-    first, last = values.rounds[0], requested_round(values.rounds)
+    first, last = values.rounds[0], find_requested_round(values.rounds)
     return [first] if first is last else [first, last]
 
 
@@ -228,7 +228,7 @@ def _scatter(values: Norms, row: dict[str, Any]) -> Chart:
     words = "" if known is None else f", correlation {known:.2f}"
     every = len(x)
     if every > MAX_DOTS:
-        kept = some_rows(x, MAX_DOTS)
+        kept = sample_rows(x, MAX_DOTS)
         x, y, colour, tips = ([each[at] for at in kept] for each in (x, y, colour, tips))  # type: ignore[assignment]
         words += f" ({len(kept):,} of {every:,} rows shown)"
     return Chart(
@@ -293,7 +293,7 @@ def norms_findings(values: Norms) -> list[str]:
             f"correlation {known:.2f}{then}."
         )
     before = unevenness(values.server)
-    if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not bound(name)}:
+    if after := {name: unevenness(rows) for name, rows in values.calibrated.items() if not is_bound(name)}:
         evener = sum(each < before for each in after.values())
         shown = ", ".join(f"{each:.1%} after {name}" for name, each in list(after.items())[:MAX_CALIBRATIONS])
         rest = f" and {len(after) - MAX_CALIBRATIONS} more" if len(after) > MAX_CALIBRATIONS else ""
@@ -310,7 +310,7 @@ def compare_norms(runs: Mapping[str, Norms]) -> list[Chart]:
     if not runs:
         return []
     before = [unevenness(values.server) for values in runs.values()]
-    usable = [[rows for name, rows in values.calibrated.items() if not bound(name)] for values in runs.values()]
+    usable = [[rows for name, rows in values.calibrated.items() if not is_bound(name)] for values in runs.values()]
     after = [min(map(unevenness, rows), default=None) for rows in usable]
     local = [values.rounds[-1]["unevenness"] if values.rounds else None for values in runs.values()]
     marks = grouped({"local classifiers": local, "before calibration": before, "after calibration": after})

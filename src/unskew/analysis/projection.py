@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from unskew.analysis.measure import Choice, Element, Measure
-from unskew.analysis.phrases import best_calibrations
+from unskew.analysis.measure import Choice, Element, Measure, pick_calibrations
 from unskew.charts import PALETTE, Axis, Chart, Dots
 from unskew.core.errors import Missing, UserError
 from unskew.runs.finished import FinishedRun
@@ -50,9 +49,9 @@ def take_projection(
     if count > images:
         index = torch.randperm(count, generator=run.key.fold("analysis", "images").torch())[:images].sort().values
     run.say("t-SNE", 0, 0)
-    places = embedded(outputs.features[index], perplexity, run.key.fold("tsne").number() % 2**32)
+    places = embed(outputs.features[index], perplexity, run.key.fold("tsne").number() % 2**32)
     predicted = {
-        name or "before": outputs.predicted[name][index].tolist() for name in best_calibrations(run, calibrations)
+        name or "before": outputs.predicted[name][index].tolist() for name in pick_calibrations(run, calibrations)
     }
     return Projection(
         classes=run.classes,
@@ -63,7 +62,7 @@ def take_projection(
     )
 
 
-def embedded(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
+def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
     """[n, 2]; one thread, so that the same features give the same picture."""
     from sklearn.manifold import TSNE  # a second to import
     from threadpoolctl import threadpool_limits

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import atan, cos, isfinite, pi, sin, sqrt
 from statistics import fmean, stdev
 
-from unskew.analysis.phrases import bound
+from unskew.calibration import is_bound
 from unskew.core.units import counted
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS
@@ -26,18 +26,18 @@ LEFT_OUT = {"seed", "evaluate_every"} | {option.name for option in OPTIONS.value
 _OF_RESULT = ("method", "data", "partition", "clients", "per_round", "rounds", "model")  # where nothing else is known
 
 
-def settings_of(run: FinishedRun) -> dict[str, str]:
+def list_settings(run: FinishedRun) -> dict[str, str]:
     """What decides a run's result except the seed: the same for runs that differ in the seed alone."""
     return {key: str(value) for key, value in configs.deciding(run.config).items() if key not in LEFT_OUT}
 
 
-def settings_of_result(result: Result) -> dict[str, str]:
+def list_result_settings(result: Result) -> dict[str, str]:
     """The same of a result: its settings, or what else it knows where they are missing."""
     known = {key: getattr(result, key) for key in _OF_RESULT} | result.settings
     return {key: str(value) for key, value in known.items() if key not in LEFT_OUT}
 
 
-def setting_names(settings: Sequence[dict[str, str]]) -> list[str]:
+def name_settings(settings: Sequence[dict[str, str]]) -> list[str]:
     """A name for each of these settings: the method, and every other option in which they differ."""
     if not settings:
         return []
@@ -68,7 +68,7 @@ MAX_NAMED = 6  # settings in a sentence
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Contender:
     """A classifier of a setting: its accuracy by seed."""
 
     setting: str
@@ -94,33 +94,33 @@ class Difference:
     high: float
 
 
-def by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
+def group_by_settings(results: Sequence[Result]) -> dict[str, list[Result]]:
     """The results of each setting, by its name; those of one setting differ in the seed alone."""
     groups: dict[str, list[Result]] = {}
-    for name, result in zip(setting_names([settings_of_result(each) for each in results]), results, strict=True):
+    for name, result in zip(name_settings([list_result_settings(each) for each in results]), results, strict=True):
         groups.setdefault(name, []).append(result)
     return groups
 
 
-def candidates(groups: Mapping[str, Sequence[Result]]) -> list[Candidate]:
+def list_contenders(groups: Mapping[str, Sequence[Result]]) -> list[Contender]:
     """Every classifier of every setting, without those that are bounds for study."""
     found = []
     for name, group in groups.items():
-        found.append(Candidate(name, "", {each.seed: each.accuracy for each in group}))
-        made = dict.fromkeys(one for each in group for one in each.calibrations if not bound(one))
+        found.append(Contender(name, "", {each.seed: each.accuracy for each in group}))
+        made = dict.fromkeys(one for each in group for one in each.calibrations if not is_bound(one))
         for one in made:
             scores = {each.seed: each.calibrations[one].accuracy for each in group if one in each.calibrations}
-            found.append(Candidate(name, one, scores))
+            found.append(Contender(name, one, scores))
     return [each for each in found if all(map(isfinite, each.scores.values()))]
 
 
-def best_of(several: Sequence[Candidate]) -> Candidate:
+def pick_best(several: Sequence[Contender]) -> Contender:
     """The one with the highest mean; of classifiers of one setting those with most seeds are asked first."""
     most = max(len(each.scores) for each in several)
     return max((each for each in several if len(each.scores) == most), key=lambda each: each.mean)
 
 
-def difference(one: Candidate, other: Candidate, level: float = LEVEL) -> Difference | None:
+def compare_pairs(one: Contender, other: Contender, level: float = LEVEL) -> Difference | None:
     """The mean difference, paired over common seeds, with its t-interval; None with fewer than ``MIN_SEEDS``."""
     common = sorted(set(one.scores) & set(other.scores))
     if len(common) < MIN_SEEDS:
@@ -130,17 +130,17 @@ def difference(one: Candidate, other: Candidate, level: float = LEVEL) -> Differ
     return Difference(len(gaps), mean, mean - half, mean + half)
 
 
-def headline(results: Sequence[Result]) -> list[str]:
+def rank_settings(results: Sequence[Result]) -> list[str]:
     """The sentence on which setting is best: a winner, no clear winner, or with too few seeds the figures alone."""
-    groups = by_settings(results)
+    groups = group_by_settings(results)
     if len(groups) < 2:
         return []
     if len({each.data_sha256 for each in results}) > 1:
         return ["The runs are on different data: they are not ranked."]
     if len({each.settings.get("validation") for each in results}) > 1:
         return ["The runs were evaluated on different images, test or validation: they are not ranked."]
-    every = candidates(groups)
-    tops = [best_of([each for each in every if each.setting == name]) for name in groups
+    every = list_contenders(groups)
+    tops = [pick_best([each for each in every if each.setting == name]) for name in groups
             if any(each.setting == name for each in every)]  # fmt: skip
     tops.sort(key=lambda each: -each.mean)
     if len(tops) < 2:
@@ -149,7 +149,7 @@ def headline(results: Sequence[Result]) -> list[str]:
         return [_figures(tops), *_uncalibrated(tops[0], every)]
     leader = tops[0]
     level = 1 - (1 - LEVEL) / (len(every) - 1)
-    found = [(each, difference(leader, each, level)) for each in every if each.setting != leader.setting]
+    found = [(each, compare_pairs(leader, each, level)) for each in every if each.setting != leader.setting]
     ranked = [(each, gap) for each, gap in found if gap is not None]
     rest = [*_unranked([each for each, gap in found if gap is None]), *_uncalibrated(leader, every)]
     unsure = [(each, gap) for each, gap in ranked if gap.low <= 0]
@@ -164,7 +164,7 @@ def headline(results: Sequence[Result]) -> list[str]:
     return [f"{leader} is ahead: {_spread(leader)}, {among}. {next_one}", *rest]
 
 
-def _unranked(several: Sequence[Candidate]) -> list[str]:
+def _unranked(several: Sequence[Contender]) -> list[str]:
     """Those that cannot be held against the leader."""
     if not several:
         return []
@@ -175,7 +175,7 @@ def _named(names: Sequence[str]) -> str:
     return "; ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
 
 
-def _uncalibrated(leader: Candidate, every: Sequence[Candidate]) -> list[str]:
+def _uncalibrated(leader: Contender, every: Sequence[Contender]) -> list[str]:
     """A calibrated setting beside others that were not calibrated: what is ahead may be the calibration."""
     made = {each.setting for each in every if each.classifier}
     bare = list(dict.fromkeys(each.setting for each in every if each.setting not in made))
@@ -184,7 +184,7 @@ def _uncalibrated(leader: Candidate, every: Sequence[Candidate]) -> list[str]:
     return [f"Not calibrated, unlike {leader.setting}: {_named(bare)}."]
 
 
-def _figures(tops: Sequence[Candidate]) -> str:
+def _figures(tops: Sequence[Contender]) -> str:
     """With too few seeds: what came out, highest first, and that it ranks nothing."""
     shown = _named([f"{each} {_spread(each, seeds=False)}" for each in tops])
     most = max(len(each.scores) for each in tops)
@@ -192,7 +192,7 @@ def _figures(tops: Sequence[Candidate]) -> str:
     return f"No winner is named, with {have}: {shown}."
 
 
-def _spread(one: Candidate, seeds: bool = True) -> str:
+def _spread(one: Contender, seeds: bool = True) -> str:
     values = list(one.scores.values())
     if len(values) == 1:
         return f"{values[0]:.2%}"

@@ -10,8 +10,7 @@ from statistics import stdev
 import numpy as np
 import torch
 
-from unskew.analysis.measure import Cell, Column, Comparison, Element, Measure, Table
-from unskew.analysis.phrases import in_figures
+from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, list_by_run
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gathered_statistics
 from unskew.calibration.finisher import StatisticsRequest, width_of
@@ -195,7 +194,7 @@ def _closest(values: Separability) -> tuple[int, int, str]:
 
 def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
     """The charts, and the closest pairs where there are too many classes for a table of all."""
-    rows: list[list[Cell]] = [
+    rows: list[list[CellValue]] = [
         [values.classes[int(a)], values.classes[int(b)], distance, spread] for a, b, distance, spread in values.closest
     ]
     columns = [Column("class"), Column("and"), Column("distance", "number"), Column("± deviation", "number")]
@@ -237,7 +236,7 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
 
 def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
     """The silhouette of each run's features; one run each ranks nothing."""
-    return in_figures("Silhouette of the features", _silhouettes(runs), ".4f")
+    return list_by_run("Silhouette of the features", _silhouettes(runs), ".4f")
 
 
 def _silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:

@@ -52,10 +52,10 @@ def take_skew(run: FinishedRun, *, clients: int = 60) -> Skew:
         raise UserError(f"skew(clients={clients}): skew shows at least one client")
     if len(run.holdings.sizes) > clients:
         run.notes.append(f"{clients} of {len(run.holdings.sizes):,} clients are shown, evenly by size")
-    return skew_of(run.holdings, run.classes, clients)
+    return measure_skew(run.holdings, run.classes, clients)
 
 
-def skew_of(held: Holdings, classes: Sequence[str], clients: int = 60) -> Skew:
+def measure_skew(held: Holdings, classes: Sequence[str], clients: int = 60) -> Skew:
     """The skew of a partition, with at most ``clients`` of its clients in detail."""
     population, width = len(held.sizes), max(len(classes), int(held.cells[:, 1].max(initial=0)) + 1)
     shown = np.arange(population)
@@ -126,7 +126,7 @@ def _count(values: Skew) -> int:
     return values.clients or len(values.sizes)
 
 
-def each_client(values: Skew) -> dict[str, Chart]:
+def draw_clients(values: Skew) -> dict[str, Chart]:
     """By client, its share of each class beside the share over all clients."""
     whole = np.array(values.total) / max(sum(values.total), 1)
     charts = {}
@@ -241,7 +241,7 @@ def skew_findings(values: Skew) -> list[str]:
 
 def show_skew(run: FinishedRun, values: Skew) -> list[Element]:
     """The charts, and one client at a time."""
-    return [*draw_skew(values), Choice("client", each_client(values))]
+    return [*draw_skew(values), Choice("client", draw_clients(values))]
 
 
 def compare_skew(runs: Mapping[str, Skew]) -> list[Chart]:
@@ -285,7 +285,7 @@ FULL_WIDTH = 640  # at least, so that the facts fit on a line
 def partition_charts(partition: Partition, labels: Ints, class_names: Sequence[str]) -> list[Chart]:
     """The partition of these labels: a heading with the facts, then the charts of its skew, all equally wide."""
     held = holdings_of(partition, labels, len(class_names))
-    values = skew_of(held, class_names, MAX_CLIENTS)
+    values = measure_skew(held, class_names, MAX_CLIENTS)
     charts = draw_skew(values)
     width = max(FULL_WIDTH, *(chart.width for chart in charts))
     sentences = skew_findings(values) if held.sizes.any() else []

@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape
 from PIL import Image as Raster
 
 from unskew.charts import Chart
-from unskew.charts.layout import drawing, head_bottom
-from unskew.charts.scales import DARK, LIGHT, Box, Circle, Drawing, Image, Layer, Path, Shape, Text, raster
+from unskew.charts.layout import head_bottom, lay_out
+from unskew.charts.scales import DARK, LIGHT, Box, Circle, Drawing, Image, Layer, Polyline, Shape, Text, raster
 from unskew.core.errors import UserError
 
 FONT = "system-ui,-apple-system,'Segoe UI',Roboto,Ubuntu,'DejaVu Sans',sans-serif"
@@ -54,13 +54,13 @@ ALONE = BASE + _rules(LIGHT) + f"@media screen and (prefers-color-scheme:dark){{
 
 def svg(chart: Chart, *, standalone: bool = True) -> str:
     """The chart as text. A page that has charts with ``standalone=False`` has STYLE once."""
-    picture = drawing(chart)
+    picture = lay_out(chart)
     return _document(picture.width, picture.height, picture.alt, _content(picture), standalone, chart.physical)
 
 
 def svg_sheet(charts: Sequence[Chart]) -> str:
     """Several charts below one another, as the text of one file."""
-    pictures = [drawing(chart) for chart in charts]
+    pictures = [lay_out(chart) for chart in charts]
     tops = [0, *accumulate(picture.height for picture in pictures)]
     moved = (
         f'<g transform="translate(0 {top})">{_content(picture)}</g>'
@@ -114,7 +114,7 @@ def _shape(shape: Shape) -> str:
     if isinstance(shape, Box):
         full = f' fill-opacity="{_number(shape.opacity)}"' if shape.opacity < 1 else ""
         return f"<rect{_rectangle(shape)}{full}{_tip(shape.tip, 'rect')}"
-    if isinstance(shape, Path):
+    if isinstance(shape, Polyline):
         points = "L".join(f"{_number(x)} {_number(y)}" for x, y in shape.points)
         return f'<path d="M{points}{"Z" if shape.closed else ""}"{_tip(shape.tip, "path")}'
     if isinstance(shape, Image):
@@ -180,7 +180,7 @@ def paper_sheet(charts: Sequence[Chart], form: str) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Affine2D
 
-    pictures = [drawing(chart) for chart in charts]
+    pictures = [lay_out(chart) for chart in charts]
     width, height = max(picture.width for picture in pictures), sum(picture.height for picture in pictures)
     figure = Figure(figsize=(width / INCH, height / INCH), dpi=DENSITY, facecolor=LIGHT["paper"])
     FigureCanvasAgg(figure)
@@ -216,7 +216,7 @@ def _artists(layer: Layer, units: Any) -> list[Any]:
         return []
     colour = LIGHT[layer.colour]
     if layer.stroke:
-        lines = [shape.points for shape in layer.shapes if isinstance(shape, Path)]
+        lines = [shape.points for shape in layer.shapes if isinstance(shape, Polyline)]
         dashes = (0, (4, 3)) if layer.dashed else "solid"
         width = 72 / INCH * layer.stroke
         return [LineCollection(lines, colors=colour, linewidths=width, linestyles=[dashes], transform=units)]
@@ -227,7 +227,7 @@ def _artists(layer: Layer, units: Any) -> list[Any]:
             patches.append(Disc((shape.x, shape.y), shape.radius))
         elif isinstance(shape, Box):
             patches.append(_draw_rectangle(shape))
-        elif isinstance(shape, Path):
+        elif isinstance(shape, Polyline):
             patches.append(Polygon(shape.points))
         opacities.append(shape.opacity if isinstance(shape, Box) else layer.opacity)
     made: list[Any] = [_image(shape, units) for shape in layer.shapes if isinstance(shape, Image)]

@@ -1,30 +1,286 @@
-"""From a chart to a drawing: where title, legend, axes and plot go, so that nothing overlaps."""
+"""From a chart to a drawing: marks as shapes, and where title, legend, axes and plot go."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from unskew.charts import Axis, Band, Bars, Cells, Chart, Dots, Line, Mark, Numbers, Picture, Rule, Words
-from unskew.charts.marks import Plot, layers, shade
+from unskew.charts import Axis, Band, Bars, Cells, Chart, Colour, Dots, Line, Mark, Numbers, Picture, Rule, Words
 from unskew.charts.scales import (
     Box,
     Circle,
     Drawing,
+    Image,
     Layer,
-    Path,
+    Polyline,
     Scale,
     Shape,
     Text,
     breadth,
-    broken,
+    break_lines,
     colour_name,
     ends,
     fit,
-    known,
-    place,
+    locate,
     ticks,
+    to_number,
     wrap,
 )
+
+SMALL = 11.0  # letters of labels within the plot
+LEGIBLE = 6.5  # numbers in cells are not smaller
+PALEST = 0.08  # a cell of the lowest value is still seen to be there
+TURNS = {"pale": 0.54, "half": 0.75, "full": 1.0}  # up to which shade text of a colour is read; dark turns before light
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The area of the data: two scales, and the frame that they span."""
+
+    x: Scale
+    y: Scale
+    frame: Box
+
+
+def layers(marks: Sequence[Mark], plot: Plot) -> list[Layer]:
+    """All marks from back to front: shades, bands, the others as they are given, words, hover targets."""
+    made = [layer for mark in marks if isinstance(mark, Cells) for layer in _cells(mark, plot)]
+    made += [layer for mark in marks if isinstance(mark, Band) for layer in _band(mark, plot)]
+    for mark in marks:
+        if isinstance(mark, Bars):
+            made += _bars(mark, plot)
+        elif isinstance(mark, Line):
+            made += _line(mark, plot)
+        elif isinstance(mark, Dots):
+            made += _dots(mark, plot)
+    made += _pictures([mark for mark in marks if isinstance(mark, Picture)], plot)
+    made += _draw_rules([mark for mark in marks if isinstance(mark, Rule)], plot)
+    made += [layer for mark in marks if isinstance(mark, Words) for layer in _words(mark, plot)]
+    return made + [layer for mark in marks if isinstance(mark, Line) for layer in _hover_targets(mark, plot)]
+
+
+def shade(value: float, low: float, high: float) -> float:
+    """How full the colour of quantity is for a value, from PALEST at ``low`` to 1 at ``high``."""
+    share = (value - low) / (high - low) if high > low else float(value >= high)
+    return PALEST + (1 - PALEST) * min(max(share, 0.0), 1.0)
+
+
+def _cells(mark: Cells, plot: Plot) -> list[Layer]:
+    boxes: list[Shape] = []
+    texts: dict[str, list[Shape]] = {name: [] for name in TURNS}
+    size = _letters(mark, plot) if mark.numbers else 0.0
+    for i, row in enumerate(mark.values):
+        top, bottom = locate(plot.y, i - 0.5), locate(plot.y, i + 0.5)
+        for j, value in enumerate(row):
+            number = to_number(value)
+            left, right = locate(plot.x, j - 0.5), locate(plot.x, j + 0.5)
+            if number is None or left is None or right is None or top is None or bottom is None:
+                continue
+            full = shade(number, mark.low, mark.high)
+            said = format(number, mark.numbers) if mark.numbers else ""
+            tip = _at(mark.tips[i], j) if i < len(mark.tips) else ""
+            corners = ((round(left, 2), round(top, 2)), (round(right, 2), round(bottom, 2)))  # neighbours leave no gap
+            box = _within(*corners, plot, full, tip or ("" if size else said))
+            boxes += box
+            if size and box:
+                x, y = (left + right) / 2, (top + bottom) / 2 + 0.35 * size
+                colour = next(name for name, most in TURNS.items() if full <= most)
+                texts[colour].append(Text(x, y, said, size, "middle"))
+    return [Layer("heat", boxes, crisp=True), *(Layer(name, shapes) for name, shapes in texts.items())]
+
+
+def _letters(mark: Cells, plot: Plot) -> float:
+    """The size of the numbers in cells; 0 where they would be too small to read."""
+    across = abs((locate(plot.x, 1) or 0) - (locate(plot.x, 0) or 0))
+    upwards = abs((locate(plot.y, 1) or 0) - (locate(plot.y, 0) or 0))
+    said = [format(number, mark.numbers) for row in mark.values for v in row if (number := to_number(v)) is not None]
+    longest = max((breadth(text, 1) for text in said), default=1.0)
+    size = min(SMALL, 0.86 * across / longest, 0.85 * upwards)
+    return size if size >= LEGIBLE else 0.0
+
+
+def _band(mark: Band, plot: Plot) -> list[Layer]:
+    lows, highs = _split_curves(mark.x, mark.low, mark.high, plot=plot)
+    shapes: list[Shape] = [Polyline((*low, *high[::-1]), closed=True) for low, high in zip(lows, highs, strict=True)]
+    clip = any(_beyond(run, plot) for run in (*lows, *highs))
+    return [Layer(colour_name(mark.colour), shapes, opacity=0.2, clip=clip)]
+
+
+def _line(mark: Line, plot: Plot) -> list[Layer]:
+    (runs,) = _split_curves(mark.x, mark.y, plot=plot)
+    colour, clip = colour_name(mark.colour), any(_beyond(run, plot) for run in runs)
+    paths: list[Shape] = [Polyline(run) for run in runs if len(run) > 1]
+    dots = [point for run in runs if mark.points or len(run) == 1 for point in run]  # a lone point makes no line
+    circles: list[Shape] = [Circle(x, y, 3.0) for x, y in dots if not _beyond([(x, y)], plot)]
+    return [Layer(colour, paths, stroke=2.0, dashed=mark.dashed, clip=clip), Layer(colour, circles)]
+
+
+def _hover_targets(mark: Line, plot: Plot) -> list[Layer]:
+    """Invisible circles around the points of a line that have a tooltip."""
+    radius = min(7.0, max(2.0, plot.frame.width / max(1, len(mark.tips)) / 2))
+    shapes: list[Shape] = []
+    for x, y, tip in zip(mark.x, mark.y, mark.tips, strict=False):
+        point = _point(x, y, plot)
+        if tip and point and not _beyond([point], plot):
+            shapes.append(Circle(*point, radius, tip))
+    return [Layer("hit", shapes)]
+
+
+def _bars(mark: Bars, plot: Plot) -> list[Layer]:
+    along, upward = (plot.y, plot.x) if mark.flat else (plot.x, plot.y)
+    shapes: dict[str, list[Shape]] = {}
+    for i, (x, height) in enumerate(zip(mark.x, mark.height, strict=False)):
+        at, length, base = to_number(x), to_number(height), to_number(mark.base[i]) if i < len(mark.base) else 0.0
+        if at is None or length is None:
+            continue
+        base = base or 0.0
+        sides = [locate(along, at - mark.width / 2), locate(along, at + mark.width / 2)]
+        a, b = (along.start if side is None else side for side in sides)
+        foot, top = locate(upward, base), locate(upward, base + length)
+        foot, top = (upward.start if end is None else end for end in (foot, top))
+        corners = ((foot, a), (top, b)) if mark.flat else ((a, foot), (b, top))
+        box = _within(*corners, plot, 1.0, _at(mark.tips, i))
+        shapes.setdefault(_colour(mark.colour, i), []).extend(box)
+    return [Layer(colour, boxes) for colour, boxes in shapes.items()]
+
+
+def _dots(mark: Dots, plot: Plot) -> list[Layer]:
+    shapes: dict[str, list[Shape]] = {}
+    for i, (x, y) in enumerate(zip(mark.x, mark.y, strict=False)):
+        point = _point(x, y, plot)
+        area = to_number(mark.area[i]) if i < len(mark.area) else 1.0
+        if point and area and area > 0 and not _beyond([point], plot):
+            radius = mark.radius * math.sqrt(min(area, 1.0))
+            circle = Circle(*point, radius, _at(mark.tips, i), _at(mark.links, i))
+            shapes.setdefault(_colour(mark.colour, i), []).append(circle)
+    return [Layer(colour, circles, opacity=0.8) for colour, circles in shapes.items()]
+
+
+def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
+    """The lines, and each one's word at the first place along it where no other line or word is."""
+    frame = plot.frame
+    right, bottom = frame.x + frame.width, frame.y + frame.height
+    lines: list[tuple[Rule, Box]] = []
+    for mark in marks:
+        x, y = locate(plot.x, mark.x), locate(plot.y, mark.y)
+        if x is not None and not _beyond([(x, frame.y)], plot):
+            lines.append((mark, Box(x, frame.y, 0, frame.height)))
+        if y is not None and not _beyond([(frame.x, y)], plot):
+            lines.append((mark, Box(frame.x, y, frame.width, 0)))
+    made: list[Layer] = []
+    taken = [line for _, line in lines]
+    for mark, line in lines:
+        ends = ((line.x, line.y), (line.x + line.width, line.y + line.height))
+        made.append(Layer(colour_name(mark.colour), [Polyline(ends)], stroke=1.2, dashed=True))
+        text = fit(mark.label, frame.width / 2, SMALL)
+        wide = breadth(text, SMALL)
+        if line.width:
+            tops = [y for y in (line.y - 15, line.y + 2) if frame.y <= y <= bottom - 12]
+            spots = [(right - 2 - wide - 30 * step, y) for step in range(int(frame.width / 60) + 1) for y in tops]
+        else:
+            lefts = [x for x in (line.x + 4, line.x - 4 - wide) if frame.x <= x <= right - wide]
+            spots = [(x, frame.y + 13 * step) for step in range(int(frame.height / 26) + 1) for x in lefts]
+        made += _label(mark, text, [Box(x, y, wide, 12) for x, y in spots], taken)
+    return made
+
+
+def _label(mark: Rule, text: str, free: Sequence[Box], taken: list[Box]) -> list[Layer]:
+    if not text or not free:
+        return []
+    spot = next((box for box in free if not any(_touch(box, other) for other in taken)), free[0])
+    taken.append(spot)
+    whole = mark.label if text != mark.label else ""
+    return [Layer(colour_name(mark.colour), [Text(spot.x, spot.y + 10, text, SMALL, whole=whole)])]
+
+
+def _touch(one: Box, other: Box) -> bool:
+    across = one.x < other.x + other.width and other.x < one.x + one.width
+    return across and one.y < other.y + other.height and other.y < one.y + one.height
+
+
+def _pictures(marks: Sequence[Picture], plot: Plot) -> list[Layer]:
+    images: list[Shape] = []
+    texts: list[Shape] = []
+    clip = False
+    for mark in marks:
+        middle = _point(mark.x, mark.y, plot)
+        ends = [_point(mark.x + sign * mark.width / 2, mark.y + sign * mark.height / 2, plot) for sign in (-1, 1)]
+        if middle is None or ends[0] is None or ends[1] is None or not len(mark.pixels) or not len(mark.pixels[0]):
+            continue
+        (left, right), (top, bottom) = (sorted(pair) for pair in zip(*ends, strict=True))
+        clip = clip or _beyond(((left, top), (right, bottom)), plot)
+        images.append(Image(mark.pixels, left, top, right - left, bottom - top, mark.tip))
+        if mark.label and not _beyond([middle], plot):
+            text = fit(mark.label, _gap(mark, marks, plot) - 4, SMALL)
+            whole = mark.label if text != mark.label else ""
+            texts.append(Text(middle[0], bottom + 13, text, SMALL, "middle", whole=whole))
+    return [Layer("ink", images, clip=clip), Layer("ink", texts)]
+
+
+def _gap(mark: Picture, marks: Sequence[Picture], plot: Plot) -> float:
+    """From a picture to its nearest neighbour in the same row; the whole width when there is none."""
+    own = locate(plot.x, mark.x) or 0.0
+    others = [locate(plot.x, other.x) or 0.0 for other in marks if other.y == mark.y and other.x != mark.x]
+    return min((abs(other - own) for other in others), default=plot.frame.width)
+
+
+def _words(mark: Words, plot: Plot) -> list[Layer]:
+    point = _point(mark.x, mark.y, plot)
+    if point is None or _beyond([point], plot):
+        return []
+    text = fit(mark.text, plot.frame.width)
+    before = {"start": 0.0, "middle": 0.5, "end": 1.0}[mark.anchor] * breadth(text)
+    left, right = plot.frame.x, plot.frame.x + plot.frame.width - breadth(text)
+    x = min(max(point[0] - before, left), max(left, right)) + before  # moved so far that all of it is seen
+    whole = mark.text if text != mark.text else ""
+    return [Layer(colour_name(mark.colour), [Text(x, point[1] + 4, text, 12.0, mark.anchor, whole=whole)])]
+
+
+def _split_curves(x: Numbers, *curves: Numbers, plot: Plot) -> list[list[list[Point]]]:
+    """Each curve's points, in pieces that end where something is unknown in any of them."""
+    made: list[list[list[Point]]] = [[] for _ in curves]
+    begun = False
+    for at, *heights in zip(x, *curves, strict=False):
+        points = [_point(at, height, plot) for height in heights]
+        whole = [point for point in points if point is not None]
+        if len(whole) < len(points):
+            begun = False
+            continue
+        for runs, point in zip(made, whole, strict=True):
+            runs[-1].append(point) if begun else runs.append([point])
+        begun = True
+    return made
+
+
+def _point(x: float | None, y: float | None, plot: Plot) -> Point | None:
+    across, down = locate(plot.x, x), locate(plot.y, y)
+    return None if across is None or down is None else (across, down)
+
+
+def _beyond(points: Iterable[Point], plot: Plot) -> bool:
+    frame = plot.frame
+    right, bottom = frame.x + frame.width + 0.01, frame.y + frame.height + 0.01
+    return any(not (frame.x - 0.01 <= x <= right and frame.y - 0.01 <= y <= bottom) for x, y in points)
+
+
+def _within(one: Point, other: Point, plot: Plot, opacity: float, tip: str) -> list[Box]:
+    """The part of the rectangle with these corners that is inside the plot, if there is one."""
+    frame = plot.frame
+    left, right = max(min(one[0], other[0]), frame.x), min(max(one[0], other[0]), frame.x + frame.width)
+    top, bottom = max(min(one[1], other[1]), frame.y), min(max(one[1], other[1]), frame.y + frame.height)
+    return [Box(left, top, right - left, bottom - top, opacity, tip)] if right > left and bottom > top else []
+
+
+def _colour(colours: Colour | Sequence[Colour], i: int) -> str:
+    if isinstance(colours, str | int):
+        return colour_name(colours)
+    return colour_name(colours[i % len(colours)] if len(colours) else 0)
+
+
+def _at(tips: Sequence[str], i: int) -> str:
+    return tips[i] if i < len(tips) else ""
+
 
 LINE = 16.0  # from one line of text to the next
 SLANT = 0.72  # sine of 45 degrees, and a little
@@ -32,7 +288,7 @@ Placed = tuple[float, str]  # a tick's place and words
 
 
 @dataclass(frozen=True)
-class Row:
+class TickRow:
     """The words below a plot, those of a tick in lines: where each is, whether slanted, how deep they reach."""
 
     ticks: Sequence[Placed]
@@ -40,7 +296,7 @@ class Row:
     depth: float
 
 
-def overhang(row: Row) -> tuple[float, float]:
+def overhang(row: TickRow) -> tuple[float, float]:
     """How far to the left and to the right the words below a plot reach."""
     lefts = [at - (SLANT if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
     rights = [at + (0.0 if row.slanted else 0.5) * _widest(words) for at, words in row.ticks]
@@ -61,7 +317,7 @@ def _marked(axis: Axis, scale: Scale, most: int) -> list[Placed]:
     chosen = ticks(scale.low, scale.high, most=max(2, most), kind=axis.kind, log=axis.log)
     given = chosen if axis.ticks is None else axis.ticks
     first, last = sorted((scale.start, scale.end))
-    placed = [(at, word) for value, word in given if (at := place(scale, value)) is not None]
+    placed = [(at, word) for value, word in given if (at := locate(scale, value)) is not None]
     return sorted((at, word) for at, word in placed if first - 0.01 <= at <= last + 0.01)
 
 
@@ -75,42 +331,42 @@ def column(chart: Chart, plot: Plot) -> list[Placed]:
     return []
 
 
-def row(chart: Chart, plot: Plot) -> Row:
+def row(chart: Chart, plot: Plot) -> TickRow:
     """The ticks below the plot: side by side if they fit; else words in two lines or slanted, numbers thinned out."""
     longest = 0.6 * chart.width
     every = [(at, fit(word, longest)) for at, word in _marked(chart.x, plot.x, int(plot.frame.width / 62))]
     space = min((later[0] - earlier[0] for earlier, later in pairwise(every)), default=plot.frame.width)
     if chart.x.ticks is None or not any(letter.isalpha() for _, word in every for letter in word):
         fitting = (every[::stride] for stride in range(1, len(every) + 1) if _apart(every[::stride]))
-        return Row(next(fitting, []), False, LINE + 2)
+        return TickRow(next(fitting, []), False, LINE + 2)
     if _apart(every):
-        return Row(every, False, LINE + 2)
+        return TickRow(every, False, LINE + 2)
     lines = [(at, wrap(word, space - 6, most=2)) for at, word in every]
     if space >= 130 or (space >= 50 and not any(line.endswith("…") for _, pair in lines for line in pair)):
-        return Row([(at, "\n".join(pair)) for at, pair in lines], False, 2 * LINE)
+        return TickRow([(at, "\n".join(pair)) for at, pair in lines], False, 2 * LINE)
     kept = every[:: max(1, -(-15 // max(1, int(space))))]
     shorter = [(at, fit(word, min(0.3 * chart.height, 90.0))) for at, word in kept]
-    return Row(shorter, True, SLANT * max(breadth(word) for _, word in shorter) + 10)
+    return TickRow(shorter, True, SLANT * max(breadth(word) for _, word in shorter) + 10)
 
 
 def _apart(row: Sequence[Placed]) -> bool:
     return all(b[0] - a[0] >= (breadth(a[1]) + breadth(b[1])) / 2 + 6 for a, b in pairwise(row))
 
 
-def axes(chart: Chart, plot: Plot, below: Row) -> list[Layer]:
+def axes(chart: Chart, plot: Plot, below: TickRow) -> list[Layer]:
     """Grid, axes, ticks and what the axes are called."""
     frame, beside = plot.frame, column(chart, plot)
     right, bottom = frame.x + frame.width, frame.y + frame.height
     shaded = any(isinstance(mark, Cells) for mark in chart.marks)
     upright = any(isinstance(mark, Bars) and not mark.flat for mark in chart.marks)
     horizontal = any(isinstance(mark, Bars) and mark.flat for mark in chart.marks)
-    across: list[Shape] = [Path(((frame.x, y), (right, y))) for y, _ in beside if not horizontal]
-    down: list[Shape] = [Path(((x, frame.y), (x, bottom))) for x, _ in below.ticks if not upright]
-    zero = place(plot.y, 0.0) if upright or (chart.y.ticks is None and plot.y.low < 0) else bottom
+    across: list[Shape] = [Polyline(((frame.x, y), (right, y))) for y, _ in beside if not horizontal]
+    down: list[Shape] = [Polyline(((x, frame.y), (x, bottom))) for x, _ in below.ticks if not upright]
+    zero = locate(plot.y, 0.0) if upright or (chart.y.ticks is None and plot.y.low < 0) else bottom
     level = zero if zero is not None and frame.y <= zero <= bottom else bottom
-    upward = place(plot.x, 0.0) if horizontal else None
-    solid: list[Shape] = [Path(((upward, frame.y), (upward, bottom)))] if upward is not None else []
-    solid += [] if horizontal else [Path(((frame.x, level), (right, level)))]
+    upward = locate(plot.x, 0.0) if horizontal else None
+    solid: list[Shape] = [Polyline(((upward, frame.y), (upward, bottom)))] if upward is not None else []
+    solid += [] if horizontal else [Polyline(((frame.x, level), (right, level)))]
     texts: list[Shape] = [
         Text(frame.x - 6, y + 4, word, anchor="end", whole=_whole(chart.y, word)) for y, word in beside
     ]
@@ -133,7 +389,7 @@ def _whole(axis: Axis, word: str) -> str:
     return next((whole for _, whole in axis.ticks or () if " ".join(whole.split()).startswith(begun)), "")
 
 
-def _titles(chart: Chart, plot: Plot, below: Row, beside: float) -> list[Shape]:
+def _titles(chart: Chart, plot: Plot, below: TickRow, beside: float) -> list[Shape]:
     """The words along the axes."""
     frame = plot.frame
     made: list[Shape] = []
@@ -194,7 +450,7 @@ def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float,
     made: list[Layer] = []
     x, y = left, top + 9
     for name, mark in entries:
-        lines = broken(name, room - SWATCH)
+        lines = break_lines(name, room - SWATCH)
         wide = SWATCH + max(map(breadth, lines)) + GAP
         if x > left and (len(lines) > 1 or x + wide - GAP > left + room):
             x, y = left, y + LINE
@@ -210,7 +466,7 @@ def _swatch(mark: Named, x: float, y: float) -> Layer:
     first = mark.colour if isinstance(mark.colour, int | str) else (*mark.colour, 0)[0]
     colour = colour_name(first)
     if isinstance(mark, Line):
-        return Layer(colour, [Path(((x, y), (x + 14, y)))], stroke=2.5, dashed=mark.dashed)
+        return Layer(colour, [Polyline(((x, y), (x + 14, y)))], stroke=2.5, dashed=mark.dashed)
     if isinstance(mark, Dots):
         return Layer(colour, [Circle(x + 7, y, 4.5)], opacity=0.8)
     return Layer(colour, [Box(x + 2, y - 5, 10, 10)], opacity=0.2 if isinstance(mark, Band) else 1.0)
@@ -222,7 +478,7 @@ MIN_SIDE = 12.0  # of a plot, whatever is around it
 Ends = tuple[float, float]
 
 
-def drawing(chart: Chart) -> Drawing:
+def lay_out(chart: Chart) -> Drawing:
     """Everything that is seen of a chart, from back to front."""
     head, top = _head(chart)
     across, upwards = _ends(chart, chart.x, 0), _ends(chart, chart.y, 1)
@@ -277,11 +533,11 @@ def _reach(mark: Mark, side: int) -> Numbers:
         return [-0.5, count - 0.5] if count else []
     if isinstance(mark, Bars):
         if bool(side) == mark.flat:
-            places = [at for value in mark.x if (at := known(value)) is not None]
+            places = [at for value in mark.x if (at := to_number(value)) is not None]
             return [at + sign * mark.width / 2 for at in places for sign in (-1, 1)]
-        feet = [known(foot) or 0.0 for foot in mark.base]
+        feet = [to_number(foot) or 0.0 for foot in mark.base]
         feet += [0.0] * (len(mark.height) - len(feet))
-        tops = zip(map(known, mark.height), feet, strict=False)
+        tops = zip(map(to_number, mark.height), feet, strict=False)
         return [*feet, *(foot + height for height, foot in tops if height is not None)]
     if isinstance(mark, Picture):
         middle, length = (mark.y, mark.height) if side else (mark.x, mark.width)
@@ -315,7 +571,7 @@ def _bare(chart: Chart, top: float, across: Ends, upwards: Ends) -> Plot:
     return _plot(chart, across, upwards, EDGE, top, right, chart.height - EDGE - (LINE if labels else 0))
 
 
-def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot, Row]:
+def _framed(chart: Chart, top: float, across: Ends, upwards: Ends) -> tuple[Plot, TickRow]:
     """The plot beside its ticks; they need room as wide as their words, and which words depends on the room."""
     floor = chart.height - EDGE - (LINE if chart.x.label else 0)
     wall = chart.width - _quantity_width(chart)

@@ -37,7 +37,7 @@ class Scale:
     log: bool = False
 
 
-def known(value: float | None) -> float | None:
+def to_number(value: float | None) -> float | None:
     """The number; None for None, NaN, infinity and numbers too large to draw."""
     try:
         number = math.nan if value is None else float(value)
@@ -46,9 +46,9 @@ def known(value: float | None) -> float | None:
     return number if abs(number) <= HUGE else None
 
 
-def place(scale: Scale, value: float | None) -> float | None:
+def locate(scale: Scale, value: float | None) -> float | None:
     """Where a number is, None where it is unknown; zero and less have no place on a logarithmic axis."""
-    number = known(value)
+    number = to_number(value)
     low, high = scale.low, scale.high
     if number is None or (scale.log and number <= 0):
         return None
@@ -65,8 +65,8 @@ def ends(values: Iterable[float | None], axis: Axis, *, room: float = 0.0, zero:
     crosses neither zero nor a hundred per cent.
     """
     _check(axis)
-    numbers = [number for value in values if (number := known(value)) is not None]
-    low, high = known(axis.low), known(axis.high)
+    numbers = [number for value in values if (number := to_number(value)) is not None]
+    low, high = to_number(axis.low), to_number(axis.high)
     if not axis.log:
         return _ends(numbers, low, high, axis, room, zero)
     logs = [math.log10(number) for number in numbers if number > 0]
@@ -123,13 +123,13 @@ def ticks(low: float, high: float, *, most: int, kind: str = "number", log: bool
     if kind == "count":
         chosen = [value for value in chosen if value >= 1]
     if len(chosen) > 1:  # far apart, each for itself; no power of ten is a round number of minutes
-        alone = [f"{_plain([v])[0]} s" if kind == "seconds" else words([v], kind)[0] for v in chosen]
+        alone = [f"{_plain([v])[0]} s" if kind == "seconds" else format_numbers([v], kind)[0] for v in chosen]
         return list(zip(chosen, alone, strict=True))
     step = _step((high - low) / max(1, most), kind)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     chosen = [float(f"{count * step:.15g}") for count in range(first, last + 1)]
     chosen = [value for value in dict.fromkeys(chosen) if value > 0 or not log]
-    return list(zip(chosen, words(chosen, kind), strict=True))
+    return list(zip(chosen, format_numbers(chosen, kind), strict=True))
 
 
 def _powers(low: float, high: float, most: int) -> list[float]:
@@ -153,7 +153,7 @@ def _step(least: float, kind: str) -> float:
     return next(part * power for part in (1, 2, 5, 10, 20) if part * power >= least * (1 - 1e-9))
 
 
-def words(values: Sequence[float], kind: str = "number") -> list[str]:
+def format_numbers(values: Sequence[float], kind: str = "number") -> list[str]:
     """How these numbers read beside each other, with as many decimals as they need to differ."""
     if kind == "percent":
         return [f"{word}%" for word in _plain([100 * value for value in values])]
@@ -209,7 +209,7 @@ def fit(text: str, room: float, size: float = 12.0) -> str:
     return text[:kept].rstrip() + "…"
 
 
-def broken(text: str, room: float, size: float = 12.0) -> list[str]:
+def break_lines(text: str, room: float, size: float = 12.0) -> list[str]:
     """The whole text in lines no wider than ``room``; a word that is wider is broken."""
     lines = [""]
     for word in text.split():
@@ -291,7 +291,7 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Path:
+class Polyline:
     """Points joined; ``closed`` comes back to the first."""
 
     points: Sequence[tuple[float, float]]
@@ -311,7 +311,7 @@ class Image:
     tip: str = ""
 
 
-Shape = Text | Circle | Box | Path | Image
+Shape = Text | Circle | Box | Polyline | Image
 
 
 @dataclass(frozen=True)

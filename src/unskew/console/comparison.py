@@ -15,7 +15,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from unskew.analysis.ranking import headline, settings_of_result
+from unskew.analysis.ranking import list_result_settings, rank_settings
 from unskew.core.errors import UserError
 from unskew.core.units import emd_words
 from unskew.runs.config import OPTIONS
@@ -220,7 +220,7 @@ def as_table(compared: Sequence[Compared], width: int = 80, sheet: Sheet | None 
     shown = [key for key in lines[0] if key not in same and key not in again]
     tables = [upright(lines, shown)] if tall else flat(lines, shown, width)
     notes = [f"{key} {lines[0][key]}" for key in same] + ([" = ".join((*again, "accuracy"))] if again else [])
-    best = headline([one.result for one in compared])
+    best = rank_settings([one.result for one in compared])
     return Group(*tables, *([Text("; ".join(notes))] if notes else []), *map(Text, best))
 
 
@@ -337,7 +337,7 @@ def grouped(compared: Sequence[Compared]) -> list[SameSetting]:
     groups: dict[tuple[Any, ...], SameSetting] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for place, one in enumerate(compared):
-        setting = (*sorted(settings_of_result(one.result).items()), one.result.data_sha256)
+        setting = (*sorted(list_result_settings(one.result).items()), one.result.data_sha256)
         copy = seen[(*setting, one.result.seed)] = seen.get((*setting, one.result.seed), -1) + 1
         groups.setdefault((*setting, copy), []).append(place)
     return list(groups.values())

@@ -17,22 +17,22 @@ from unskew.console.watch import fail
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import usable_path
 from unskew.core.units import counted, format_duration
-from unskew.reproduce.cells import Asked
+from unskew.reproduce.cells import Variant
 from unskew.reproduce.claim import write_claim
-from unskew.reproduce.estimate import Speeds, seconds_together
-from unskew.reproduce.files import write_index, write_table
 from unskew.reproduce.plan import (
-    Job,
+    PlannedRun,
+    Speeds,
     Watcher,
-    carry_out,
-    check_out,
-    how_to_get,
-    jobs_of,
-    missing_data,
-    part_of,
+    do_runs,
+    estimate_all,
+    explain_missing_data,
+    find_missing_data,
+    make_out_folder,
+    plan_runs,
+    select_part,
     split_by_data,
 )
-from unskew.reproduce.recipe import SCALES, Recipe, named, names, recipe
+from unskew.reproduce.recipe import SCALES, Recipe, find_recipes, load_recipe, recipe_names
 from unskew.reproduce.results import (
     AGREEMENT,
     INSIDE,
@@ -41,15 +41,15 @@ from unskew.reproduce.results import (
     OUTSIDE,
     CellResult,
     TableResult,
-    columns_of,
-    rows_of,
-    table_result,
+    list_columns,
+    list_rows,
+    read_table,
 )
-from unskew.reproduce.wording import Wording, difference_words, ours_of, told
+from unskew.reproduce.tables import Wording, describe_table, format_difference, name_ours, write_index, write_table
 from unskew.runs.config import OPTIONS, Value
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import RunFailure
 
 WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}
@@ -62,14 +62,14 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
     paper = ""
     with StageProgress(out) as progress:
         speeds = Speeds.of_machine(lambda words: progress(words, 0, 0))
-        for name in names():
-            each = recipe(name)
+        for name in recipe_names():
+            each = load_recipe(name)
             if each.paper.reference != paper:
                 paper = each.paper.reference
                 lines.append(Text(f"\n{paper}", "bold"))
-            jobs = {scale: jobs_of([(each, Asked(scale, data))]) for scale in SCALES}
+            jobs = {scale: plan_runs([(each, Variant(scale, data))]) for scale in SCALES}
             used = list(dict.fromkeys(job.config.data for job in jobs["paper"]))
-            missing = missing_data(used, data_dir)
+            missing = find_missing_data(used, data_dir)
             lacking |= missing
             cells = counted(len(each.rows) * len(each.columns), "cell")
             words = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
@@ -90,8 +90,8 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
         )
 
 
-def _estimated(jobs: Sequence[Job], speeds: Speeds) -> str:
-    seconds, runs = seconds_together(jobs, speeds), counted(len(jobs), "run")
+def _estimated(jobs: Sequence[PlannedRun], speeds: Speeds) -> str:
+    seconds, runs = estimate_all(jobs, speeds), counted(len(jobs), "run")
     if seconds is None:
         return runs
     hours = seconds / 3600
@@ -126,11 +126,11 @@ def show_table(out: Console, result: TableResult, said: Wording, files: Sequence
 
 def _blocks(result: TableResult, width: int) -> list[Table]:
     """The table, its columns in as many blocks as the terminal needs."""
-    columns = columns_of(result)
-    lines = rows_of(result)
+    columns = list_columns(result)
+    lines = list_rows(result)
     printed = any(each.paper for each in result.cells)
     first = max(len(name) for name in lines)
-    called = ours_of(result) if printed else ""
+    called = name_ours(result) if printed else ""
     needs = [_width(name, [cells[place] for cells in lines.values()], called) for place, name in enumerate(columns)]
     blocks: list[list[int]] = [[]]
     for place, need in enumerate(needs):
@@ -165,7 +165,7 @@ def _ours(each: CellResult | None) -> Text:
         return Text("")
     if each.ours is None:
         return Text(each.reason, "dim")
-    gap = f" ({difference_words(each)})" if each.difference is not None else ""
+    gap = f" ({format_difference(each)})" if each.difference is not None else ""
     mark = f" {MARKS[each.agreement]}" if each.agreement else ""
     return Text(f"{each.words()}{gap}{mark}", COLOURS.get(each.agreement, ""))
 
@@ -226,22 +226,22 @@ def reproduce(
     if not tables:
         list_recipes(out, data or "", data_dir)
         return
-    asked = Asked(
+    asked = Variant(
         scale, data or "", _changes(changes or ()), parse_seeds(seeds) if seeds else (), tuple(rows or ("*",)),
         tuple(columns or ("*",)),
     )  # fmt: skip
     folder = usable_path(folder)
-    recipes = [recipe(name) for name in named(tables)]
-    every = jobs_of([(each, asked) for each in recipes])
-    mine = part_of(every, cells) if cells else every
+    recipes = [load_recipe(name) for name in find_recipes(tables)]
+    every = plan_runs([(each, asked) for each in recipes])
+    mine = select_part(every, cells) if cells else every
     command = _command(tables, asked, cells, folder)
     reasons: dict[str, str] = {}
     if not show:
-        check_out(folder)
+        make_out_folder(folder)
         reasons = _train(mine, recipes, folder, data_dir, jobs, command)
     for each in recipes:
-        result = table_result(each, asked, folder, reasons)
-        said = told(result)
+        result = read_table(each, asked, folder, reasons)
+        said = describe_table(result)
         show_table(out, result, said, write_table(result, said, _command([each.name], asked, cells, folder)))
     write_index(folder)
 
@@ -255,22 +255,24 @@ def _claim(folder: Path) -> None:
 
 
 def _train(
-    jobs: Sequence[Job], recipes: Sequence[Recipe], folder: Path, data_dir: str | None, at_once: int | None,
+    jobs: Sequence[PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None, at_once: int | None,
     command: str,
 ) -> dict[str, str]:  # fmt: skip
     """Do what is left to do; why some runs have no result, by training or by data."""
     left = [job for job in jobs if job.state(folder) is None]
     here, missing = split_by_data(left, data_dir)
     if left and not here and len(left) == len(jobs):
-        stand_ins = [name for name in recipes[0].stand_ins if not missing_data(_data_of(recipes[0], name), data_dir)]
-        raise UserError(how_to_get(list(missing), command, stand_ins))
+        stand_ins = [
+            name for name in recipes[0].stand_ins if not find_missing_data(_data_of(recipes[0], name), data_dir)
+        ]
+        raise UserError(explain_missing_data(list(missing), command, stand_ins))
     for reason in missing.values():
         out.print(f"note: {reason}", soft_wrap=True)
     _announce(jobs, left, here)
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
 
-        def finished(job: Job, failure: Failure | None, done: int, total: int) -> None:
+        def finished(job: PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
             said = f"failed: {failure.reason}" if failure else "done"
             out.print(
@@ -281,20 +283,20 @@ def _train(
             finished, (lambda done, total: progress("training", done, total)) if out.is_terminal else None
         )
         try:
-            failures = carry_out(here, folder, data_dir=data_dir, at_once=at_once, told=watching)
+            failures = do_runs(here, folder, data_dir=data_dir, at_once=at_once, told=watching)
         except KeyboardInterrupt:
             fail(f"interrupted; to go on, give the same command again: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
 
 
-def _announce(jobs: Sequence[Job], left: Sequence[Job], here: Sequence[Job]) -> None:
+def _announce(jobs: Sequence[PlannedRun], left: Sequence[PlannedRun], here: Sequence[PlannedRun]) -> None:
     """What is about to be done, and how long it will take."""
     there = len(jobs) - len(left)
     words = f"{counted(len(jobs), 'run')}" + (f", {there} there already" if there else "")
     words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
     if here:
         with StageProgress(out) as progress:
-            whole = seconds_together(here, Speeds.of_machine(lambda words: progress(words, 0, 0)))
+            whole = estimate_all(here, Speeds.of_machine(lambda words: progress(words, 0, 0)))
         words += (
             f"; about {format_duration(whole)} on this machine, if it does nothing else" if whole is not None else ""
         )
@@ -302,7 +304,7 @@ def _announce(jobs: Sequence[Job], left: Sequence[Job], here: Sequence[Job]) -> 
 
 
 def _data_of(one: Recipe, stand_in: str) -> list[str]:
-    return [job.config.data for job in jobs_of([(one, Asked("smoke", stand_in))])]
+    return [job.config.data for job in plan_runs([(one, Variant("smoke", stand_in))])]
 
 
 def _changes(given: Sequence[str]) -> dict[str, Value]:
@@ -327,7 +329,7 @@ def _one_value(text: str) -> Value:
     return value  # type: ignore[no-any-return]
 
 
-def _command(tables: Sequence[str], asked: Asked, cells: str | None, folder: Path) -> str:
+def _command(tables: Sequence[str], asked: Variant, cells: str | None, folder: Path) -> str:
     """The command that does it again."""
     words = ["unskew", "reproduce", *tables, "--scale", asked.scale]
     words += ["--data", asked.data] if asked.data else []

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from unskew import analysis
+from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.analysis.together import draw_runs
 from unskew.console.plain import PlainConsole
 from unskew.console.progress import StageProgress
 from unskew.core.errors import Missing, UserError

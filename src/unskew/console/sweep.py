@@ -14,8 +14,8 @@ from unskew.console.progress import StageProgress
 from unskew.console.watch import fail
 from unskew.core.units import counted, format_duration
 from unskew.runs.config import OPTIONS
-from unskew.sweeps.outcomes import Outcome, Sweep, check_format, table, write_summary
-from unskew.sweeps.space import words
+from unskew.sweeps.outcomes import Sweep, TriedSetting, check_format, tabulate, write_summary
+from unskew.sweeps.space import describe_values
 from unskew.sweeps.sweep import sweep as do_sweep
 
 out = PlainConsole()
@@ -61,7 +61,7 @@ def sweep(
     began, place = time.monotonic(), list[Path]()
     with StageProgress(out) as progress:
 
-        def finished(outcome: Outcome, done: int, total: int) -> None:
+        def finished(outcome: TriedSetting, done: int, total: int) -> None:
             left = (time.monotonic() - began) / done * (total - done)
             out.print(f"{done}/{total}  {_told(outcome)}  {format_duration(left)} left", soft_wrap=True)
 
@@ -83,17 +83,17 @@ def sweep(
         out.print(f"  {file}", soft_wrap=True)
 
 
-def _told(outcome: Outcome) -> str:
+def _told(outcome: TriedSetting) -> str:
     """A setting and what it came to."""
     score = outcome.score
     if score is None:
-        return f"{words(outcome.values)}: {outcome.failure}"
+        return f"{describe_values(outcome.values)}: {outcome.failure}"
     told = f"loss {score.words(decimals=4)}" if outcome.by == "loss" else f"{score.words(100)} %"
-    return f"{words(outcome.values)}: {told}"
+    return f"{describe_values(outcome.values)}: {told}"
 
 
 def _show(made: Sweep) -> None:
-    rows = table(made)
+    rows = tabulate(made)
     shown = [key for key in rows[0] if key != "failed" or any(row["failed"] for row in rows)]
     for each in flat(rows[:MOST_ROWS], shown, out.width):
         out.print(each)

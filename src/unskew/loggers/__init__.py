@@ -6,23 +6,129 @@ MLFLOW_TRACKING_URI. Steps are rounds; a resumed run continues the same log, and
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import FUNCTION, TEXT, UserError, a_kind, accepts, nearest, optional
 from unskew.core.plugins import load_function
-from unskew.loggers.logger import Backend as Backend
-from unskew.loggers.logger import Logger as Logger
-from unskew.loggers.mlflow import MLflow
-from unskew.loggers.tensorboard import TensorBoard
-from unskew.loggers.wandb import WeightsAndBiases
+from unskew.loggers.backends import Backend as Backend
+from unskew.loggers.backends import MLflow, TensorBoard, WeightsAndBiases
+from unskew.round.driver import Metrics
+from unskew.runs.execute import Calibrated, Event
+from unskew.runs.folder import calibration_file
+from unskew.runs.journal import read_metrics
+from unskew.runs.prepare import InitialModel, Overview
 
 LOGGERS: dict[str, Callable[[], Backend]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "mlflow": MLflow,
 }
+TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the rounds so far
+
+
+class Logger:
+    """An observer that writes a log. If the log fails, one note says so and the run continues without it."""
+
+    def __init__(self, name: str, backend: Backend, note: Callable[[str], None]) -> None:
+        self._name, self._note = name, note
+        self._backend: Backend | None = backend
+        self._path: Path | None = None  # of the run, once it has begun
+        self._rounds = 0
+        self._held: Container[int] = ()
+        self._totals = dict.fromkeys(TOTALS, 0.0)
+
+    def __call__(self, event: Overview | Metrics | Event) -> None:
+        """Log the event."""
+        self._safely(lambda backend: self._log(backend, event))
+
+    def close(self) -> None:
+        """End the log; later events are not logged."""
+        path = self._path
+        if path is not None:
+            self._safely(lambda backend: backend.close((path / "result.json").exists()))
+        self._backend = None
+
+    def __enter__(self) -> "Logger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _safely(self, work: Callable[[Backend], None]) -> None:
+        backend = self._backend
+        if backend is None:
+            return
+        try:
+            work(backend)
+        except Exception as error:  # noqa: BLE001  others' code, a full disk, a lost server: the run must not fail for it
+            self._backend = None
+            with suppress(Exception):
+                backend.close(False)
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            self._note(f"the {self._name} log failed ({what}); the run continues without it")
+
+    def _log(self, backend: Backend, event: Overview | Metrics | Event) -> None:
+        if isinstance(event, Overview):
+            self._path, self._rounds = event.path, event.config.rounds
+            folder = event.path / "logs" / self._name
+            folder.mkdir(parents=True, exist_ok=True)
+            self._held = backend.start(folder, event, facts_of(event))
+            for row in earlier(event):
+                self._round(backend, row)
+        elif isinstance(event, Metrics):
+            self._round(backend, asdict(event))
+        elif isinstance(event, InitialModel):
+            figures = {"accuracy": event.accuracy, "loss": event.loss}
+            final = {f"final/{name}": value for name, value in figures.items()} if not self._rounds else {}
+            backend.write(0, {f"start/{name}": value for name, value in figures.items()} | final)
+        elif isinstance(event, Calibrated):
+            made, name = event.result, calibration_file(Path(), event.result.name).stem
+            figures = {"accuracy": made.accuracy, "loss": made.loss, "bytes_up": float(made.bytes_up)}
+            backend.write(self._rounds, {f"{name}/{key}": value for key, value in figures.items()})
+
+    def _round(self, backend: Backend, row: Mapping[str, Any]) -> None:
+        number, figures = row["round"], figures_of(row)
+        for name in TOTALS:
+            self._totals[name] += figures[name]
+            figures[f"total/{name}"] = self._totals[name]
+        if number == self._rounds:
+            figures |= {f"final/{name}": figures[name] for name in ("accuracy", "loss") if name in figures}
+        if number not in self._held:
+            backend.write(number, figures)
+
+
+def facts_of(seen: Overview) -> dict[str, str | int | float | bool]:
+    """The configuration, and what is known of the data before the first round."""
+    options = {key: value for key, value in asdict(seen.config).items() if value is not None}
+    known = {
+        "engine": seen.engine,
+        "workers": seen.processes.count - 1,
+        **({} if seen.emd is None else {"emd": seen.emd}),
+        "partition_hash": seen.partition.hash,
+        "parameters": seen.parameters,
+        "train_examples": len(seen.images.train) or seen.population.roster.examples,
+        "test_examples": len(seen.images.test),
+        "classes": len(seen.images.classes),
+    }
+    return options | known
+
+
+def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """A round's numbers under the names they have in metrics.jsonl, with its rate and how many visits failed."""
+    numbers = {key: float(value) for key, value in row.items() if isinstance(value, int | float) and key != "round"}
+    rate = numbers["examples"] / max(numbers["seconds"], 1e-9)
+    return numbers | {"examples_per_second": rate, "failures": float(len(row.get("failures", ())))}
+
+
+def earlier(seen: Overview) -> list[dict[str, Any]]:
+    """The rounds that were done before, from metrics.jsonl."""
+    return [row for row in read_metrics(seen.path) if row["round"] < seen.first_round]
 
 
 @accepts(name=TEXT, note=optional(FUNCTION))

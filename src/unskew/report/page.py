@@ -8,7 +8,7 @@ from html import escape
 from importlib.resources import files
 from urllib.parse import quote
 
-from unskew.analysis.measure import Cell, Choice, Column, Element, Linked, Table
+from unskew.analysis.measure import CellValue, Choice, Column, Element, Linked, Table
 from unskew.charts import Chart
 from unskew.charts.files import STYLE, svg
 from unskew.core.units import format_bytes, format_duration
@@ -220,7 +220,7 @@ def _kind(column: Column) -> str:
     return "" if column.kind == "text" else ' class="number"'
 
 
-def _row(columns: Sequence[Column], row: Sequence[Cell]) -> str:
+def _row(columns: Sequence[Column], row: Sequence[CellValue]) -> str:
     cells = []
     for place, (column, cell) in enumerate(zip(columns, row, strict=True)):
         if cell is None:
@@ -230,7 +230,7 @@ def _row(columns: Sequence[Column], row: Sequence[Cell]) -> str:
         elif isinstance(cell, str):
             look, text = f'{_kind(column) or _long(cell, LONG_CELL)} dir="auto"', escape(cell)
         else:
-            look, text = f'{_kind(column)} data-value="{_plain(cell)}"', formatted(cell, column.kind)
+            look, text = f'{_kind(column)} data-value="{_plain(cell)}"', format_value(cell, column.kind)
         cells.append(f"<td{look}>{text}</td>" if place else f'<th scope="row"{look}>{text}</th>')
     return f"<tr>{''.join(cells)}</tr>"
 
@@ -244,7 +244,7 @@ def _linked(cell: Linked, column: Column) -> tuple[str, str]:
     return f'{look} dir="auto"', f'<a href="{escape(quote(cell.href))}">{text}</a>' if cell.href else text
 
 
-def formatted(value: float, kind: str = "number") -> str:
+def format_value(value: float, kind: str = "number") -> str:
     """A number as people read it: 0.6279 is 62.79 % of a whole, 1 500 000 bytes are 1.5 MB, 90 seconds 1 min 30 s."""
     kinds: dict[str, Callable[[float], str]] = {
         "text": lambda value: f"{value:.6g}",

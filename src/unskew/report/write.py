@@ -7,12 +7,20 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from unskew.analysis import MEASURES, parse_measure
-from unskew.analysis.measure import Cell, Column, Comparison, Measured, Request, Source, Table
-from unskew.analysis.phrases import bound
-from unskew.analysis.ranking import best_of, by_settings, candidates, headline, settings_of_result
-from unskew.analysis.store import stored_measure, stored_or_taken
-from unskew.analysis.together import run_names
+from unskew.analysis import MEASURES, name_runs, parse_measure
+from unskew.analysis.measure import (
+    CellValue,
+    Column,
+    Comparison,
+    Measured,
+    MeasureRequest,
+    MeasureSource,
+    Table,
+    load_measure,
+    load_or_take,
+)
+from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
+from unskew.calibration import is_bound
 from unskew.core.errors import COUNT, FLAG, FUNCTION, PATH, SEVERAL, TEXT, Missing, UserError, accepts, optional
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
@@ -30,14 +38,14 @@ MAX_HAPPENED = 500  # rows of the table of what happened
 class Taken:
     """A measure for the page: taken, or the reason why not."""
 
-    request: Request
+    request: MeasureRequest
     result: Measured | str
 
 
 def take_all(
     run: FinishedRun,
-    only: Sequence[Source] = (),
-    without: Sequence[Source] = (),
+    only: Sequence[MeasureSource] = (),
+    without: Sequence[MeasureSource] = (),
     again: bool = False,
 ) -> list[Taken]:
     """Every measure of the run, or those in ``only``; stored ones are used where they still fit.
@@ -46,22 +54,22 @@ def take_all(
     """
     left_out = {parse_measure(source).name for source in without}
     taken = []
-    for request in requests(only):
+    for request in order_requests(only):
         result: Measured | str
         if request.name in left_out:
-            result = stored_measure(run, request) or f"left out; unskew analyse {run.path} {request.name}"
+            result = load_measure(run, request) or f"left out; unskew analyse {run.path} {request.name}"
         else:
             try:
-                result = stored_or_taken(run, request, again=again)
+                result = load_or_take(run, request, again=again)
             except Missing as error:
                 result = str(error)
         taken.append(Taken(request, result))
     return taken
 
 
-def requests(only: Sequence[Source]) -> list[Request]:
+def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
     """The measures of a page in the order of the table, those from outside last; without ``only`` the whole table."""
-    chosen: dict[str, Request] = {}
+    chosen: dict[str, MeasureRequest] = {}
     for source in only or MEASURES:
         request = parse_measure(source)
         if chosen.setdefault(request.name, request).text != request.text:
@@ -101,7 +109,7 @@ def _section(run: FinishedRun, taken: Taken) -> Section:
 
 def _happened(run: FinishedRun) -> list[Section]:
     """Who failed in which round and why, and what else was noted; no section where nothing was."""
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for row in run.rows:
         number = int(row["round"])
         rows += [[number, f"client {each['client']}", each["reason"]] for each in row.get("failures", ())]
@@ -127,7 +135,7 @@ def _headlines(taken: Sequence[Taken]) -> list[str]:
 
 def _costs(run: FinishedRun) -> Table:
     result = run.result
-    rows: list[list[Cell]] = [["training", result.bytes_up, result.bytes_down, result.seconds, result.accuracy]]
+    rows: list[list[CellValue]] = [["training", result.bytes_up, result.bytes_down, result.seconds, result.accuracy]]
     if (start := result.start) is not None:
         rows.append([f"of it the start, by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
     for each in result.calibrations.values():
@@ -153,7 +161,7 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.evaluated_on == AT_NODES:
         facts.append(("measured on", "the nodes' own test images, wherever this page says test images"))
     if result.calibrations:
-        usable = [each for each in result.calibrations.values() if not bound(each.name)]
+        usable = [each for each in result.calibrations.values() if not is_bound(each.name)]
         best = max(usable or result.calibrations.values(), key=lambda each: each.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
     if result.relative_accuracy is not None:
@@ -202,16 +210,16 @@ MAX_CALIBRATIONS = 8  # columns of the table of results
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedMeasure:
     """One measure of all runs: its values by the run's name, and why it is missing for the others."""
 
-    request: Request
+    request: MeasureRequest
     comparison: Comparison[Any]
     values: Mapping[str, Any]
     missing: Mapping[str, str]
 
 
-def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), again: bool = False) -> Page:
+def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] = (), again: bool = False) -> Page:
     """The page of several runs.
 
     Measures that need the data set are shown where they are stored; those in ``only`` are taken of every run that
@@ -221,7 +229,7 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), ag
         raise UserError(f"{len(runs)} runs do not fit on one page; give at most {MAX_RUNS}")
     if len({run.path.resolve() for run in runs}) < len(runs):
         raise UserError("a run is named twice; give each run once")
-    named = dict(zip(run_names(runs), runs, strict=True))
+    named = dict(zip(name_runs(runs), runs, strict=True))
     compared = [_compared(named, *each, again) for each in _comparisons(only)]
     methods = list(dict.fromkeys(run.result.method for run in runs))
     sentences = [sentence for each in compared for sentence in _call(each, "findings", each.comparison.findings)]
@@ -241,9 +249,9 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[Source] = (), ag
     )  # fmt: skip
 
 
-def _comparisons(only: Sequence[Source]) -> list[tuple[Request, Comparison[Any], bool]]:
+def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Comparison[Any], bool]]:
     """Every measure that compares runs, and whether it was chosen: taken, not only shown where it is stored."""
-    chosen = {request.name: request for request in requests(only)} if only else {}
+    chosen = {request.name: request for request in order_requests(only)} if only else {}
     able = [name for name, measure in MEASURES.items() if measure.compare is not None]
     every = {name: parse_measure(name) for name in able} | chosen
     for name, request in chosen.items():
@@ -253,8 +261,8 @@ def _comparisons(only: Sequence[Source]) -> list[tuple[Request, Comparison[Any],
 
 
 def _compared(
-    runs: Mapping[str, FinishedRun], request: Request, comparison: Comparison[Any], chosen: bool, again: bool
-) -> Compared:
+    runs: Mapping[str, FinishedRun], request: MeasureRequest, comparison: Comparison[Any], chosen: bool, again: bool
+) -> ComparedMeasure:
     """The measure of each run, or why it is missing."""
     values, missing = {}, {}
     for name, run in runs.items():
@@ -263,27 +271,27 @@ def _compared(
             values[name] = measured.values
         except Missing as error:
             missing[name] = str(error)
-    return Compared(request, comparison, values, missing)
+    return ComparedMeasure(request, comparison, values, missing)
 
 
-def _measured(run: FinishedRun, request: Request, chosen: bool, again: bool) -> Measured:
+def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
     """The measure where it is stored, chosen, or needs the run folder alone."""
     if chosen:
-        return stored_or_taken(run, request, again=again)
+        return load_or_take(run, request, again=again)
     quick = request.measure.folder_only
-    stored = None if again and quick else stored_measure(run, request)
+    stored = None if again and quick else load_measure(run, request)
     if stored is not None:
         return stored
     if quick:
-        return stored_or_taken(run, parse_measure(quick), again=again)
+        return load_or_take(run, parse_measure(quick), again=again)
     raise Missing(f"not taken yet; add --only {request.name}, or unskew analyse RUN {request.name}")
 
 
-def _call(compared: Compared, part: str, function: Any) -> list[Any]:
+def _call(compared: ComparedMeasure, part: str, function: Any) -> list[Any]:
     return list(compared.request.call(f"compare.{part}", function, compared.values))
 
 
-def _comparison_section(compared: Compared) -> Section:
+def _comparison_section(compared: ComparedMeasure) -> Section:
     reasons: dict[str, list[str]] = {}
     for run, reason in compared.missing.items():
         reasons.setdefault(reason, []).append(run)
@@ -297,7 +305,7 @@ def _comparison_section(compared: Compared) -> Section:
 def _results(runs: Mapping[str, FinishedRun]) -> Table:
     """A row for each run: the settings in which they differ, then what came out; what they share is the note."""
     every = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
-    settings = {name: settings_of_result(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
+    settings = {name: list_result_settings(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
     keys = list(dict.fromkeys(key for each in settings.values() for key in each))
     values = {key: [each.get(key, "") for each in settings.values()] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
@@ -306,10 +314,10 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
         Column("EMD", "number"), Column("accuracy", "percent"), *(Column(f"after {name}", "percent") for name in every),
         Column("loss", "number"), Column("sent", "bytes"), Column("time", "seconds"),
     ]  # fmt: skip
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for name, run in runs.items():
         result, texts = run.result, [settings[name].get(key, "") for key in differing]
-        told: list[Cell] = [_cell(text) for text in texts]
+        told: list[CellValue] = [_cell(text) for text in texts]
         after = [result.calibrations[each].accuracy if each in result.calibrations else None for each in every]
         rows.append([name, *told, result.emd, result.accuracy, *after, result.loss,
                      result.bytes_up + result.bytes_down, result.seconds])  # fmt: skip
@@ -329,7 +337,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _cell(text: str) -> Cell:
+def _cell(text: str) -> CellValue:
     """A setting as a number where it is one: it is then sorted as one."""
     if not text:
         return None
@@ -338,13 +346,13 @@ def _cell(text: str) -> Cell:
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:
     """Mean and deviation over seeds, where any settings were run with several."""
-    groups = by_settings(results)
+    groups = group_by_settings(results)
     if all(len(group) == 1 for group in groups.values()):
         return []
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for label, group in groups.items():
-        made = [each for each in candidates({label: group}) if each.classifier]
-        best = best_of(made) if made else None
+        made = [each for each in list_contenders({label: group}) if each.classifier]
+        best = pick_best(made) if made else None
         after = spread_over_seeds(best.scores.values()) if best else None
         before = spread_over_seeds(result.accuracy for result in group)
         rows.append([
@@ -358,12 +366,12 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
 
 def _usable(result: Result) -> list[Calibration]:
     """Its calibrations without those that are bounds for study."""
-    return [each for each in result.calibrations.values() if not bound(each.name)]
+    return [each for each in result.calibrations.values() if not is_bound(each.name)]
 
 
 def _findings(results: Sequence[Result]) -> list[str]:
     """Which settings are best, if the seeds say so, what calibration adds, what was sent."""
-    sentences = headline(results)
+    sentences = rank_settings(results)
     gains = [100 * (max(each.accuracy for each in _usable(one)) - one.accuracy) for one in results if _usable(one)]
     if gains:
         tried = max(len(_usable(one)) for one in results)
@@ -391,8 +399,8 @@ _RANKED = (
     engine=optional(TEXT), workers=optional(COUNT), device=optional(TEXT), say=optional(FUNCTION),
 )  # fmt: skip
 def write_report(
-    *paths: str | Path, out: str | Path | None = None, only: Sequence[Source] = (),
-    without: Sequence[Source] = (), again: bool = False, data_dir: str | Path | None = None,
+    *paths: str | Path, out: str | Path | None = None, only: Sequence[MeasureSource] = (),
+    without: Sequence[MeasureSource] = (), again: bool = False, data_dir: str | Path | None = None,
     engine: str | None = None, workers: int | None = None, device: str | None = None, say: Say | None = None,
     data: Any = None, model: Any = None, method: Any = None,
 ) -> Page:  # fmt: skip
@@ -404,8 +412,8 @@ def write_report(
     """
     if not paths:
         raise UserError("no run was given; give the folder of a finished run")
-    requests(only)
-    requests(without)
+    order_requests(only)
+    order_requests(without)
     if out is not None and Path(out).suffix not in (".html", ".htm"):
         raise UserError(f"--out {out}: a report is written as .html")
     if without and len(paths) > 1:

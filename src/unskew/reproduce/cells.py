@@ -11,8 +11,8 @@ from unskew.analysis import parse_measure
 from unskew.analysis.norms import unevenness as uneven
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
-from unskew.reproduce.recipe import SCALES, Column, Level, PaperValue, Recipe, Row, matches
-from unskew.reproduce.records import Record
+from unskew.reproduce.recipe import SCALES, Level, PaperValue, Recipe, RecipeColumn, RecipeRow, matches
+from unskew.reproduce.records import RunRecord
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config, Value
 from unskew.runs.finished import plain_name
@@ -23,12 +23,12 @@ PERCENT, NUMBER, COUNT, SECONDS = "%", "", "rounds", "s"
 
 
 @dataclass(frozen=True)
-class Seen:
+class RunView:
     """What a reading may look at: the run, the calibration whose classifier counts, the run it is relative to."""
 
-    record: Record
+    record: RunRecord
     after: str = ""
-    baseline: Record | None = None
+    baseline: RunRecord | None = None
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Reading:
     """A reading with its knobs: the number, its unit, and whether it needs a baseline."""
 
     text: str
-    read: Callable[[Seen], float | None]
+    read: Callable[[RunView], float | None]
     unit: str
     decimals: int = 2
     relative: bool = False
 
 
-def accuracy(seen: Seen) -> float | None:
+def accuracy(seen: RunView) -> float | None:
     """Of the final model, with its own classifier or the calibrated one."""
     result = seen.record.result
     if not seen.after:
@@ -51,25 +51,25 @@ def accuracy(seen: Seen) -> float | None:
     return None if made is None else 100 * made.accuracy
 
 
-def best(seen: Seen) -> float | None:
+def best(seen: RunView) -> float | None:
     """The best of all evaluated rounds: what a paper that reports its best round has."""
     return max((100 * row["accuracy"] for row in seen.record.curve), default=None)
 
 
-def gain(seen: Seen) -> float | None:
+def gain(seen: RunView) -> float | None:
     """What the calibration gained, in points."""
     after = accuracy(seen)
     return None if after is None or not seen.after else after - 100 * seen.record.result.accuracy
 
 
-def at_round(seen: Seen, round: int) -> float | None:
+def at_round(seen: RunView, round: int) -> float | None:
     """Accuracy of the last evaluated round up to this one; None for a run that ended before it."""
     if seen.record.result.rounds < round:
         return None
     return _percent(accuracy_at_round(seen.record.curve, round))
 
 
-def at_batch(seen: Seen, batches: int) -> float | None:
+def at_batch(seen: RunView, batches: int) -> float | None:
     """Accuracy when the largest clients of all rounds had done that many batches; None for a run that ended before."""
     rows = seen.record.curve
     if sum(row["batches_max"] for row in rows) < batches:
@@ -77,7 +77,7 @@ def at_batch(seen: Seen, batches: int) -> float | None:
     return _percent(accuracy_at_batch(rows, batches))
 
 
-def reached(seen: Seen, share: int) -> float | None:
+def reached(seen: RunView, share: int) -> float | None:
     """The first evaluated round with that share, in per cent, of the baseline's accuracy; None where it never had."""
     if seen.baseline is None:
         return None
@@ -85,7 +85,7 @@ def reached(seen: Seen, share: int) -> float | None:
     return None if found is None else float(found)
 
 
-def relative(seen: Seen, round: int = 0) -> float | None:
+def relative(seen: RunView, round: int = 0) -> float | None:
     """Accuracy in per cent of the baseline's at its end: of the final model, or by that round."""
     own = at_round(seen, round) if round else accuracy(seen)
     if own is None or seen.baseline is None or not seen.baseline.result.accuracy:
@@ -93,17 +93,17 @@ def relative(seen: Seen, round: int = 0) -> float | None:
     return own / seen.baseline.result.accuracy
 
 
-def emd(seen: Seen) -> float | None:
+def emd(seen: RunView) -> float | None:
     """How unlike the clients are, from 0 to 2."""
     return seen.record.result.emd
 
 
-def silhouette(seen: Seen) -> float | None:
+def silhouette(seen: RunView) -> float | None:
     """Of the features after the last round, as recorded while training."""
     return seen.record.silhouettes[-1][1] if seen.record.silhouettes else None
 
 
-def seconds(seen: Seen) -> float | None:
+def seconds(seen: RunView) -> float | None:
     """Of training, or of the calibration."""
     result = seen.record.result
     if not seen.after:
@@ -112,12 +112,12 @@ def seconds(seen: Seen) -> float | None:
     return None if made is None else made.seconds
 
 
-def separability(seen: Seen) -> float | None:
+def separability(seen: RunView) -> float | None:
     """The mean sliced Wasserstein distance between the classes' Gaussians."""
     return _number(seen.record.measure("separability"), "mean")
 
 
-def cka(seen: Seen, layer: str = "classifier") -> float | None:
+def cka(seen: RunView, layer: str = "classifier") -> float | None:
     """The mean CKA of a layer between two clients' models."""
     values = seen.record.measure("cka")
     if values is None or layer not in values["layers"]:
@@ -125,7 +125,7 @@ def cka(seen: Seen, layer: str = "classifier") -> float | None:
     return float(values["means"][values["layers"].index(layer)])
 
 
-def unevenness(seen: Seen, local: bool = False) -> float | None:
+def unevenness(seen: RunView, local: bool = False) -> float | None:
     """How far the lengths of the classifier's rows differ: their deviation over their mean; of local classifiers after
     the last round the mean over clients."""
     values = seen.record.measure("norms")
@@ -135,13 +135,13 @@ def unevenness(seen: Seen, local: bool = False) -> float | None:
     return None if rows is None else uneven(rows)
 
 
-def correlation(seen: Seen, first: bool = False) -> float | None:
+def correlation(seen: RunView, first: bool = False) -> float | None:
     """How the rows of local classifiers follow the clients' label counts, the mean over clients; in the first round or
     after the last."""
     return _number(_visit(seen, first), "correlation")
 
 
-def _visit(seen: Seen, first: bool = False) -> dict[str, Any] | None:
+def _visit(seen: RunView, first: bool = False) -> dict[str, Any] | None:
     """The rows of local classifiers in the first round, or in the visit after the last."""
     values = seen.record.measures.get("norms(round=0)") if first else seen.record.measure("norms")
     return next((row for row in values["rounds"] if row.get("asked")), None) if values else None
@@ -163,7 +163,7 @@ def parse_reading(source: str) -> Reading:
     if call.name not in READINGS:
         raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
-    read: Callable[[Seen], float | None] = text.apply(call, _with_knobs(function), "reading")
+    read: Callable[[RunView], float | None] = text.apply(call, _with_knobs(function), "reading")
     return Reading(str(call), read, unit, decimals, call.name in RELATIVE)
 
 
@@ -175,7 +175,7 @@ def check_reading(source: str) -> str:
 def _with_knobs(function: Callable[..., float | None]) -> Callable[..., Any]:
     """A function of the knobs alone, which gives a function of what is seen."""
 
-    def bound(**knobs: Any) -> Callable[[Seen], float | None]:
+    def bound(**knobs: Any) -> Callable[[RunView], float | None]:
         return partial(function, **knobs)
 
     knobs = list(inspect.signature(function).parameters.values())[1:]
@@ -195,8 +195,8 @@ def _number(values: Any, name: str) -> float | None:
 class Cell:
     """One cell: what is trained (with seed 0 here), which classifier is read, and what the paper has."""
 
-    row: Row
-    column: Column
+    row: RecipeRow
+    column: RecipeColumn
     config: Config
     after: str  # a calibration in its plainest spelling; "": the run's own classifier
     reads: str
@@ -209,11 +209,11 @@ class Cell:
     @property
     def training(self) -> str:
         """The name of its training, the same for all cells that share it."""
-        return training_name(self.config)
+        return name_training(self.config)
 
 
 @dataclass(frozen=True)
-class Asked:
+class Variant:
     """How a recipe is done: its scale, the data in place of the paper's, options over all, and which seeds."""
 
     scale: str = "smoke"
@@ -234,14 +234,14 @@ class Asked:
         return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, words))).strip("-")[:100]
 
 
-def cells_of(recipe: Recipe, asked: Asked) -> list[Cell]:
+def make_cells(recipe: Recipe, asked: Variant) -> list[Cell]:
     """Every cell of the recipe, row by row; those that are not done at this scale too."""
     pairs = [(row, column) for row in recipe.rows for column in recipe.columns]
     chosen = [(row, column) for row, column in pairs if not row.only or matches(column.name, row.only)]
     return [_cell(recipe, asked, row, column) for row, column in chosen]
 
 
-def wanted(cells: Sequence[Cell], asked: Asked) -> list[Cell]:
+def select_cells(cells: Sequence[Cell], asked: Variant) -> list[Cell]:
     """The cells that are trained for: done at this scale, and in the rows and columns that were asked for."""
     kinds = {"rows": {cell.row.name for cell in cells}, "columns": {cell.column.name for cell in cells}}
     for kind, those in kinds.items():
@@ -255,12 +255,12 @@ def wanted(cells: Sequence[Cell], asked: Asked) -> list[Cell]:
     ]  # fmt: skip
 
 
-def seeds_of(recipe: Recipe, asked: Asked) -> tuple[int, ...]:
+def list_seeds(recipe: Recipe, asked: Variant) -> tuple[int, ...]:
     """The seeds of every cell."""
     return asked.seeds or recipe.extent(asked.scale, asked.data).seeds
 
 
-def training_name(config: Config) -> str:
+def name_training(config: Config) -> str:
     """A folder's name for a training: what it is in words, and a fingerprint of all that decides it but the seed."""
     plain = Config(**{**vars(config), "seed": 0, "data_dir": None})
     words = f"{slug(plain, seed=False)}-{plain.partition}-{plain.clients or ''}"
@@ -268,13 +268,13 @@ def training_name(config: Config) -> str:
     return f"{words}-{configs.fingerprint(plain)[:10]}"
 
 
-def _cell(recipe: Recipe, asked: Asked, row: Row, column: Column) -> Cell:
+def _cell(recipe: Recipe, asked: Variant, row: RecipeRow, column: RecipeColumn) -> Cell:
     where = f"recipe {recipe.name}, {row.name}, {column.name}"
     settings, variables = _merged(recipe, asked, row, column)
     config = _config({**settings, **asked.changes}, variables, where)
     baseline = None
     if recipe.baseline is not None:
-        plain, free = _merged(recipe, asked, Row(row.name), column)
+        plain, free = _merged(recipe, asked, RecipeRow(row.name), column)
         baseline = _config({**plain, **recipe.baseline, **asked.changes}, free, where)
     after = plain_name(_filled(row.after, variables, where)) if row.after else ""
     reads = check_reading(_filled(row.reads or column.reads or "accuracy", variables, where))
@@ -286,7 +286,7 @@ def _cell(recipe: Recipe, asked: Asked, row: Row, column: Column) -> Cell:
 
 
 def _merged(
-    recipe: Recipe, asked: Asked, row: Row, column: Column
+    recipe: Recipe, asked: Variant, row: RecipeRow, column: RecipeColumn
 ) -> tuple[dict[str, Value], dict[str, Value]]:  # fmt: skip
     """Settings and variables, from the general to the particular; then the scale's, then other data's."""
     levels = (recipe.paper.level, recipe.level, column.level, row.level)

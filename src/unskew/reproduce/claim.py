@@ -9,18 +9,18 @@ from math import sqrt
 from pathlib import Path
 from statistics import fmean
 
-from unskew.analysis.measure import Cell, Column, Linked, Table, slug
-from unskew.analysis.phrases import bound
-from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Candidate, Difference, difference, t_quantile
+from unskew.analysis.measure import CellValue, Column, Linked, Table, slug
+from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Contender, Difference, compare_pairs, t_quantile
+from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Dots, Mark, Words
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes, format_duration
 from unskew.report.page import Page, Section, to_html
-from unskew.reproduce.cells import Asked, cells_of
-from unskew.reproduce.recipe import PaperValue, names, recipe
-from unskew.reproduce.records import RECORDS, Record, read_record_file, run_folder, run_link
+from unskew.reproduce.cells import Variant, make_cells
+from unskew.reproduce.recipe import PaperValue, load_recipe, recipe_names
+from unskew.reproduce.records import RECORDS, RunRecord, link_run, read_record_file, run_folder
 from unskew.runs.config import OPTIONS
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
@@ -33,7 +33,7 @@ CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, 
 
 
 @dataclass(frozen=True)
-class Choice:
+class Combination:
     """A method with a calibration in one federation: its accuracy by seed, in per cent, and what it costs."""
 
     method: str
@@ -41,7 +41,7 @@ class Choice:
     scores: dict[int, float]
     bytes_up: float  # all rounds and the calibration, mean over seeds
     seconds: float  # training and calibration, the quickest seed's: other work on the machine only adds
-    records: tuple[Record, ...]
+    records: tuple[RunRecord, ...]
     rate: str = ""  # where the federation was trained with several
 
     @property
@@ -70,13 +70,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Federation:
+class Scenario:
     """Runs that differ in method, calibration and seed alone."""
 
     label: str
     alpha: float | None
     clients: int
-    choices: tuple[Choice, ...]
+    choices: tuple[Combination, ...]
     printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
     data: str  # the data set in a word
 
@@ -91,24 +91,24 @@ class Federation:
         return self.choices[0].records[0].result.rounds > 0
 
     @property
-    def best(self) -> Choice:
+    def best(self) -> Combination:
         """The highest mean of those with three seeds, or as many as any has."""
         found = _highest(self.choices)
         assert found is not None
         return found
 
     @property
-    def plain(self) -> Choice | None:
+    def plain(self) -> Combination | None:
         """FedAvg without calibration, at its best rate."""
         return _highest([each for each in self.choices if each.method == "fedavg" and not each.calibration])
 
     @property
-    def best_published(self) -> Choice | None:
+    def best_published(self) -> Combination | None:
         """The best of what the papers have, as run by us."""
         return _highest([each for each in self.choices if each.published])
 
     @property
-    def best_unpublished(self) -> Choice | None:
+    def best_unpublished(self) -> Combination | None:
         """The best of what the papers do not have."""
         return _highest([each for each in self.choices if not each.published])
 
@@ -117,14 +117,14 @@ class Federation:
         """Of an interval for one of all comparisons with the best: Bonferroni's."""
         return 1 - (1 - LEVEL) / max(1, len(self.choices) - 1)
 
-    def gap(self, one: Choice, other: Choice) -> Difference | None:
+    def gap(self, one: Combination, other: Combination) -> Difference | None:
         """How far one is above the other, in points, paired over common seeds; None with fewer than three.
 
         The interval is the wider of two: the pair's own, and one from the noise of all choices together, widened for
         the number of comparisons with the best. Widened alike, the pair's own would tell nothing apart with three
         seeds and dozens of choices; where a pair is noisier than the others, it holds for that pair alone.
         """
-        own = difference(Candidate("", "", one.scores), Candidate("", "", other.scores))
+        own = compare_pairs(Contender("", "", one.scores), Contender("", "", other.scores))
         if own is None:
             return None
         error, freedom = self._error(sorted(set(one.scores) & set(other.scores)))
@@ -141,7 +141,7 @@ class Federation:
         return sqrt(2 * left / freedom / len(seeds)), freedom
 
     @property
-    def rivals(self) -> list[Choice]:
+    def rivals(self) -> list[Combination]:
         """Those that the seeds do not tell from the best, highest first."""
         others = [each for each in self.choices if each is not self.best]
         gaps = [(each, self.gap(self.best, each)) for each in others]
@@ -155,30 +155,30 @@ class Federation:
         return list(dict.fromkeys(each.method for each in self.choices if each.method not in tried)) if tried else []
 
     @property
-    def cheapest(self) -> Choice:
+    def cheapest(self) -> Combination:
         """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
         near = [each for each in _seen_enough(self.choices) if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
         least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
-def _seen_enough(choices: Sequence[Choice]) -> list[Choice]:
+def _seen_enough(choices: Sequence[Combination]) -> list[Combination]:
     """Those with three seeds, or as many as any has: with fewer a mean may be the luck of a partition."""
     enough = min(MIN_SEEDS, max((len(each.scores) for each in choices), default=0))
     return [each for each in choices if len(each.scores) >= enough]
 
 
-def _highest(choices: Sequence[Choice]) -> Choice | None:
+def _highest(choices: Sequence[Combination]) -> Combination | None:
     """The highest mean of those that were seen often enough."""
     return max(_seen_enough(choices), key=lambda each: each.accuracy.mean, default=None)
 
 
-def all_records(out: Path) -> list[Record]:
+def read_all_records(out: Path) -> list[RunRecord]:
     """Every record in a folder of results."""
     found = []
     for file in sorted((out / RECORDS).glob("*/seed*.json")):
         record = read_record_file(file, run_folder(out, file.parent.name, int(file.stem.removeprefix("seed"))))
-        if isinstance(record, Record):
+        if isinstance(record, RunRecord):
             found.append(record)
     if not found:
         again = "unskew reproduce ours/calibrations --scale small"
@@ -186,9 +186,9 @@ def all_records(out: Path) -> list[Record]:
     return found
 
 
-def federations(records: Sequence[Record]) -> list[Federation]:
+def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
     """The federations of which at least two choices were tried, by data set, number of clients and skew."""
-    groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
     for record in records:
         if "centralised" not in record.result.method:
             idle = set() if record.result.rounds else OF_TRAINING
@@ -203,11 +203,11 @@ def federations(records: Sequence[Record]) -> list[Federation]:
         best = max(values, key=lambda pair: pair[1].mean) if values else None
         alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
         skew, data = float(alpha[1]) if alpha else None, _word(group[0].result.data)
-        made.append(Federation(label, skew, group[0].result.clients, choices, best, data))
+        made.append(Scenario(label, skew, group[0].result.clients, choices, best, data))
     return sorted(made, key=_order)
 
 
-def _order(one: Federation) -> tuple[str, int, float, int, str]:
+def _order(one: Scenario) -> tuple[str, int, float, int, str]:
     visits = one.choices[0].records[0].result.per_round
     return one.data, one.clients, one.alpha if one.alpha is not None else 1e9, visits, one.label
 
@@ -217,13 +217,13 @@ def _word(data: str) -> str:
     return re.sub(r"^.*[:/]", "", data.partition("(")[0]) or data
 
 
-def _choices(group: Sequence[Record]) -> Iterator[Choice]:
-    trained: dict[tuple[str, str], list[Record]] = {}
+def _choices(group: Sequence[RunRecord]) -> Iterator[Combination]:
+    trained: dict[tuple[str, str], list[RunRecord]] = {}
     for record in group:
         trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
     several = len({rate for _, rate in trained}) > 1
     for (method, rate), records in trained.items():
-        every = dict.fromkeys(name for each in records for name in each.result.calibrations if not bound(name))
+        every = dict.fromkeys(name for each in records for name in each.result.calibrations if not is_bound(name))
         for name in ("", *every):
             some = [each for each in records if not name or name in each.result.calibrations]
             made = [each.result.calibrations[name] if name else None for each in some]
@@ -233,10 +233,10 @@ def _choices(group: Sequence[Record]) -> Iterator[Choice]:
                 each.result.bytes_up + (one.bytes_up if one else 0) for each, one in zip(some, made, strict=True)
             )
             took = min(each.result.seconds for each in some) + min((one.seconds for one in made if one), default=0)
-            yield Choice(method, name, scores, sent, took, tuple(some), rate if several else "")
+            yield Combination(method, name, scores, sent, took, tuple(some), rate if several else "")
 
 
-def _labels(records: Sequence[Record]) -> list[str]:
+def _labels(records: Sequence[RunRecord]) -> list[str]:
     """A name for each federation: skew and clients, and whatever else tells them apart."""
     lengths = {(each.result.rounds, each.result.settings.get("epochs")) for each in records}
     sets = {_word(each.result.data) for each in records}
@@ -266,10 +266,10 @@ def _labels(records: Sequence[Record]) -> list[str]:
 def _printed() -> dict[str, tuple[str, PaperValue]]:
     """By training, the best value that a paper prints for it, and where; bounds and other readings do not count."""
     found: dict[str, tuple[str, PaperValue]] = {}
-    for name in names():
-        for cell in cells_of(recipe(name), Asked("paper")):
+    for name in recipe_names():
+        for cell in make_cells(load_recipe(name), Variant("paper")):
             value = cell.paper
-            if value is None or cell.reads != "accuracy" or (cell.after and bound(cell.after)):
+            if value is None or cell.reads != "accuracy" or (cell.after and is_bound(cell.after)):
                 continue
             if cell.training not in found or value.mean > found[cell.training][1].mean:
                 found[cell.training] = (f"{cell.row.name}, {cell.column.name} in {name}", value)
@@ -286,8 +286,8 @@ LINES = 17  # of text that the figure is high
 
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
     """Write claim.html, claim.md and their figures from the records in a folder; the files, and what they say."""
-    every = federations(all_records(out))
-    charts, said = claim_charts(every, out), sentences(every)
+    every = group_scenarios(read_all_records(out))
+    charts, said = draw_claim(every, out), describe_scenarios(every)
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
@@ -334,7 +334,7 @@ _BEYOND = (
 )
 
 
-def sentences(every: Sequence[Federation]) -> list[str]:
+def describe_scenarios(every: Sequence[Scenario]) -> list[str]:
     """For each federation what is best, what is as good, and what is cheaper."""
     said = []
     for each in every:
@@ -360,20 +360,20 @@ def sentences(every: Sequence[Federation]) -> list[str]:
     return said
 
 
-def _gap(gap: Difference | None, one: Choice, other: Choice) -> str:
+def _gap(gap: Difference | None, one: Combination, other: Combination) -> str:
     if gap is None:
         return f"{one.accuracy.mean - other.accuracy.mean:+.2f} points"
     return f"{gap.mean:+.2f} points ({gap.low:+.2f} to {gap.high:+.2f})"
 
 
-def _seeds(choice: Choice) -> str:
+def _seeds(choice: Combination) -> str:
     return f" over {counted(len(choice.scores), 'seed')}"
 
 
-def claim_charts(every: Sequence[Federation], folder: Path) -> list[Chart]:
+def draw_claim(every: Sequence[Scenario], folder: Path) -> list[Chart]:
     """A figure for each data set and network: a column for each federation, in it bytes from left to right, accuracy
     upwards."""
-    groups: dict[tuple[str, str], list[Federation]] = {}
+    groups: dict[tuple[str, str], list[Scenario]] = {}
     for each in every:
         groups.setdefault((each.data, each.network), []).append(each)
     sets = [data for data, _ in groups]
@@ -384,14 +384,14 @@ def claim_charts(every: Sequence[Federation], folder: Path) -> list[Chart]:
     return charts
 
 
-def _chart(every: Sequence[Federation], folder: Path, name: str) -> Chart:
+def _chart(every: Sequence[Scenario], folder: Path, name: str) -> Chart:
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
         points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
         if not points:
             continue
         tips = [f"{every[place].label}\n{one.name}: {one.accuracy.words()} %\n{_cost(one)}" for place, one in points]
-        links = [run_link(one.records[0], folder) for _, one in points]
+        links = [link_run(one.records[0], folder) for _, one in points]
         x = [place + WIDE * _dearness(one, every[place]) for place, one in points]
         y = [one.accuracy.mean for _, one in points]
         marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
@@ -420,14 +420,14 @@ def _in_common(labels: Sequence[str]) -> tuple[str, list[str]]:
     return ", ".join(common), [", ".join(part for part in each if part not in common) for each in parts]
 
 
-def _dearness(one: Choice, federation: Federation) -> float:
+def _dearness(one: Combination, federation: Scenario) -> float:
     """Where its bytes are among the federation's, by their logarithm: -1 the fewest, 1 the most."""
     sent = [math.log(max(each.bytes_up, 1)) for each in federation.choices]
     low, high = min(sent), max(sent)
     return 0.0 if high == low else 2 * (math.log(max(one.bytes_up, 1)) - low) / (high - low) - 1
 
 
-def _best_words(federation: Federation) -> list[str]:
+def _best_words(federation: Scenario) -> list[str]:
     """The best in three short lines: a figure has no room for every knob."""
     best, kind = federation.best, _kind(federation.best)
     method = " + ".join(part.partition("(")[0].strip() for part in best.method.split(" + "))
@@ -435,34 +435,34 @@ def _best_words(federation: Federation) -> list[str]:
     return [f"{best.accuracy.mean:.1f} %: {method}", *with_it, _cost(best)]
 
 
-def _cost(one: Choice) -> str:
+def _cost(one: Combination) -> str:
     return f"{format_bytes(one.bytes_up)} up, {format_duration(one.seconds)}"
 
 
-def _kind(choice: Choice) -> str:
+def _kind(choice: Combination) -> str:
     name, _, knobs = choice.calibration.partition("(")
     name = "random" if "expand" in knobs else name or "none"
     return name if name in KINDS else "other"
 
 
-def _table(every: Sequence[Federation], folder: Path) -> Table:
+def _table(every: Sequence[Scenario], folder: Path) -> Table:
     names = ("federation", "method", "calibration", "accuracy, %", "seeds", "gap to the best", "sent up", "time")
     kinds = ("text", "text", "text", "number", "count", "text", "bytes", "seconds")
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for each in every:
         for one in sorted(each.choices, key=lambda choice: -choice.accuracy.mean):
             gap = "best" if one is each.best else _gap(each.gap(each.best, one), each.best, one)
-            link = Linked(one.accuracy.words(), run_link(one.records[0], folder), value=one.accuracy.mean)
+            link = Linked(one.accuracy.words(), link_run(one.records[0], folder), value=one.accuracy.mean)
             rows.append(
                 [each.label, one.trained, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
             )
     return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
 
 
-def _beyond(every: Sequence[Federation]) -> Table:
+def _beyond(every: Sequence[Scenario]) -> Table:
     names = ("federation", "ours", "accuracy, %", "sent up", "the papers' best, run here", "accuracy, %", "sent up",
              "ours above it, points", "printed in a paper", "where")  # fmt: skip
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for each in every:
         best, theirs = each.best_unpublished, each.best_published
         if best is None or theirs is None or not each.trained:
@@ -475,7 +475,7 @@ def _beyond(every: Sequence[Federation]) -> Table:
     return Table("", [Column(name) for name in names], rows)
 
 
-def _markdown(every: Sequence[Federation], charts: Sequence[Chart], said: Sequence[str]) -> str:
+def _markdown(every: Sequence[Scenario], charts: Sequence[Chart], said: Sequence[str]) -> str:
     lines = ["# What to choose when", "", *(f"- {each}" for each in said), ""]
     lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
     table = _beyond(every)

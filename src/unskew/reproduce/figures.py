@@ -7,13 +7,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from unskew.analysis import parse_measure
-from unskew.analysis.measure import Request, slug
+from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Rule, Words, grouped
 from unskew.core.errors import UserError, nearest
-from unskew.reproduce.cells import Seen, parse_reading
+from unskew.reproduce.cells import RunView, parse_reading
 from unskew.reproduce.recipe import matches
-from unskew.reproduce.records import Record
+from unskew.reproduce.records import RunRecord
 from unskew.reproduce.results import CellResult, TableResult
 from unskew.runs.finished import plain_name
 
@@ -28,7 +28,7 @@ def draw_curves(result: TableResult, spec: Mapping[str, Any]) -> list[Chart]:
     what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
     charts = []
     for column in result.recipe.columns:
-        lines: dict[str, tuple[str, list[Record]]] = {}
+        lines: dict[str, tuple[str, list[RunRecord]]] = {}
         for each in result.cells:
             if each.cell.column is column and each.records and matches(each.cell.row.name, spec.get("rows", ("*",))):
                 name = (each.cell.row.line or each.cell.row.name).removesuffix(f", {only}")
@@ -53,7 +53,7 @@ def draw_curves(result: TableResult, spec: Mapping[str, Any]) -> list[Chart]:
     return charts
 
 
-def _points(record: Record, what: str, against: str) -> dict[int, tuple[float, float]]:
+def _points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float, float]]:
     """By round, where the point is."""
     if what == "silhouette":
         return {number: (float(number), value) for number, value in record.silhouettes}
@@ -167,7 +167,7 @@ def _compare(result: TableResult, spec: Spec) -> list[Chart]:
     return list(compare.draw(values))
 
 
-def _values(result: TableResult, request: Request) -> dict[str, Any]:
+def _values(result: TableResult, request: MeasureRequest) -> dict[str, Any]:
     """The values of a measure by the run's label; of rows that share a run the first counts."""
     found: dict[str, Any] = {}
     seen: set[str] = set()
@@ -181,7 +181,7 @@ def _values(result: TableResult, request: Request) -> dict[str, Any]:
     return found
 
 
-def _as_in_the_table(result: TableResult, record: Record, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+def _as_in_the_table(result: TableResult, record: RunRecord, stored: Mapping[str, Any]) -> Mapping[str, Any]:
     """A measure's values with the calibrations that this table has alone, called as its rows."""
     names = {each.cell.after: each.cell.row.name for each in result.cells if each.cell.training == record.training}
     names["before"] = "before"  # the run's own classifier stays
@@ -228,8 +228,8 @@ def _scatter(result: TableResult, spec: Spec) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _seen(read: Callable[[Seen], float | None], record: Record, after: str) -> float | None:
-    return read(Seen(record, after))
+def _seen(read: Callable[[RunView], float | None], record: RunRecord, after: str) -> float | None:
+    return read(RunView(record, after))
 
 
 def _against_emd(result: TableResult, spec: Spec) -> list[Chart]:
@@ -308,7 +308,7 @@ def _grid(result: TableResult, spec: Spec) -> list[Chart]:
     ]  # fmt: skip
 
 
-def _request(result: TableResult, text: str) -> Request:
+def _request(result: TableResult, text: str) -> MeasureRequest:
     return parse_measure(_filled(result, text))
 
 

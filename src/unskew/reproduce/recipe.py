@@ -43,7 +43,7 @@ class PaperValue:
 
 
 @dataclass(frozen=True)
-class Column:
+class RecipeColumn:
     """A column of the table; where it is a figure of the same run, ``reads`` says which, for all rows."""
 
     name: str
@@ -52,7 +52,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """A row of the table: what is trained, which classifier is read, and which of its figures."""
 
     name: str
@@ -76,7 +76,7 @@ class Paper:
     level: Level
     seeds: Mapping[str, tuple[int, ...]]  # by scale
     differences: tuple[str, ...]
-    columns: Mapping[str, Column]  # that several of its tables have
+    columns: Mapping[str, RecipeColumn]  # that several of its tables have
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Recipe:
     about: str
     paper: Paper
     level: Level
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[RecipeColumn, ...]
+    rows: tuple[RecipeRow, ...]
     extents: Mapping[tuple[str, str], Extent]  # by scale and the data that stand in for the paper's, "" for its own
     baseline: Mapping[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
     measures: tuple[str, ...] = ()  # taken of every run, of the first seed alone unless ``measure_all``
@@ -131,7 +131,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(each, pattern) for each in (name, plain) for pattern in patterns)
 
 
-def paper_value(given: Any, where: str) -> PaperValue | None:
+def parse_paper_value(given: Any, where: str) -> PaperValue | None:
     """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, where the paper has nothing."""
     if given == "":
         return None
@@ -154,7 +154,7 @@ PAPER = LEVEL | {"reference", "differences", "columns", "like"}
 
 
 @cache
-def names() -> tuple[str, ...]:
+def recipe_names() -> tuple[str, ...]:
     """Every table and figure, paper by paper, in the order in which people count."""
     folders = [each for each in files("unskew.reproduce").joinpath("recipes").iterdir() if each.is_dir()]
     found = [
@@ -173,21 +173,21 @@ def _place(pair: tuple[str, str]) -> tuple[bool, str, bool, int, str]:
     return paper == "ours", paper, not table.startswith("table"), int(number or 0), table
 
 
-def named(asked: Sequence[str]) -> list[str]:
+def find_recipes(asked: Sequence[str]) -> list[str]:
     """The recipes that these texts name: ``ccvr/table2``, a paper, or a pattern such as ``ccvr/figure*``."""
     found: dict[str, None] = {}
     for text in asked:
-        some = [name for name in names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
+        some = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
         if not some:
             raise UserError(
-                f"there is no table or figure {brief(text)}; {nearest(text, names())}; all: unskew reproduce"
+                f"there is no table or figure {brief(text)}; {nearest(text, recipe_names())}; all: unskew reproduce"
             )
         found |= dict.fromkeys(some)
     return list(found)
 
 
 @cache
-def recipe(name: str) -> Recipe:
+def load_recipe(name: str) -> Recipe:
     """The recipe of that name."""
     folder, _, table = name.partition("/")
     paper = _paper(folder)
@@ -258,17 +258,17 @@ def _settings(given: Mapping[str, Any], where: str) -> Mapping[str, Value]:
     return settings
 
 
-def _column(given: Mapping[str, Any] | str, shared: Mapping[str, Column], where: str) -> Column:
+def _column(given: Mapping[str, Any] | str, shared: Mapping[str, RecipeColumn], where: str) -> RecipeColumn:
     """A column of the table's own, or by its name one of those that the paper's tables share."""
     if isinstance(given, str):
         if given not in shared:
             raise UserError(f"{where}: the paper has no column {given!r}; {nearest(given, shared)}")
         return shared[given]
     _known(given, LEVEL | {"name", "reads"}, where)
-    return Column(given["name"], _level(given, f"{where}, column {given['name']}"), given.get("reads", ""))
+    return RecipeColumn(given["name"], _level(given, f"{where}, column {given['name']}"), given.get("reads", ""))
 
 
-def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[Row]:
+def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[RecipeRow]:
     """One row, or with ``each`` one for every set of variables in it, which name and texts then have."""
     _known(given, ROW, where)
     variants = given.get("each", [{}])
@@ -277,14 +277,14 @@ def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[
         name = str(given["name"]).format(**own) if own else given["name"]
         here = f"{where}, row {name}"
         level = _level(given, here)
-        values = [paper_value(each, here) for each in given.get("values", [""] * len(columns))]
+        values = [parse_paper_value(each, here) for each in given.get("values", [""] * len(columns))]
         if len(values) != len(columns):
             raise UserError(f"{here}: {len(values)} values for {len(columns)} columns; give one each, or none")
         by_column = given.get("by_column", {})
         if odd := [column for column in by_column if column not in columns]:
             raise UserError(f"{here}: there is no column {odd[0]!r}; {nearest(odd[0], columns)}")
         made.append(
-            Row(
+            RecipeRow(
                 name, Level(level.settings, {**level.variables, **own}, level.scale, level.stand_in),
                 given.get("after", ""), given.get("reads", ""), given.get("against", ""), tuple(values),
                 by_column, tuple(given.get("only", ())), given.get("line", ""), given.get("x"),
@@ -293,7 +293,7 @@ def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[
     return made
 
 
-def _check_names(rows: Sequence[Row], columns: Sequence[Column], where: str) -> None:
+def _check_names(rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn], where: str) -> None:
     for kind, those in (("row", [row.name for row in rows]), ("column", [column.name for column in columns])):
         if len(set(those)) < len(those):
             raise UserError(f"{where}: two of its {kind}s have one name; give each its own")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.analysis import parse_measure
-from unskew.analysis.store import stored_measure
+from unskew.analysis.measure import load_measure
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, read_content, write_whole
 from unskew.core.machine import cores, physical_memory
@@ -23,7 +23,7 @@ from unskew.runs import journal
 from unskew.runs.finished import FinishedRun
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result, result_from, to_json
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import RunFailure
 
 RECORDS, RUNS = "records", "runs"
 VERSION = 1
@@ -31,7 +31,7 @@ PACKAGES = ("unskew", "torch", "numpy", "scikit-learn")
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """A finished run: its result, its evaluations, the values of its measures, and where it was made."""
 
     training: str
@@ -64,38 +64,40 @@ def run_folder(out: Path, training: str, seed: int) -> Path:
     return out / RUNS / training / f"seed{seed}"
 
 
-def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> Record:
+def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> RunRecord:
     """The record of a finished run, from its folder, with these of its measures; what an earlier record had stays."""
     path = run_folder(out, training, seed)
     before = read_record(out, training, seed)
-    known = dict(before.measures) if isinstance(before, Record) else {}
+    known = dict(before.measures) if isinstance(before, RunRecord) else {}
     with FinishedRun(path) as run:
         for text in measures:
-            taken = stored_measure(run, parse_measure(text))
+            taken = load_measure(run, parse_measure(text))
             if taken is not None:
                 known[text] = vars(taken.values)
     seen = [(row["round"], row["silhouette"]) for row in journal.read_during(path) if row.get("silhouette") is not None]
-    record = Record(training, read_result(path), _curve(read_metrics(path)), seen, known, machine(), failure)
+    record = RunRecord(
+        training, read_result(path), _curve(read_metrics(path)), seen, known, describe_machine(), failure
+    )
     write_record(out, record)
     return record
 
 
-def write_record(out: Path, record: Record) -> None:
+def write_record(out: Path, record: RunRecord) -> None:
     """Write a record to its place."""
     write_whole(record_file(out, record.training, record.result.seed), _bytes(_as_json(record)))
 
 
-def write_failure(out: Path, training: str, seed: int, failure: Failure) -> None:
+def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> None:
     """Write down that a run diverged: it would do so again."""
     write_whole(record_file(out, training, seed), _bytes({"unskew": VERSION, "diverged": failure.reason}))
 
 
-def read_record(out: Path, training: str, seed: int) -> Record | Failure | None:
+def read_record(out: Path, training: str, seed: int) -> RunRecord | RunFailure | None:
     """The record of a run, or how it diverged; None where there is neither."""
     return read_record_file(record_file(out, training, seed), run_folder(out, training, seed))
 
 
-def read_record_file(file: Path, path: Path) -> Record | Failure | None:
+def read_record_file(file: Path, path: Path) -> RunRecord | RunFailure | None:
     """The record in a file; ``path`` is its run folder."""
     content = read_content(file)
     if content is None:
@@ -105,17 +107,17 @@ def read_record_file(file: Path, path: Path) -> Record | Failure | None:
         if values["unskew"] != VERSION:
             raise ValueError("it is of another version")
         if "diverged" in values:
-            return Failure(str(values["diverged"]), diverged=True)
+            return RunFailure(str(values["diverged"]), diverged=True)
         result = result_from(values["result"], file, path)
         curve, seen = values["curve"], [(int(number), float(value)) for number, value in values["silhouettes"]]
-        return Record(
+        return RunRecord(
             file.parent.name, result, curve, seen, dict(values["measures"]), dict(values["machine"]), values["failure"]
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: {error}; delete it, and give the command again") from error
 
 
-def machine() -> dict[str, str]:
+def describe_machine() -> dict[str, str]:
     """This machine and the versions of what computes, in words."""
     found = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
     found |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
@@ -145,7 +147,7 @@ def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return curve
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def _as_json(record: RunRecord) -> dict[str, Any]:
     return {
         "unskew": VERSION,
         "result": to_json(record.result),
@@ -166,7 +168,7 @@ def _bytes(values: Mapping[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def run_link(record: Record, folder: Path) -> str:
+def link_run(record: RunRecord, folder: Path) -> str:
     """The link to a run, from a page in that folder."""
     path = record.result.path
     report = path / "report.html"

@@ -4,12 +4,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unskew.analysis.ranking import Candidate, Difference, difference
-from unskew.reproduce.cells import SECONDS, Asked, Cell, Reading, Seen, cells_of, parse_reading, seeds_of, training_name
+from unskew.analysis.ranking import Contender, Difference, compare_pairs
+from unskew.reproduce.cells import (
+    SECONDS,
+    Cell,
+    Reading,
+    RunView,
+    Variant,
+    list_seeds,
+    make_cells,
+    name_training,
+    parse_reading,
+)
 from unskew.reproduce.recipe import PaperValue, Recipe
-from unskew.reproduce.records import Record, read_record
+from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
-from unskew.sweeps.work import Failure
+from unskew.sweeps.work import RunFailure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
 AGREEMENT = {INSIDE: "inside ±", NEAR: "inside twice ±", OUTSIDE: "outside"}  # in words
@@ -24,7 +34,7 @@ class CellResult:
     reading: Reading
     values: Mapping[int, float]
     missing: Mapping[int, str]
-    records: Mapping[int, Record]
+    records: Mapping[int, RunRecord]
     judged: bool  # whether ours and the paper's are of the same data, and not seconds of two machines
 
     @property
@@ -81,7 +91,7 @@ class TableResult:
     """A whole recipe with its results."""
 
     recipe: Recipe
-    asked: Asked
+    asked: Variant
     seeds: tuple[int, ...]
     cells: tuple[CellResult, ...]
     out: Path = field(default_factory=Path)
@@ -103,11 +113,11 @@ class TableResult:
             paper = result.paper.mean - other.paper.mean
         common = sorted(set(result.values) & set(other.values))
         gaps = [result.values[seed] - other.values[seed] for seed in common]
-        interval = difference(Candidate("", "", result.values), Candidate("", "", other.values))
+        interval = compare_pairs(Contender("", "", result.values), Contender("", "", other.values))
         return Gain(other.cell.row.name, paper, sum(gaps) / len(gaps) if gaps else None, interval)
 
     @property
-    def records(self) -> list[Record]:
+    def records(self) -> list[RunRecord]:
         """Every run that the table is made of, once."""
         found = {(each.training, each.result.seed): each for one in self.cells for each in one.records.values()}
         return list(found.values())
@@ -118,19 +128,21 @@ class TableResult:
         return all(not each.missing for each in self.cells if each.cell.done)
 
 
-def table_result(recipe: Recipe, asked: Asked, out: Path, reasons: Mapping[str, str] | None = None) -> TableResult:
+def read_table(recipe: Recipe, asked: Variant, out: Path, reasons: Mapping[str, str] | None = None) -> TableResult:
     """The recipe with what the records have. ``reasons`` say why a training has none, by its name or its data."""
-    seeds = seeds_of(recipe, asked)
-    own = {cell.column.name: cell.config.data for cell in cells_of(recipe, Asked(asked.scale))} if asked.data else {}
+    seeds = list_seeds(recipe, asked)
+    own = (
+        {cell.column.name: cell.config.data for cell in make_cells(recipe, Variant(asked.scale))} if asked.data else {}
+    )
     made = []
-    for cell in cells_of(recipe, asked):
+    for cell in make_cells(recipe, asked):
         reading = parse_reading(cell.reads)
         values: dict[int, float] = {}
         missing: dict[int, str] = {}
-        records: dict[int, Record] = {}
+        records: dict[int, RunRecord] = {}
         for seed in seeds if cell.done else ():
             found, reason = _read(cell, reading, seed, out, reasons or {})
-            if isinstance(found, Record):
+            if isinstance(found, RunRecord):
                 records[seed] = found
             if isinstance(reason, str):
                 missing[seed] = reason
@@ -143,18 +155,18 @@ def table_result(recipe: Recipe, asked: Asked, out: Path, reasons: Mapping[str, 
 
 def _read(
     cell: Cell, reading: Reading, seed: int, out: Path, reasons: Mapping[str, str]
-) -> tuple[Record | None, float | str]:
+) -> tuple[RunRecord | None, float | str]:
     """The run of a cell, and its value or the reason why there is none."""
     found = read_record(out, cell.training, seed)
-    if isinstance(found, Failure):
+    if isinstance(found, RunFailure):
         return None, "diverged"
     if found is None:
         return None, reasons.get(cell.training, "") or reasons.get(cell.config.data, "") or "not run yet"
-    baseline = read_record(out, training_name(cell.baseline), seed) if cell.baseline is not None else None
-    value = reading.read(Seen(found, cell.after, baseline if isinstance(baseline, Record) else None))
+    baseline = read_record(out, name_training(cell.baseline), seed) if cell.baseline is not None else None
+    value = reading.read(RunView(found, cell.after, baseline if isinstance(baseline, RunRecord) else None))
     if value is not None:
         return found, value
-    if reading.relative and not isinstance(baseline, Record):
+    if reading.relative and not isinstance(baseline, RunRecord):
         return found, "its baseline is not run yet"
     if reading.text.startswith("rounds-to"):
         return found, f"not within {found.result.rounds:,}"
@@ -163,19 +175,19 @@ def _read(
     return found, found.failure or "not made of it yet"
 
 
-def counts(result: TableResult) -> dict[str, int]:
+def count_agreement(result: TableResult) -> dict[str, int]:
     """How many cells agree how well with the paper."""
     return {name: sum(each.agreement == name for each in result.cells) for name in AGREEMENT}
 
 
-def columns_of(result: TableResult) -> list[str]:
+def list_columns(result: TableResult) -> list[str]:
     """The columns that have a cell at this scale."""
     done = {each.cell.column.name for each in result.cells if each.cell.done}
     return [column.name for column in result.recipe.columns if column.name in done]
 
 
-def rows_of(result: TableResult) -> dict[str, list[CellResult | None]]:
+def list_rows(result: TableResult) -> dict[str, list[CellResult | None]]:
     """The cells by row, in the order of these columns; rows without any are left out."""
-    names = columns_of(result)
+    names = list_columns(result)
     rows = {row.name: [result.cell(row.name, name) for name in names] for row in result.recipe.rows}
     return {name: cells for name, cells in rows.items() if any(each and each.cell.done for each in cells)}

@@ -13,12 +13,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from unskew.sweeps.work import Failure, Task, do
+from unskew.sweeps.work import RunFailure, Task, do
 
 WORKER = str(Path(__file__).with_name("worker.py"))
 PATIENCE = 60.0  # seconds that a run has to write its checkpoint after an interrupt
 
-Done = Callable[[int, Failure | None], None]  # the task's place, and why it failed
+Done = Callable[[int, RunFailure | None], None]  # the task's place, and why it failed
 Progress = Callable[[int, int], None]  # the task's place, and the round that is done
 
 
@@ -127,7 +127,7 @@ def _hear(
         worker.close()
         if place is None:
             raise RuntimeError(f"a process for runs could not start: {reason}")
-        done(place, Failure(reason))
+        done(place, RunFailure(reason))
         if waiting:
             workers.append(_begun(selector))
         return
@@ -139,6 +139,6 @@ def _hear(
         if place is not None:
             failed = line.get("failed")
             worker.place = None
-            done(place, None if failed is None else Failure(failed, line["diverged"]))
+            done(place, None if failed is None else RunFailure(failed, line["diverged"]))
         if waiting:
             worker.give(*waiting.pop(0))

@@ -20,22 +20,22 @@ from unskew.runs import config as configs
 from unskew.runs.config import Config, Value
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
-from unskew.sweeps.folder import BEST, TABLE
-from unskew.sweeps.space import Dimension, spelled, words
-from unskew.sweeps.work import Failure
+from unskew.sweeps.space import Dimension, describe_values, spell_value
+from unskew.sweeps.work import RunFailure
 
 OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # whose rate is not one number
+TABLE, BEST = "table.csv", "best.toml"
 SCORES = ("accuracy", "loss")  # besides these a score is a calibration's name
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TriedSetting:
     """A setting that was tried: a result or a failure for each seed."""
 
     name: str  # of its folder
     values: Mapping[str, Value]
     config: Config
-    runs: tuple[Result | Failure, ...]
+    runs: tuple[Result | RunFailure, ...]
     by: str  # what it is judged by
 
     @property
@@ -47,7 +47,7 @@ class Outcome:
     @property
     def failure(self) -> str:
         """What went wrong, in a word or a sentence; empty where nothing did."""
-        failed = [each for each in self.runs if isinstance(each, Failure)]
+        failed = [each for each in self.runs if isinstance(each, RunFailure)]
         if not failed:
             return "" if self.score else "no finite loss" if self.by == "loss" else f"no {self.by}"
         return "diverged" if all(each.diverged for each in failed) else failed[0].reason
@@ -61,16 +61,16 @@ class Sweep:
     over: tuple[Dimension, ...]
     seeds: tuple[int, ...]
     by: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[TriedSetting, ...]
 
     @property
-    def ranked(self) -> list[Outcome]:
+    def ranked(self) -> list[TriedSetting]:
         """The best first, those that failed last; equal ones in the order in which they were tried."""
         sign = 1 if self.by == "loss" else -1
         return sorted(self.outcomes, key=lambda each: (each.score is None, sign * each.score.mean if each.score else 0))
 
     @property
-    def best(self) -> Outcome | None:
+    def best(self) -> TriedSetting | None:
         """The setting with the best mean; None where all failed."""
         first = self.ranked[0]
         return first if first.score else None
@@ -80,9 +80,9 @@ class Sweep:
         return f"<Sweep of {len(self.outcomes)} settings: {best}; {self.path}>"
 
 
-def score_of(run: Result | Failure, by: str) -> float | None:
+def score_of(run: Result | RunFailure, by: str) -> float | None:
     """A run's score: its accuracy, its loss, or the accuracy after a calibration."""
-    if isinstance(run, Failure):
+    if isinstance(run, RunFailure):
         return None
     if by in SCORES:
         return float(getattr(run, by))
@@ -130,7 +130,7 @@ def _with_momentum(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> 
     return (lr * (1 - beta) if damped else lr), beta
 
 
-def effective_rates(outcomes: Sequence[Outcome]) -> list[float] | None:
+def effective_rates(outcomes: Sequence[TriedSetting]) -> list[float] | None:
     """The effective rate of each setting, where they differ in the rate and in momentum; None otherwise."""
     rates = [effective_rate(each.config) for each in outcomes]
     known = [rate for rate in rates if rate is not None]
@@ -171,7 +171,7 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
     best = [_best(sweep, lambda each, value=value: each.values[option.option] == value) for value in tried]  # type: ignore[misc]
     means = [each.score.mean if each and each.score else None for each in best]
     places = [float(value) for value in tried] if _numeric(option) else [float(at) for at in range(len(tried))]
-    ticks = None if option.ranged else tuple((at, spelled(value)) for at, value in zip(places, tried, strict=True))
+    ticks = None if option.ranged else tuple((at, spell_value(value)) for at, value in zip(places, tried, strict=True))
     marks: list[Mark] = []
     if any(each and each.score and each.score.deviation is not None for each in best):
         spans = [each.score.deviation or 0.0 if each and each.score else 0.0 for each in best]
@@ -214,8 +214,8 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
     return Chart(
         f"sweep-{across.option}-{upwards.option}", f"Validation {_score(sweep)}{unit}{rest}",
         f"Validation {_score(sweep)} by {x} and {y}{rest}; × is what diverged or failed.", marks,
-        x=Axis(x, ticks=tuple((float(at), spelled(value)) for at, value in enumerate(columns))),
-        y=Axis(y, ticks=tuple((float(at), spelled(value)) for at, value in enumerate(rows))),
+        x=Axis(x, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(columns))),
+        y=Axis(y, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(rows))),
         width=max(440, 160 + 44 * len(columns)), height=max(220, 110 + CELL * len(rows)),
     )  # fmt: skip
 
@@ -244,14 +244,14 @@ def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
 
 def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
     """Settings with the same effective rate below each other, a line for each momentum."""
-    lines: dict[str, list[tuple[float, Outcome]]] = {}
+    lines: dict[str, list[tuple[float, TriedSetting]]] = {}
     for each, rate in zip(sweep.outcomes, rates, strict=True):
         lines.setdefault(momentum_words(each.config), []).append((rate, each))
     if len(lines) > LINES or max(map(len, lines.values())) == 1:  # a search: hardly two settings share a momentum
         lines = {"": [point for points in lines.values() for point in points]}
     marks: list[Mark] = []
     for colour, (name, points) in enumerate(sorted(lines.items())):
-        best: dict[float, Outcome] = {}
+        best: dict[float, TriedSetting] = {}
         for rate, each in points:  # of settings that differ in something else the best
             best[rate] = _better(sweep, best.get(rate), each)
         ordered = sorted(best.items())
@@ -286,23 +286,23 @@ def _log(option: Dimension, tried: Sequence[Value]) -> bool:
     return min(numbers) > 0 and max(numbers) / min(numbers) > LOGARITHMIC
 
 
-def _has(values: dict[str, Value]) -> Callable[[Outcome], bool]:
+def _has(values: dict[str, Value]) -> Callable[[TriedSetting], bool]:
     return lambda each: all(each.values[name] == value for name, value in values.items())
 
 
-def _best(sweep: Sweep, chosen: Callable[[Outcome], bool]) -> Outcome | None:
+def _best(sweep: Sweep, chosen: Callable[[TriedSetting], bool]) -> TriedSetting | None:
     return next((each for each in sweep.ranked if chosen(each) and each.score), None)
 
 
-def _better(sweep: Sweep, one: Outcome | None, other: Outcome) -> Outcome:
+def _better(sweep: Sweep, one: TriedSetting | None, other: TriedSetting) -> TriedSetting:
     return other if one is None else next(each for each in sweep.ranked if each in (one, other))
 
 
-def _tip(outcome: Outcome) -> str:
+def _tip(outcome: TriedSetting) -> str:
     if outcome.score is None:
-        return f"{words(outcome.values)}: {outcome.failure}"
+        return f"{describe_values(outcome.values)}: {outcome.failure}"
     told = outcome.score.words(decimals=4) if outcome.by == "loss" else f"{outcome.score.words(100)} %"
-    return f"{words(outcome.values)}: {told}"
+    return f"{describe_values(outcome.values)}: {told}"
 
 
 def _score(sweep: Sweep) -> str:
@@ -317,13 +317,13 @@ def _kind(sweep: Sweep) -> str:
     return "number" if sweep.by == "loss" else "percent"
 
 
-def table(sweep: Sweep) -> list[dict[str, str]]:
+def tabulate(sweep: Sweep) -> list[dict[str, str]]:
     """A row for each setting, the best first: its values, its score and deviation over the seeds, what went wrong."""
     rates = effective_rates(sweep.outcomes)
     by_name = dict(zip((each.name for each in sweep.outcomes), rates or (), strict=False))
     rows = []
     for each in sweep.ranked:
-        row = {name.replace("_", " "): spelled(value) for name, value in each.values.items()}
+        row = {name.replace("_", " "): spell_value(value) for name, value in each.values.items()}
         if rates:
             row["effective lr"] = f"{by_name[each.name]:.4g}"
         row |= _scores(sweep, each)
@@ -331,7 +331,7 @@ def table(sweep: Sweep) -> list[dict[str, str]]:
     return rows
 
 
-def _scores(sweep: Sweep, each: Outcome) -> dict[str, str]:
+def _scores(sweep: Sweep, each: TriedSetting) -> dict[str, str]:
     score, loss = each.score, sweep.by == "loss"
     name = sweep.by if sweep.by in ("accuracy", "loss") else f"after {sweep.by}"
     scale, decimals = (1, 4) if loss else (100, 2)
@@ -345,7 +345,7 @@ def _scores(sweep: Sweep, each: Outcome) -> dict[str, str]:
 def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
     """Write table.csv, best.toml and the charts; the files that were written."""
     check_format(form)
-    rows, text = table(sweep), io.StringIO()
+    rows, text = tabulate(sweep), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -359,7 +359,7 @@ def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
     return list(files)
 
 
-def best_recipe(sweep: Sweep, best: Outcome) -> str:
+def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
     """The best setting as a recipe that trains on all training images and is evaluated on the test images."""
     assert best.score is not None
     several = len(sweep.seeds) > 1
@@ -369,7 +369,7 @@ def best_recipe(sweep: Sweep, best: Outcome) -> str:
     score = best.score.words(decimals=4) if sweep.by == "loss" else f"{best.score.words(100)} %"
     over = f" over {counted(len(sweep.seeds), 'seed')}" if several else ""
     header = [
-        f"# The best of {counted(len(sweep.outcomes), 'setting')}: {words(best.values)}.",
+        f"# The best of {counted(len(sweep.outcomes), 'setting')}: {describe_values(best.values)}.",
         f"# On the validation images: {sweep.by} {score}{over}. This recipe holds nothing out.",
     ]
     seeds = [f"seeds = {list(sweep.seeds)}"] if several else []

@@ -75,19 +75,19 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
     return [dict(zip(names, values, strict=True)) for values in product(*(each.values for each in dimensions))]
 
 
-def words(values: Mapping[str, Value]) -> str:
+def describe_values(values: Mapping[str, Value]) -> str:
     """A setting in words: ``lr 0.01, momentum 0.9``."""
-    return ", ".join(f"{name.replace('_', ' ')} {spelled(value)}" for name, value in values.items())
+    return ", ".join(f"{name.replace('_', ' ')} {spell_value(value)}" for name, value in values.items())
 
 
-def spelled(value: Value) -> str:
+def spell_value(value: Value) -> str:
     """A value as a user writes it."""
     return f"{value:.12g}" if isinstance(value, float) else value if isinstance(value, str) else language.spell(value)
 
 
 def folder_name(values: Mapping[str, Value]) -> str:
     """A setting as a folder's name; where letters had to go, a hash tells it from others."""
-    whole = "_".join(f"{name.replace('_', '-')}-{spelled(value)}" for name, value in values.items())
+    whole = "_".join(f"{name.replace('_', '-')}-{spell_value(value)}" for name, value in values.items())
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", whole).strip("-.")
     if plain == whole and len(plain) <= LONGEST:
         return plain
@@ -110,7 +110,7 @@ def _parsed(text: str) -> Dimension:
     values = tuple(_typed(option, part, text) for part in _split(rest))
     for value in values:
         if values.count(value) > 1:
-            raise UserError(f"--over {language.cut(text)}: {spelled(value)} is given twice; give each value once")
+            raise UserError(f"--over {language.cut(text)}: {spell_value(value)} is given twice; give each value once")
         _check(option, value, text)
     return Dimension(option.name, text, values)
 

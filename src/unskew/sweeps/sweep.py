@@ -1,4 +1,4 @@
-"""A sweep from beginning to end: check every setting, train what is not finished, judge on the validation part."""
+"""A sweep from start to finish: its folder, every setting checked, trained and judged."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,6 +9,7 @@ from typing import Any
 from unskew import methods
 from unskew.calibration.feasible import named
 from unskew.core.errors import UserError
+from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.machine import cores, neutral, resolve_device
@@ -17,18 +18,101 @@ from unskew.data.photographs import Say
 from unskew.data.tables import silent
 from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
-from unskew.runs.config import OPTIONS, Config, Value, with_values
+from unskew.runs.config import CONFIG, OPTIONS, Config, Value, with_values
 from unskew.runs.finished import plain_name
-from unskew.runs.folder import unused_path
+from unskew.runs.folder import json_bytes, locked_folder, unused_path
 from unskew.runs.prepare import parse_start, prepare
 from unskew.runs.result import RESULT, read_result
 from unskew.runs.seeds import parse_seeds
 from unskew.runs.train import slug
-from unskew.sweeps.folder import RUNS, Asked, check_run, opened, write_about
 from unskew.sweeps.jobs import do_all
-from unskew.sweeps.outcomes import SCORES, Outcome, Sweep
-from unskew.sweeps.space import MAX_SETTINGS, Dimension, folder_name, grid, parse_over, words
-from unskew.sweeps.work import Failure, Task
+from unskew.sweeps.outcomes import SCORES, Sweep, TriedSetting
+from unskew.sweeps.space import MAX_SETTINGS, Dimension, describe_values, folder_name, grid, parse_over
+from unskew.sweeps.work import RunFailure, Task
+
+ABOUT, RUNS = "sweep.json", "runs"
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What a sweep was asked for."""
+
+    base: Config  # what all settings share; varied options and the seed do not count
+    over: tuple[Dimension, ...]
+    seeds: tuple[int, ...]
+    by: str
+    trials: int | None = None  # None: the whole grid
+
+    @property
+    def searched(self) -> bool:
+        """Whether settings are chosen from what earlier ones came to."""
+        return self.trials is not None
+
+
+@contextmanager
+def open_sweep(path: Path, asked: SweepRequest) -> Iterator[dict[str, RunFailure]]:
+    """The sweep's folder, locked for this process, with the failures that are known by run; another's is refused."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is not a folder; choose another --out")
+    there = (path / ABOUT).exists()
+    if path.exists() and not there and any(each.name != ".lock" for each in path.iterdir()):
+        raise UserError(f"{path} exists and is not the folder of a sweep; choose another --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {path} cannot be made: {error.strerror}") from error
+    with locked_folder(path):
+        failures = _read_failures(path, asked) if there else {}
+        write_about(path, asked, failures)
+        yield failures
+
+
+def write_about(path: Path, asked: SweepRequest, failures: Mapping[str, RunFailure]) -> None:
+    """Write sweep.json: what is tried, and which runs diverged."""
+    kept = {run: failure.reason for run, failure in failures.items() if failure.diverged}
+    write_whole(path / ABOUT, json_bytes({**_describe_request(asked), "diverged": kept}))
+
+
+def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
+    """Refuse a run folder whose varied options, seed or validation part are not the task's."""
+    if not (path / CONFIG).exists():
+        return
+    found = configs.read_run(path)
+    for name in ("seed", "validation", *(each.option for each in asked.over)):
+        there, here = getattr(found, name), getattr(task.config, name)
+        if OPTIONS[name].kind is not str and here is not None and there != here:
+            raise UserError(f"{path} has a run with {name} {there}, not {here}; move it away, or choose another --out")
+
+
+def _describe_request(asked: SweepRequest) -> dict[str, Any]:
+    varied = {"seed", *(each.option for each in asked.over)}
+    return {
+        "settings": {name: value for name, value in configs.deciding(asked.base).items() if name not in varied},
+        "over": [each.text for each in asked.over],
+        "seeds": list(asked.seeds),
+        "by": asked.by,
+        "trials": asked.trials,
+    }
+
+
+def _read_failures(path: Path, asked: SweepRequest) -> dict[str, RunFailure]:
+    """The failures in a folder that has this sweep already; more values, seeds and trials may be asked for now."""
+    found, now = read_json(path / ABOUT), _describe_request(asked)
+    try:
+        settings, over, kept = found["settings"], found["over"], found["diverged"]
+        names = [each.option for each in parse_over(over)]
+        failures = {run: RunFailure(str(reason), diverged=True) for run, reason in kept.items()}
+    except (LookupError, TypeError, AttributeError, UserError) as error:
+        raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a copy, or delete it") from error
+    asked_names = [each.option for each in asked.over]
+    same = over == now["over"] and found.get("by") == asked.by if asked.searched else set(names) == set(asked_names)
+    if not same or (found.get("trials") is None) == asked.searched:
+        raise UserError(f"{path} has another sweep, over {'; '.join(map(str, over))}; choose another --out")
+    if odd := [name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)]:
+        said = ", ".join(f"{name} {settings.get(name, 'left out')} there" for name in odd)
+        raise UserError(f"{path} has another sweep: {said}; choose another --out")
+    return failures
+
 
 TOGETHER = 4  # settings that are asked for before the next is answered
 DIGITS = 4  # of a number that is tried: folders and tables have it in full
@@ -47,14 +131,14 @@ class Search:
     def ask(self) -> tuple[Any, dict[str, Value]]:
         """The next setting, and what ``tell`` knows it by."""
         trial = self._study.ask()
-        return trial, {each.option: _suggested(trial, each) for each in self._dimensions}
+        return trial, {each.option: _suggest(trial, each) for each in self._dimensions}
 
     def tell(self, trial: Any, score: float | None) -> None:
         """What the setting came to; None where it failed."""
         self._study.tell(trial, self._worst if score is None else score)
 
 
-def _suggested(trial: Any, dimension: Dimension) -> Value:
+def _suggest(trial: Any, dimension: Dimension) -> Value:
     if dimension.values:
         place: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
         return dimension.values[place]
@@ -64,7 +148,7 @@ def _suggested(trial: Any, dimension: Dimension) -> Value:
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
-Finished = Callable[[Outcome, int, int], None]  # a setting, how many are done, of how many
+Finished = Callable[[TriedSetting, int, int], None]  # a setting, how many are done, of how many
 Rounds = Callable[[int, int], None]  # rounds that are done, of how many
 
 
@@ -80,12 +164,12 @@ class Told:
 class Trials:
     """The runs of a sweep's folder, ``jobs`` at a time. A setting is a folder, a seed a run in it."""
 
-    def __init__(self, path: Path, asked: Asked, failures: dict[str, Failure], jobs: int, told: Told) -> None:
+    def __init__(self, path: Path, asked: SweepRequest, failures: dict[str, RunFailure], jobs: int, told: Told) -> None:
         self._path, self._asked, self._jobs, self._told = path, asked, jobs, told
         self._failures = failures  # by run: "lr-0.1/seed0"
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[str, TriedSetting] = {}
 
-    def do(self, settings: Sequence[Mapping[str, Value]]) -> list[Outcome]:
+    def do(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
         """An outcome for each of these settings; what is not finished is trained."""
         named = {folder_name(values): values for values in settings}
         new = {name: values for name, values in named.items() if name not in self._known}
@@ -96,7 +180,7 @@ class Trials:
         waiting = {name: sum(_setting(run) == name for run in left) for name in new}
         rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
 
-        def ended(place: int, failure: Failure | None) -> None:
+        def ended(place: int, failure: RunFailure | None) -> None:
             run = left[place]
             if failure is not None:
                 self._failures[run] = failure
@@ -124,7 +208,7 @@ class Trials:
         tasks = self._tasks(name, values)
         runs = tuple(self._failures.get(run) or read_result(task.path) for run, task in tasks.items())
         config = with_values(self._asked.base, values, "--over")
-        self._known[name] = Outcome(name, values, config, runs, self._asked.by)
+        self._known[name] = TriedSetting(name, values, config, runs, self._asked.by)
         if self._told.finished is not None:
             self._told.finished(self._known[name], len(self._known), self._told.total)
 
@@ -155,12 +239,12 @@ def sweep(
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs {jobs}: give at least 1")
     path = home / usable_path(out) if out else _own_folder(home / "runs", asked)
-    with opened(path, asked) as failures:
+    with open_sweep(path, asked) as failures:
         if begun is not None:
             begun(path)
         total = asked.trials or len(settings or ())
         work = Trials(path, asked, failures, jobs or _default_jobs(asked), Told(total, finished, progress))
-        outcomes = _searched(work, asked) if settings is None else work.do(settings)
+        outcomes = _search(work, asked) if settings is None else work.do(settings)
         once = {each.name: each for each in outcomes}  # a search may come back to a setting
         return Sweep(path, asked.over, asked.seeds, asked.by, tuple(once.values()))
 
@@ -168,7 +252,7 @@ def sweep(
 def _asked(
     recipe: str | Path | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
     validation: float | None, by: str, options: dict[str, Any],
-) -> Asked:  # fmt: skip
+) -> SweepRequest:  # fmt: skip
     dimensions = parse_over(over)
     base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
     for each in dimensions:
@@ -186,10 +270,10 @@ def _asked(
     numbers = parse_seeds(seeds if seeds is not None else listed or [config.seed])
     if trials is not None and not 1 <= trials <= MAX_SETTINGS:
         raise UserError(f"--trials {trials}: give 1 to {MAX_SETTINGS:,}")
-    return Asked(config, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
+    return SweepRequest(config, dimensions, numbers, by if by in SCORES else plain_name(by), trials)
 
 
-def _check_settings(asked: Asked, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
+def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
     """Refuse what could not run: every combination as texts, and each value once with the whole set-up of a run."""
     first = {each.option: each.ends[0] for each in asked.over}
     tried = [first, *({**first, each.option: value} for each in asked.over for value in each.ends[1:])]
@@ -203,13 +287,13 @@ def _check_settings(asked: Asked, settings: Sequence[dict[str, Value]] | None, s
         changed = {name for name in values if values[name] != first[name]}
         if place and not changed & costly:
             continue
-        with _said_of(values):
+        with _name_setting(values):
             prepare(replace(configs.with_values(asked.base, values, "--over"), seed=asked.seeds[0]), say=say)
 
 
-def _check_texts(asked: Asked, values: dict[str, Value]) -> bool:
+def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
     """Refuse a setting whose options do not go together, as far as their texts tell; whether it steps with SGD."""
-    with _said_of(values):
+    with _name_setting(values):
         config = configs.checked(configs.with_values(asked.base, values, "--over"))
         algorithm = methods.parse_method(config.method, config.local())
         check_rounds(algorithm.local, config.rounds)
@@ -225,27 +309,27 @@ def _check_texts(asked: Asked, values: dict[str, Value]) -> bool:
 
 
 @contextmanager
-def _said_of(values: dict[str, Value]) -> Iterator[None]:
+def _name_setting(values: dict[str, Value]) -> Iterator[None]:
     """Put the setting before what is wrong with it."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"with {words(values)}: {error}") from error
+        raise UserError(f"with {describe_values(values)}: {error}") from error
 
 
-def _own_folder(parent: Path, asked: Asked) -> Path:
+def _own_folder(parent: Path, asked: SweepRequest) -> Path:
     """``sweep-name`` where that is unused or has this sweep, or the first of ``sweep-name-2``, … that is unused."""
     name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(each.option for each in asked.over)}"[:100]
     try:
-        with opened(parent / name, asked):
+        with open_sweep(parent / name, asked):
             return parent / name
     except UserError:
         return unused_path(parent, name)
 
 
-def _searched(trials: Trials, asked: Asked) -> list[Outcome]:
+def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
     """Ask for a few settings at a time, train them, say what they came to."""
-    count, outcomes = asked.trials or 0, list[Outcome]()
+    count, outcomes = asked.trials or 0, list[TriedSetting]()
     search = Search(asked.over, Key(asked.seeds[0]), maximise=asked.by != "loss", worst=WORST.get(asked.by, 0.0))
     for start in range(0, count, TOGETHER):
         some = [search.ask() for _ in range(min(TOGETHER, count - start))]
@@ -256,6 +340,6 @@ def _searched(trials: Trials, asked: Asked) -> list[Outcome]:
     return outcomes
 
 
-def _default_jobs(asked: Asked) -> int:
+def _default_jobs(asked: SweepRequest) -> int:
     """One for each core; on a GPU one at a time."""
     return cores() if resolve_device(asked.base.device).type == "cpu" else 1

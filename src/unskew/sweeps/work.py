@@ -28,20 +28,20 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Failure:
+class RunFailure:
     """Why a run has no result. One that ``diverged`` would do so again; others are tried again the next time."""
 
     reason: str
     diverged: bool = False
 
 
-def do(task: Task, say: Say | None = None) -> Failure | None:
+def do(task: Task, say: Say | None = None) -> RunFailure | None:
     """Do the run, or what is left of it; None where it has all that was asked for then."""
     failure = None if (task.path / RESULT).exists() else _train(task, say)
     return failure or _add(task)
 
 
-def _train(task: Task, say: Say | None) -> Failure | None:
+def _train(task: Task, say: Say | None) -> RunFailure | None:
     def observe(event: object) -> None:
         if say is not None and isinstance(event, Metrics):
             say(event.round)
@@ -54,16 +54,16 @@ def _train(task: Task, say: Say | None) -> Failure | None:
     except (ClientFailure, UserError, OSError) as error:
         if (task.path / RESULT).exists():  # it was trained, and a calibration was not possible
             return None
-        return Failure(str(error), OVERFLOW in str(error))
+        return RunFailure(str(error), OVERFLOW in str(error))
     return None
 
 
-def _add(task: Task) -> Failure | None:
+def _add(task: Task) -> RunFailure | None:
     """Add the calibrations and measures that the run does not have yet; one that fails does not stop the others."""
     failures = _calibrate(task) if task.calibrations else []
     if task.measures:
         failures += _measure(task)
-    return Failure("; ".join(failures)) if failures else None
+    return RunFailure("; ".join(failures)) if failures else None
 
 
 def _calibrate(task: Task) -> list[str]:
@@ -84,14 +84,14 @@ def _calibrate(task: Task) -> list[str]:
 def _measure(task: Task) -> list[str]:
     """Take the measures that are not stored; the reasons of those that cannot be taken."""
     from unskew.analysis import parse_measure  # here: a sweep takes none, and they need scikit-learn
-    from unskew.analysis.store import stored_or_taken
+    from unskew.analysis.measure import load_or_take
     from unskew.runs.finished import FinishedRun
 
     failures = []
     with FinishedRun(task.path, **_where(task)) as run:
         for text in task.measures:
             try:
-                stored_or_taken(run, parse_measure(text))
+                load_or_take(run, parse_measure(text))
             except UserError as error:
                 failures.append(f"{text}: {error}")
     return failures

@@ -1,23 +1,208 @@
-"""The files of a table with its results: Markdown, HTML, JSON, and its figures as SVG."""
+"""A table with its results: sentences, Markdown, HTML, JSON, and its figures as SVG."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from unskew.analysis.measure import Cell, Column, Linked, Table
+from unskew.analysis.measure import CellValue, Column, Linked, Table
 from unskew.charts import Chart
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.core.files import json_object, write_whole
+from unskew.core.units import counted, format_duration
 from unskew.report.page import Page, Section, to_html
+from unskew.reproduce.cells import Variant, make_cells
 from unskew.reproduce.figures import draw_figures
-from unskew.reproduce.recipe import names
-from unskew.reproduce.records import run_link
-from unskew.reproduce.results import AGREEMENT, MARKS, CellResult, TableResult, columns_of, rows_of
-from unskew.reproduce.wording import Wording, difference_words, ours_of
-from unskew.runs.config import deciding
+from unskew.reproduce.recipe import recipe_names
+from unskew.reproduce.records import link_run
+from unskew.reproduce.results import (
+    AGREEMENT,
+    MARKS,
+    CellResult,
+    Gain,
+    TableResult,
+    count_agreement,
+    list_columns,
+    list_rows,
+)
+from unskew.runs import config as configs
+from unskew.runs.config import Value, deciding
 from unskew.runs.folder import json_bytes
+
+MOST = 12  # options that a sentence on the scale names
+SAME = 0.05  # points: gains that differ from zero by less have no sign
+
+
+@dataclass(frozen=True)
+class Wording:
+    """All that is said of a table."""
+
+    findings: list[str]  # what a reader wants to know first
+    differences: list[str]  # every known one of the set-up
+    facts: list[tuple[str, str]]  # scale, seeds, machine, …
+
+
+def describe_table(result: TableResult) -> Wording:
+    """All sentences and facts, written once for all forms of a table."""
+    return Wording(findings(result), differences(result), facts(result))
+
+
+def findings(result: TableResult) -> list[str]:
+    """What a reader wants to know first."""
+    return [*_agreement(result), *_describe_gains(result), *_missing(result)]
+
+
+def _agreement(result: TableResult) -> list[str]:
+    number = count_agreement(result)
+    judged = sum(number.values())
+    if not judged:
+        return []
+    words = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in number.items() if count)
+    with_own = [each.paper.deviation is not None for each in result.cells if each.agreement and each.paper]
+    whose = "the paper's ±" if any(with_own) else "our own ±, since the paper gives none"
+    if any(with_own) and not all(with_own):
+        whose += ", or ours where it gives none"
+    said = f"Of {counted(judged, 'cell')} with a value in the paper, by {whose}: {words}."
+    if result.asked.scale != "paper":
+        said += " At this scale less is trained than in the paper, so that values are expected to be outside."
+    return [said]
+
+
+def _describe_gains(result: TableResult) -> list[str]:
+    """Whether gains have the paper's sign: what can be compared at every scale."""
+    pairs = [gain for each in result.cells if (gain := result.gain(each)) is not None]
+    known = [(gain, gain.paper, gain.ours) for gain in pairs if gain.paper is not None and gain.ours is not None]
+    if not known:
+        return []
+    large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
+    same, other = ([gain for gain, agrees in large if agrees is wanted] for wanted in (True, False))
+    small = len(known) - len(large)
+    where = "" if all(each.judged for each in result.cells) else ", on other data than the paper's"
+    has = "has" if len(same) == 1 else "have"
+    said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} {has} the paper's sign"
+    if any(gain.interval for gain in same):
+        said += f"; for {_apart(same)} of these the 95 % interval over the seeds leaves out zero"
+    if any(gain.interval for gain in other):
+        said += f". Of the {len(other)} with the other sign it does for {_apart(other)}"
+    rest = (
+        f" Pairs with a gain of less than {SAME:g} points, the paper's or ours, are not counted: {small}."
+        if small
+        else ""
+    )
+    return [f"{said}.{rest}"]
+
+
+def _apart(gains: Sequence[Gain]) -> int:
+    """Of how many the interval leaves out zero."""
+    return sum(each.interval is not None and (each.interval.low > 0 or each.interval.high < 0) for each in gains)
+
+
+def _missing(result: TableResult) -> list[str]:
+    said = []
+    if lacking := [each for each in result.cells if each.cell.done and not each.values]:
+        reasons = "; ".join(dict.fromkeys(each.reason for each in lacking))
+        said.append(f"Without a value: {counted(len(lacking), 'cell')} ({reasons}).")
+    if partly := [each for each in result.cells if each.values and each.missing]:
+        said.append(f"Without some of the seeds: {counted(len(partly), 'cell')}.")
+    if left := [each for each in result.cells if not each.cell.done]:
+        shown = list_columns(result)
+        names = [name for name in dict.fromkeys(each.cell.column.name for each in left) if name not in shown]
+        which = f", among them the columns {', '.join(names)}" if names else ""
+        said.append(f"Not done at the scale {result.asked.scale}: {counted(len(left), 'cell')} of the paper's{which}.")
+    return said
+
+
+def differences(result: TableResult) -> list[str]:
+    """Every known difference of the set-up: of the scale, of the data, what was asked for, then the recipe's own."""
+    recipe, asked = result.recipe, result.asked
+    said = []
+    if asked.data:
+        what = recipe.stand_ins.get(asked.data, f"{asked.data} in the place of the paper's data")
+        said.append(f"Data: {what}. The paper's values stand beside ours, and differences are not judged.")
+    if asked.scale != "paper":
+        changed = _changed(result)
+        if changed:
+            said.append(f"Scale {asked.scale}: {changed}.")
+    said += [f"Asked for: {name} = {value}." for name, value in asked.changes.items()]
+    published = recipe.extent("paper").seeds
+    if len(result.seeds) != len(published):
+        said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(published)}.")
+    own = [*recipe.differences, *recipe.paper.differences]
+    return [*said, *(each for each in own if not each.startswith(recipe.left_out.get(asked.data, ())))]
+
+
+def _changed(result: TableResult) -> str:
+    """The options in which the cells of this scale are not those of the paper's."""
+    found: dict[str, set[tuple[Value | None, Value | None]]] = {}
+    whole = make_cells(result.recipe, Variant("paper", result.asked.data))
+    known = {id(each) for each in _run(result)}
+    for each, there in zip(result.cells, whole, strict=True):
+        now, published = configs.deciding(each.cell.config), configs.deciding(there.config)
+        for name in {**now, **published} if id(each) in known else ():
+            if now.get(name) != published.get(name) and name not in result.asked.changes:
+                found.setdefault(name, set()).add((now.get(name), published.get(name)))
+        if id(each) in known and each.cell.reads != there.reads:
+            found.setdefault("read", set()).add((each.cell.reads, there.reads))
+    words = []
+    for name, pairs in list(found.items())[:MOST]:
+        each_one = [f"{now} instead of {published}" for now, published in sorted(pairs, key=str)]
+        words.append(f"{name.replace('_', ' ')} {' or '.join(each_one)}")
+    return ", ".join(words)
+
+
+def _run(result: TableResult) -> list[CellResult]:
+    """The cells that have a value; before there are any, those of the scale."""
+    return [each for each in result.cells if each.values] or [each for each in result.cells if each.cell.done]
+
+
+def facts(result: TableResult) -> list[tuple[str, str]]:
+    """Scale, seeds, what it took, where it was made."""
+    records = result.records
+    machines = dict.fromkeys(record.machine.get("machine", "") for record in records)
+    versions = dict.fromkeys(
+        ", ".join(
+            f"{name} {record.machine[name]}"
+            for name in ("unskew", "torch", "numpy", "python")
+            if name in record.machine
+        )
+        for record in records
+    )
+    trained = sum(record.result.seconds for record in records)
+    calibrated = sum(one.seconds for record in records for one in record.result.calibrations.values())
+    return [
+        ("scale", result.asked.scale),
+        ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in _run(result)))),
+        ("seeds", _seeds(result)),
+        ("runs", f"{len(records):,}"),
+        ("training, of all runs together", format_duration(trained)),
+        ("calibration", format_duration(calibrated)),
+        ("machine", "; ".join(filter(None, machines)) or "none yet"),
+        ("versions", "; ".join(filter(None, versions)) or "none yet"),
+    ]
+
+
+def _seeds(result: TableResult) -> str:
+    """Those that a cell has a value of, and those that none has."""
+    there = [seed for seed in result.seeds if any(seed in each.values for each in result.cells)]
+    left = ", ".join(str(seed) for seed in result.seeds if seed not in there)
+    if not there:
+        return "none yet"
+    return ", ".join(map(str, there)) + (f" (not yet {left})" if left else "")
+
+
+def name_ours(result: TableResult) -> str:
+    """What our columns are called: with other data in the paper's place their names say so."""
+    other = result.asked.data
+    if not other:
+        return "ours"
+    return f"ours ({other if other in result.recipe.stand_ins else 'other data'})"
+
+
+def format_difference(each: CellResult) -> str:
+    """Ours minus the paper's, with its sign; "" where it is not known."""
+    return "" if each.difference is None else f"{each.difference:+.{each.reading.decimals}f}"
 
 
 def to_markdown(result: TableResult, said: Wording, command: str, charts: Sequence[Chart], folder: Path) -> str:
@@ -46,13 +231,13 @@ def to_markdown(result: TableResult, said: Wording, command: str, charts: Sequen
 
 
 def _markdown_table(result: TableResult, folder: Path) -> list[str]:
-    names = columns_of(result)
-    printed, ours = any(each.paper for each in result.cells), ours_of(result)
+    names = list_columns(result)
+    printed, ours = any(each.paper for each in result.cells), name_ours(result)
     head = [""]
     for name in names:
         head += [_headed(name, "paper"), _headed(name, ours)] if printed else [name or "value"]
     rows = []
-    for name, cells in rows_of(result).items():
+    for name, cells in list_rows(result).items():
         parts = [
             part
             for each in cells
@@ -76,9 +261,9 @@ def _markdown_ours(each: CellResult | None, folder: Path) -> str:
         return ""
     if each.ours is None:
         return f"*{each.reason}*"
-    gap = f" ({difference_words(each)})" if each.difference is not None else ""
+    gap = f" ({format_difference(each)})" if each.difference is not None else ""
     mark = f" {MARKS[each.agreement]}" if each.agreement else ""
-    return f"[{each.words()}]({quote(run_link(next(iter(each.records.values())), folder))}){gap}{mark}"
+    return f"[{each.words()}]({quote(link_run(next(iter(each.records.values())), folder))}){gap}{mark}"
 
 
 def _gains(result: TableResult) -> list[str]:
@@ -104,7 +289,7 @@ def _markdown_runs(result: TableResult, folder: Path) -> list[str]:
         return []
     head = ["run", "seed", "accuracy, %", "seconds", "weights"]
     rows = [
-        [f"[{each.training}]({quote(run_link(each, folder))})", str(each.result.seed),
+        [f"[{each.training}]({quote(link_run(each, folder))})", str(each.result.seed),
          f"{100 * each.result.accuracy:.2f}", f"{each.result.seconds:.0f}", each.result.weights_sha256[:12]]
         for each in result.records
     ]  # fmt: skip
@@ -150,15 +335,15 @@ _CELLS = "Gains are over the row that a row is compared with, paired over the se
 
 
 def _table(result: TableResult, folder: Path) -> Table:
-    names = [name or "value" for name in columns_of(result)]
+    names = [name or "value" for name in list_columns(result)]
     printed = any(each.paper for each in result.cells)
     columns = [Column("row")]
     for name in names:
         columns += [Column(f"{name}, the paper's", "number")] if printed else []
-        columns.append(Column(f"{name}, {ours_of(result)}", "number"))
-    rows: list[list[Cell]] = []
-    for row, cells in rows_of(result).items():
-        line: list[Cell] = [row]
+        columns.append(Column(f"{name}, {name_ours(result)}", "number"))
+    rows: list[list[CellValue]] = []
+    for row, cells in list_rows(result).items():
+        line: list[CellValue] = [row]
         for each in cells:
             if printed:
                 line.append(Linked(str(each.paper), value=each.paper.mean) if each is not None and each.paper else None)
@@ -167,11 +352,11 @@ def _table(result: TableResult, folder: Path) -> Table:
     return Table("", columns, rows)
 
 
-def _ours(each: CellResult, folder: Path) -> Cell:
+def _ours(each: CellResult, folder: Path) -> CellValue:
     if each.ours is None:
         return each.reason
-    gap = f" ({difference_words(each)})" if each.difference is not None else ""
-    link = run_link(next(iter(each.records.values())), folder)
+    gap = f" ({format_difference(each)})" if each.difference is not None else ""
+    link = link_run(next(iter(each.records.values())), folder)
     return Linked(each.words() + gap, link, each.agreement, each.ours.mean)
 
 
@@ -179,7 +364,7 @@ def _cells(result: TableResult, folder: Path) -> Table:
     names = ("row", "column", "seeds", "the paper's", "ours", "difference", "agreement", "gain, the paper's",
              "gain, ours", "interval")  # fmt: skip
     kinds = ("text", "text", "text", "text", "number", "number", "text", "number", "number", "text")
-    rows: list[list[Cell]] = []
+    rows: list[list[CellValue]] = []
     for each in [one for one in result.cells if one.cell.done]:
         gain = result.gain(each)
         interval = f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain and gain.interval else None
@@ -195,8 +380,8 @@ def _cells(result: TableResult, folder: Path) -> Table:
 def _runs(result: TableResult, folder: Path) -> Table:
     names = ("run", "seed", "method", "partition", "accuracy", "sent up", "time", "weights", "machine")
     kinds = ("text", "count", "text", "text", "percent", "bytes", "seconds", "text", "text")
-    rows: list[list[Cell]] = [
-        [Linked(each.training, run_link(each, folder)), each.result.seed, each.result.method, each.result.partition,
+    rows: list[list[CellValue]] = [
+        [Linked(each.training, link_run(each, folder)), each.result.seed, each.result.method, each.result.partition,
          each.result.accuracy, each.result.bytes_up, each.result.seconds, each.result.weights_sha256[:12],
          each.machine.get("machine", "")]
         for each in result.records
@@ -219,7 +404,7 @@ def write_table(result: TableResult, said: Wording, command: str) -> list[Path]:
     contents = {
         f"{name}.md": to_markdown(result, said, command, charts, folder).encode(),
         f"{name}.html": to_html(to_page(result, said, command, charts, folder)).encode(),
-        f"{name}.json": json_bytes(as_json(result, said, command, folder)),
+        f"{name}.json": json_bytes(to_json(result, said, command, folder)),
         **{f"{chart.name}.svg": svg(chart).encode() for chart in charts},
     }
     for file, content in contents.items():
@@ -230,7 +415,7 @@ def write_table(result: TableResult, said: Wording, command: str) -> list[Path]:
     return [folder / file for file in contents]
 
 
-def as_json(result: TableResult, said: Wording, command: str, folder: Path) -> dict[str, Any]:
+def to_json(result: TableResult, said: Wording, command: str, folder: Path) -> dict[str, Any]:
     """The table for programs."""
     cells = []
     for each in result.cells:
@@ -249,7 +434,7 @@ def as_json(result: TableResult, said: Wording, command: str, folder: Path) -> d
                 "difference": each.difference,
                 "agreement": each.agreement,
                 "settings": deciding(each.cell.config),
-                "runs": [run_link(record, folder) for record in each.records.values()],
+                "runs": [link_run(record, folder) for record in each.records.values()],
             }
         )
     about = {"recipe": result.recipe.name, "title": result.recipe.title, "command": command}
@@ -268,7 +453,7 @@ INDEX = "tables.md"
 def write_index(out: Path) -> Path:
     """Write tables.md from the JSON files of the tables; one that cannot be read is named."""
     groups: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
-    order = [*map(Path, names())]
+    order = [*map(Path, recipe_names())]
     for file in sorted((out / TABLES).glob("*/*/*.json"), key=lambda each: (each.parents[1], _place(each, order))):
         try:
             values = json_object(file.read_bytes(), file)
