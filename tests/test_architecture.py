@@ -139,23 +139,54 @@ def test_types_import_nothing_of_ours():
     assert imports(ROOT / "core" / "types.py") == set()
 
 
-def test_only_runs_and_fetch_write_files():
-    writers = []
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call):
-                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                mode = node.args[1].value if len(node.args) > 1 and isinstance(node.args[1], ast.Constant) else "r"
-                if name in ("write_text", "write_bytes") or (name == "open" and set(str(mode)) & set("wax")):
-                    writers.append(str(path.relative_to(ROOT)))
-    assert set(writers) <= {
+WRITES = {"write_text", "write_bytes", "pwrite", "pwritev", "writev", "ftruncate", "truncate", "sendfile", "copyfile"}
+
+
+def writes_files(path):
+    """Whether a module opens a file for writing, or writes to a path or descriptor other than the standard streams."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name, call = getattr(node.func, "attr", getattr(node.func, "id", "")), ast.unparse(node)
+        if name in WRITES or (name == "open" and re.search(r"[(=, ]'[rbt]*[wax+][rbt+]*'", call)):
+            return True
+        if re.match(r"os\.open\((?!os\.devnull).*O_(RDWR|WRONLY|CREAT)|os\.write\((?![12],)", call, re.DOTALL):
+            return True
+    return False
+
+
+def test_only_these_modules_write_files():
+    assert {str(path.relative_to(ROOT)) for path in MODULES if writes_files(path)} <= {
+        "core/child.py",  # logs of programs, and the kernel's file for a session's priority
         "core/files.py",
-        "core/machine.py",  # the kernel's file for a session's priority
-        "federation/processes.py",
+        "data/fetch.py",
+        "data/store.py",
+        "engines/features.py",
+        "engines/pool/shared.py",
+        "privacy/sessions.py",
+        "round/client_memory.py",
+        "runs/checkpoint.py",
         "runs/folder.py",
         "runs/journal.py",
-        "data/fetch.py",
     }
+
+
+def test_the_search_for_writers_sees_every_way_to_write(tmp_path):
+    for text in (
+        "open(path, 'wb')",
+        "open(path, mode='r+')",
+        "path.open('a')",
+        "path.write_text('')",
+        "os.open(path, os.O_RDWR)",
+        "os.write(file, b'')",
+        "os.pwrite(file, b'', 0)",
+        "os.ftruncate(file, 3)",
+    ):
+        (tmp_path / "module.py").write_text(text)
+        assert writes_files(tmp_path / "module.py"), text
+    for text in ("open(path)", "path.open('rb')", "os.write(2, b'interrupted')", "os.open(path, os.O_RDONLY)"):
+        (tmp_path / "module.py").write_text(text)
+        assert not writes_files(tmp_path / "module.py"), text
 
 
 PROJECT = PAGE.parent.parent

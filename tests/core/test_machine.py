@@ -1,9 +1,6 @@
 """Devices by name: what there is, and one clear message for what there is not."""
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from unskew.core.machine import (
     default_workers,
     deterministic,
     device_count,
-    group_priority,
     ready_device,
     resolve_device,
     synchronize,
@@ -145,30 +141,3 @@ def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
     for name in ("cpu", "cuda:1", "mps"):
         synchronize(torch.device(name))
     assert asked == ["cuda:1", "mps"]
-
-
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="no such groups here")
-@pytest.mark.parametrize("grouped", [True, False], ids=["parent in a group", "parent in none"])
-def test_a_new_session_keeps_the_priority_of_a_process_that_yields_to_others(grouped):
-    words = "from unskew.core.machine import keep_priority; keep_priority(); print(open('/proc/self/autogroup').read())"
-    parent = "" if grouped else "import os; os.getppid = lambda: 1; "  # init is in no group: its file is empty
-    nice = ["nice", "-n", "7", sys.executable, "-c", parent + words]
-    said = subprocess.run(nice, capture_output=True, text=True, start_new_session=True, check=True).stdout
-    if not said.strip():
-        pytest.skip("a new session is in no such group here")
-    assert int(said.split()[-1]) >= 7
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("/autogroup-2277 nice 0\n", 0),
-        ("/autogroup-3 nice 19\n", 19),
-        ("/autogroup-3 nice -5\n", -5),
-        ("", 0),
-        ("\n", 0),
-        ("?", 0),
-    ],
-)
-def test_a_process_in_no_group_has_the_usual_priority(text, wanted):
-    assert group_priority(text) == wanted

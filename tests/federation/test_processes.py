@@ -5,12 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.processes import MARK, WATCHER, Group, Log, claim, end_all, marked
+from unskew.federation.processes import MARK, WATCHER, Group, claim, end_all, marked
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -24,28 +23,6 @@ def until(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
-
-
-@pytest.fixture
-def group(tmp_path):
-    with Group(f"test:{tmp_path}", tmp_path / "logs", tmp_path) as made:
-        yield made
-    assert marked(made.mark) == []
-
-
-def test_what_a_program_prints_is_heard_and_in_its_log_without_colours(group, tmp_path):
-    heard = []
-    child = group.start(
-        "it",
-        python("print('\\x1b[92mhello\\x1b[0m'); print(flush=True); import sys; sys.exit('no')"),
-        ENVIRONMENT,
-        heard.append,
-    )
-    until(lambda: child.code is not None)
-    assert child.code == 1
-    assert child.last_words() == "hello\nno"
-    assert heard == ["hello", "no"]
-    assert [line.split(" ", 1)[1] for line in (tmp_path / "logs" / "it.log").read_text().splitlines()] == heard
 
 
 def test_leaving_the_block_ends_programs_and_what_they_started_in_sessions_of_their_own(tmp_path):
@@ -78,19 +55,6 @@ def test_the_first_program_is_ended_last(tmp_path):
     assert float(second[1].split()[1]) <= float(first[1].split()[1])
 
 
-def test_a_program_that_does_not_end_is_ended_by_force(tmp_path):
-    text = (
-        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(100)"
-    )
-    heard = []
-    group = Group(f"test:{tmp_path}", tmp_path, tmp_path)
-    child = group.start("it", python(text), ENVIRONMENT, heard.append)
-    until(lambda: heard)
-    child.ask_to_end()
-    child.end(patience=0.2)
-    assert child.code == -signal.SIGKILL
-
-
 def test_what_a_killed_watcher_left_running_is_found_by_its_mark_and_ended(tmp_path):
     mark, said = f"test:{tmp_path}", []
     left = subprocess.Popen(python("import time; time.sleep(100)"), env={**ENVIRONMENT, MARK: mark})
@@ -118,24 +82,3 @@ def test_a_second_watcher_over_the_same_folder_is_refused(tmp_path):
     finally:
         assert end_all(mark) == 1
         watcher.wait()
-
-
-def test_a_program_that_is_not_there_is_a_message(group):
-    with pytest.raises(UserError, match="/nowhere/it cannot be started: No such file"):
-        group.start("it", ["/nowhere/it"], ENVIRONMENT)
-
-
-def test_a_long_log_begins_anew_and_the_old_one_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("unskew.federation.processes.MOST_BYTES", 10)
-    path = tmp_path / "a.log"
-    Log(path).write(b"the first of them\n")
-    Log(path).write("zwölf ".encode() + b"\xff" * 5000)
-    assert "the first" in Path(f"{path}.1").read_text()
-    assert path.read_text().startswith("zwölf", 9)
-    assert len(path.read_text()) < 2100
-
-
-def test_a_log_that_cannot_be_written_is_a_message(tmp_path):
-    (tmp_path / "logs").write_text("a file")
-    with pytest.raises(UserError, match="cannot be written"):
-        Log(tmp_path / "logs" / "a.log")

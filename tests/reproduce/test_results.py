@@ -17,7 +17,7 @@ from unskew.reproduce.records import RunRecord, read_record, record_file, run_fo
 from unskew.reproduce.results import INSIDE, NEAR, OUTSIDE, count_agreement, read_table
 from unskew.reproduce.tables import describe_table, differences, facts, findings, name_ours, write_index, write_table
 from unskew.runs.config import Config
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 PAPER = Variant("paper")
 

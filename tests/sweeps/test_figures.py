@@ -7,7 +7,7 @@ from unskew.charts import Cells, Dots, Words
 from unskew.runs.config import Config, with_values
 from unskew.sweeps.outcomes import Sweep, TriedSetting, sweep_charts
 from unskew.sweeps.space import folder_name, grid, parse_over
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 
 def made(over, scores, settings=None, **base):

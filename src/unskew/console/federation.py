@@ -12,6 +12,7 @@ import typer
 from unskew.console.options import with_options
 from unskew.console.plain import PlainConsole
 from unskew.console.study import report
+from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_duration
@@ -23,7 +24,7 @@ from unskew.federation.__main__ import watch
 from unskew.federation.folder import Federation, Node, read_federation, read_node, toml
 from unskew.federation.initialise import MADE, initialise
 from unskew.federation.node import PARTS, node_mark, socket_path
-from unskew.federation.processes import WATCHER, Child, Group, marked
+from unskew.federation.processes import WATCHER, Group, marked
 from unskew.federation.server import server_mark
 from unskew.federation.submit import submit
 from unskew.runs import config as configs
@@ -110,7 +111,7 @@ def _start(group: Group, federation: Federation, nodes: list[Node], say: Say) ->
     while not all(any(line.startswith("connected") for line in heard[child.name]) for child in children[1:]):
         for child in children:
             if child.code is not None:
-                raise UserError(f"{child.name} ended with code {child.code}:\n{child.last_words()}")
+                raise UserError(f"{child.name} ended with code {child.code}:\n{child.log_end()}")
         if time.monotonic() > end:
             raise UserError(f"not all nodes connected within {CONNECT_SECONDS:.0f} s; see {federation.path}")
         time.sleep(0.2)

@@ -49,7 +49,7 @@ from unskew.reproduce.tables import Wording, describe_table, format_difference, 
 from unskew.runs.config import OPTIONS, Value
 from unskew.runs.seeds import parse_seeds
 from unskew.sweeps.space import parse_over
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}

@@ -6,7 +6,7 @@ import resource
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -22,22 +22,6 @@ CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with it, cuBLAS adds in the s
 def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def keep_priority() -> None:
-    """Give this process's own session the priority that it was started with: Linux gives a new session the usual one.
-
-    Cores are divided among sessions first (autogroup), so ``nice`` alone would no longer count.
-    """
-    with suppress(OSError):
-        parents = group_priority(Path(f"/proc/{os.getppid()}/autogroup").read_text())
-        Path("/proc/self/autogroup").write_text(str(max(os.nice(0), parents)))
-
-
-def group_priority(text: str) -> int:
-    """The priority in ``/proc/PID/autogroup``; the usual one where the process is in no such group and it is empty."""
-    found = re.search(r"nice (-?\d+)\s*$", text)
-    return int(found[1]) if found else 0
 
 
 def physical_memory() -> float:

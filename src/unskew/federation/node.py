@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.federation import flower, network
 from unskew.federation.farewell import remember, say_farewell
 from unskew.federation.folder import Node
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.processes import Child, Group, claim
+from unskew.federation.processes import Group, claim
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
@@ -85,7 +86,7 @@ class _Node:
                 self._count_restart(self._service)
                 self._start_service()
             if self._link is not None and (self._broken or self._link.code is not None):
-                self._link.ask_to_end()
+                self._link.terminate()
                 self._link.end()
                 self._after(self._link)
                 self._reach()
@@ -162,7 +163,7 @@ class _Node:
 
     def _after(self, link: Child) -> None:
         """What to do when Flower's part has ended: try again, or say what a person has to do."""
-        words = link.last_words(40)
+        words = link.log_end(40)
         if NOT_REGISTERED in words:
             name = self._node.settings.name
             raise UserError(
@@ -170,7 +171,7 @@ class _Node:
                 f"{name}={name}.pub, or hand over the folder DIR/nodes/{name} anew"
             )
         if "version mismatch" in words:
-            raise UserError(f"server and node have different versions of Flower:\n{link.last_words()}")
+            raise UserError(f"server and node have different versions of Flower:\n{link.log_end()}")
         if "Failed to activate" in words:
             self._wait_for_place()
             return
@@ -202,7 +203,7 @@ class _Node:
 
 def _reason(child: Child, what: str) -> str:
     """A user's mistake is passed on as the program said it; anything else with the end of its log."""
-    words = child.last_words()
+    words = child.log_end()
     if child.code == 2 and "unskew: " in words:
         return words[words.rindex("unskew: ") + len("unskew: ") :]
     return f"{what}, with code {child.code}; {child.log.path} ends with:\n{words}"

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, read_json
 from unskew.core.units import counted
@@ -12,7 +13,7 @@ from unskew.federation import certificates, flower, network
 from unskew.federation.folder import FEDERATION, Federation
 from unskew.federation.gateway import NOT_REGISTERED
 from unskew.federation.initialise import refresh
-from unskew.federation.processes import Child, Group, claim
+from unskew.federation.processes import Group, claim
 
 START_SECONDS = 90.0  # that a program may take until it listens
 GONE_SECONDS = 75.0  # without a word, after which a node counts as gone: its heartbeat comes every 30
@@ -84,9 +85,7 @@ class _Server:
         end = time.monotonic() + START_SECONDS
         while True:
             if child.code is not None:
-                raise UserError(
-                    f"{child.name} ended while it started; {child.log.path} ends with:\n{child.last_words()}"
-                )
+                raise UserError(f"{child.name} ended while it started; {child.log.path} ends with:\n{child.log_end()}")
             try:
                 network.greet(f"127.0.0.1:{port}", self._federation.authority)
             except network.NotReached:
@@ -101,7 +100,7 @@ class _Server:
     def _restarting(self, child: Child) -> None:
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
-            raise UserError(f"{child.name} ends again and again; {child.log.path} ends with:\n{child.last_words()}")
+            raise UserError(f"{child.name} ends again and again; {child.log.path} ends with:\n{child.log_end()}")
         self._say(
             f"{child.name} ended with code {child.code} and is started again; a run that was on has to be resumed"
         )

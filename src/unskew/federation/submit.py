@@ -1,17 +1,16 @@
 """``unskew federation run``: submit a run to the server of this machine, show what it prints, say how it ended."""
 
 import re
-import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from unskew.core.child import Child, Log
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.federation import flower, network
 from unskew.federation.flower import RUN_CONFIG
 from unskew.federation.folder import Federation, toml
-from unskew.federation.processes import Log
 
 _STARTED = re.compile(r"Successfully started run ([0-9]+)")
 _FLOWERS_OWN = re.compile(r"^(INFO|DEBUG|WARNING|ERROR) +:|^Using SuperLink|^Successfully (started|installed)")
@@ -52,49 +51,43 @@ def running(federation: Federation) -> None:
         raise UserError(f"the server of {federation.path} is not running on this machine; {start}") from error
 
 
-def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> "_Followed":
-    followed = _Followed(Log(federation.logs / "run.log"))
-    process = subprocess.Popen(
-        list(flower.run_command(federation, config)),
-        env=flower.environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000"),
-        cwd=federation.path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # an interrupt reaches us alone
-    )
-    assert process.stdout is not None
-    try:
-        with process.stdout as printed:
-            for raw in printed:
-                if line := followed.hear(raw):
-                    say(line)
-        process.wait()
-    except BaseException:
-        process.kill()
-        process.wait()
-        if followed.run:
-            with suppress(UserError):
-                flower.stop_run(federation, followed.run)
-        raise
-    return followed
-
-
 class _Followed:
     """What a run has printed so far, and the number that Flower gave it."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, say: Callable[[str], None]) -> None:
         self.log, self.run, self.complaint = log, "", ""
+        self._say = say
 
-    def hear(self, raw: bytes) -> str:
-        """The line if a person should see it: Flower's own lines are in the log alone."""
-        line = self.log.write(raw)
+    def hear(self, line: str) -> None:
+        """Show the line where a person should see it: Flower's own lines are in the log alone."""
         if started := _STARTED.search(line):
             self.run = started[1]
         if line.startswith("unskew: "):
             self.complaint = line.removeprefix("unskew: ")
-            return ""
-        return line if self.run and not _FLOWERS_OWN.match(line) else ""
+        elif self.run and not _FLOWERS_OWN.match(line):
+            self._say(line)
+
+
+def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> _Followed:
+    followed = _Followed(Log(federation.logs / "run.log"), say)
+    child = Child(
+        "flwr",
+        flower.run_command(federation, config),
+        environment=flower.environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000"),
+        folder=federation.path,
+        log=followed.log,
+        heard=followed.hear,
+    )
+    try:
+        child.wait()
+    except BaseException:
+        if followed.run:
+            with suppress(UserError):
+                flower.stop_run(federation, followed.run)
+        raise
+    finally:
+        child.end(patience=0)
+    return followed
 
 
 def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:

@@ -31,8 +31,7 @@ from unskew.reproduce.records import RunRecord, describe_machine, make_record, r
 from unskew.runs.config import Config
 from unskew.runs.folder import json_bytes
 from unskew.runs.result import RESULT
-from unskew.sweeps.jobs import do_all
-from unskew.sweeps.work import RunFailure, Task
+from unskew.sweeps.tasks import RunFailure, Task, do_tasks
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def do_runs(
             told.rounds(sum(rounds.values()), whole)
 
     if jobs:
-        do_all(tasks, at_once or _at_once(jobs), ended, progressed)
+        do_tasks(tasks, at_once or _at_once(jobs), ended, progressed)
     return failures
 
 

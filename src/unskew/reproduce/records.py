@@ -23,7 +23,7 @@ from unskew.runs import journal
 from unskew.runs.finished import FinishedRun
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import Result, read_result, result_from, to_json
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 RECORDS, RUNS = "records", "runs"
 VERSION = 1

@@ -19,7 +19,7 @@ from unskew.reproduce.cells import (
 from unskew.reproduce.recipe import PaperValue, Recipe
 from unskew.reproduce.records import RunRecord, read_record
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 INSIDE, NEAR, OUTSIDE = "inside", "near", "outside"
 AGREEMENT = {INSIDE: "inside ±", NEAR: "inside twice ±", OUTSIDE: "outside"}  # in words

@@ -21,7 +21,7 @@ from unskew.runs.config import Config, Value
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 from unskew.sweeps.space import Dimension, describe_values, spell_value
-from unskew.sweeps.work import RunFailure
+from unskew.sweeps.tasks import RunFailure
 
 OTHER_SERVERS = {"fedadam", "fedyogi", "fedadagrad", "feddyn"}  # whose rate is not one number
 TABLE, BEST = "table.csv", "best.toml"

@@ -25,10 +25,9 @@ from unskew.runs.prepare import parse_start, prepare
 from unskew.runs.result import RESULT, read_result
 from unskew.runs.seeds import parse_seeds
 from unskew.runs.train import slug
-from unskew.sweeps.jobs import do_all
 from unskew.sweeps.outcomes import SCORES, Sweep, TriedSetting
 from unskew.sweeps.space import MAX_SETTINGS, Dimension, describe_values, folder_name, grid, parse_over
-from unskew.sweeps.work import RunFailure, Task
+from unskew.sweeps.tasks import RunFailure, Task, do_tasks
 
 ABOUT, RUNS = "sweep.json", "runs"
 
@@ -196,7 +195,7 @@ class Trials:
 
         for name in [name for name, count in waiting.items() if not count]:
             self._conclude(name, new[name])
-        do_all([tasks[run] for run in left], self._jobs, ended, progressed)
+        do_tasks([tasks[run] for run in left], self._jobs, ended, progressed)
         return [self._known[folder_name(values)] for values in settings]
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:

@@ -17,7 +17,7 @@ def start(*descriptors: int) -> None:
     """Watch the parent, then import what a worker needs, and serve."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     threading.Thread(target=_end_with_parent, args=(descriptors[1],), daemon=True).start()
-    from unskew.core.machine import keep_priority
+    from unskew.core.child import keep_priority
     from unskew.engines.pool.worker import main
 
     keep_priority()

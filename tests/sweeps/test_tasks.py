@@ -5,9 +5,8 @@ import pytest
 from unskew.core.errors import UserError
 from unskew.runs.config import Config
 from unskew.runs.result import read_result
-from unskew.sweeps import work
-from unskew.sweeps.jobs import do_all
-from unskew.sweeps.work import Task, do
+from unskew.sweeps import tasks
+from unskew.sweeps.tasks import Task, do_task, do_tasks
 
 SMALL = Config(rounds=1, epochs=1, clients=3, partition="iid", engine="loop")
 
@@ -15,7 +14,7 @@ SMALL = Config(rounds=1, epochs=1, clients=3, partition="iid", engine="loop")
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     task = Task(SMALL, tmp_path_factory.mktemp("work") / "run", ("lda",), ("skew",))
-    assert do(task) is None
+    assert do_task(task) is None
     return task
 
 
@@ -26,16 +25,16 @@ def test_a_trained_run_gets_its_calibrations_and_measures(trained):
 
 def test_only_what_is_missing_is_made(trained, monkeypatch):
     asked = []
-    monkeypatch.setattr(work, "calibrate_run", lambda path, *names, **_: asked.append(names))
-    monkeypatch.setattr(work.train, "run", lambda *_, **__: pytest.fail("it is trained already"))
-    assert do(Task(SMALL, trained.path, ("lda",), ("skew",))) is None
+    monkeypatch.setattr(tasks, "calibrate_run", lambda path, *names, **_: asked.append(names))
+    monkeypatch.setattr(tasks.train, "run", lambda *_, **__: pytest.fail("it is trained already"))
+    assert do_task(Task(SMALL, trained.path, ("lda",), ("skew",))) is None
     assert asked == []
-    do(Task(SMALL, trained.path, ("lda", "ridge")))
+    do_task(Task(SMALL, trained.path, ("lda", "ridge")))
     assert asked == [("ridge",)]
 
 
 def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
-    failure = do(Task(SMALL, trained.path, ("ccvr(layers=9)", "ridge"), ("separability(x=1)", "curves")))
+    failure = do_task(Task(SMALL, trained.path, ("ccvr(layers=9)", "ridge"), ("separability(x=1)", "curves")))
     assert "layers" in failure.reason
     assert "separability" in failure.reason
     assert not failure.diverged
@@ -47,7 +46,7 @@ def test_a_calibration_or_measure_that_fails_does_not_stop_the_others(trained):
 def test_several_processes_make_the_same(trained, tmp_path):
     ended = {}
     tasks = [Task(SMALL, tmp_path / str(place), ("lda",), ("skew",)) for place in range(2)]
-    do_all(tasks, 2, ended.__setitem__, lambda place, number: None)
+    do_tasks(tasks, 2, ended.__setitem__, lambda place, number: None)
     assert ended == {0: None, 1: None}
     alone, other = (read_result(path) for path in (trained.path, tmp_path / "1"))
     assert other.weights_sha256 == alone.weights_sha256
@@ -55,7 +54,7 @@ def test_several_processes_make_the_same(trained, tmp_path):
 
 
 def test_a_run_that_cannot_be_trained_is_a_failure(tmp_path):
-    failure = do(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
+    failure = do_task(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
     assert "nothing" in failure.reason
     with pytest.raises(UserError):
         read_result(tmp_path / "run")

@@ -1,0 +1,336 @@
+"""Child processes: start one, exchange messages with it, notice that it died, end it.
+
+Two kinds of children share the class ``Child``:
+
+- *Any program*: ``Child(name, command, log=Log(path))``. What it prints goes to the log, line by line.
+- *A worker of ours*: ``start_worker("unskew.sweeps.tasks", descriptor, …)``. The new process imports that module and
+  calls its ``main(parent, *descriptors)``, where ``parent`` is the ``JsonLines`` to this process. It dies with its
+  parent, from its first moment on: the parent is watched before the long imports begin. Its standard output is
+  dropped; the last line of its standard error is part of ``exit_reason()``.
+
+Every child is a session of its own. An interrupt at the terminal reaches the parent alone, which decides what it
+means; and where other programs are busy too, Linux divides the cores among sessions (autogroup), so that workers in
+their parent's session would share one program's part of the machine, however many they are.
+
+Nothing here imports PyTorch. Programs start on every system; workers inherit descriptors, which needs POSIX.
+"""
+
+import importlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unskew.core.errors import UserError
+
+INTERRUPTED = 130  # exit code of a worker that was interrupted
+MAX_LOG_BYTES = 20_000_000  # then the log starts afresh, and the old one becomes NAME.1
+MAX_LINE_LENGTH = 2000
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+class Log:
+    """The lines that a program prints, without colours; in a file, each has the time of day before it.
+
+    Parameters
+    ----------
+    path
+        The file that the lines are appended to; None only to remember the last ones.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self._last: deque[str] = deque(maxlen=40)
+        if path is None:
+            return
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and path.stat().st_size > MAX_LOG_BYTES:
+                path.replace(path.with_name(f"{path.name}.1"))
+            path.open("a").close()
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+    def write(self, line: bytes) -> str:
+        """Write one line and return its text; empty lines are left out."""
+        text = _COLOUR.sub("", line.decode(errors="replace")).rstrip()[:MAX_LINE_LENGTH]
+        if text:
+            self._last.append(text)
+            if self.path is not None:
+                with suppress(OSError), self.path.open("a", encoding="utf-8") as file:  # a full disk ends no program
+                    file.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+        return text
+
+    def last(self, most: int) -> list[str]:
+        """The last lines."""
+        return list(self._last)[-most:]
+
+
+class JsonLines:
+    """JSON messages, one per line, over a connected socket. Integers have 64 bits at most, floats are finite."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._unread = b""
+
+    def fileno(self) -> int:
+        """The descriptor, so that a selector can wait for messages."""
+        return self._connection.fileno()
+
+    def send(self, message: Any) -> None:
+        """Send one message: anything that msgspec can encode."""
+        self._connection.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> Any:
+        """Wait for the next message; None once the other side is gone."""
+        while b"\n" not in self._unread:
+            try:
+                received = self._connection.recv(1 << 20)
+            except ConnectionError:
+                return None
+            if not received:
+                return None
+            self._unread += received
+        line, self._unread = self._unread.split(b"\n", 1)
+        return msgspec.json.decode(line)
+
+    def pending(self) -> bool:
+        """Whether a whole message has been read already, of which a selector would not know."""
+        return b"\n" in self._unread
+
+    def close(self) -> None:
+        """Close the connection; the other side's ``receive`` returns None."""
+        self._connection.close()
+
+
+class Child:
+    """A process that we started.
+
+    Parameters
+    ----------
+    name
+        What messages call it.
+    command
+        The program and its arguments.
+    environment
+        The environment variables; None for this process's own.
+    folder
+        The working directory; None for this process's own.
+    log
+        Where its output goes; for a worker, its standard error.
+    heard
+        Called with every line that is not empty, in a thread of its own.
+    inherited
+        Descriptors that the child inherits under their numbers (POSIX only).
+    messages
+        The connection through which a worker receives messages; None for other programs.
+    life
+        A descriptor that is closed when the child has ended: the other end of a worker's life line.
+
+    Attributes
+    ----------
+    pid
+        The process's number.
+    began
+        When it was started, in seconds of ``time.monotonic``.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        log: Log | None = None,
+        heard: Callable[[str], object] = lambda line: None,
+        inherited: Sequence[int] = (),
+        messages: JsonLines | None = None,
+        life: int | None = None,
+    ) -> None:
+        self.name, self.log, self.began = name, log or Log(), time.monotonic()
+        self._messages, self._life = messages, life
+        try:
+            self._process = subprocess.Popen(
+                list(command),
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE if messages is None else subprocess.DEVNULL,
+                stderr=subprocess.STDOUT if messages is None else subprocess.PIPE,
+                pass_fds=inherited,
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._release()
+            raise UserError(f"cannot start {command[0]}: {error.strerror or error}") from error
+        self.pid = self._process.pid
+        self._reader = threading.Thread(target=self._read, args=(heard,), daemon=True)
+        self._reader.start()
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.poll()
+
+    @property
+    def messages(self) -> JsonLines:
+        """The connection to a worker."""
+        assert self._messages is not None, "only workers exchange messages"
+        return self._messages
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when a worker sends a message or dies: for a selector."""
+        return self.messages.fileno()
+
+    def send(self, message: Any) -> None:
+        """Send a message to a worker. That it has died is noticed by ``receive``, not here."""
+        with suppress(OSError):
+            self.messages.send(message)
+
+    def receive(self) -> Any:
+        """Wait for a worker's next message; None once it has died."""
+        return self.messages.receive()
+
+    def wait(self) -> int:
+        """Wait until it has ended and all that it printed is in the log; the exit code."""
+        code = self._process.wait()
+        self._reader.join(timeout=2)  # a program that it left behind may still hold its output
+        return code
+
+    def exit_reason(self) -> str:
+        """Wait until it has ended: "signal 9", or "exit code 1: " and the last line of the log."""
+        code = self.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return ": ".join([how, *self.log.last(1)])
+
+    def log_end(self, most: int = 6) -> str:
+        """For a message about a program that has ended: the last lines of its log."""
+        self.wait()
+        return "\n".join(self.log.last(most))
+
+    def interrupt(self) -> None:
+        """Interrupt it, as Ctrl-C does. A worker ignores this unless its module handles SIGINT."""
+        self._process.send_signal(signal.SIGINT)
+
+    def terminate(self) -> None:
+        """Send the signal at which a program ends in order."""
+        self._process.terminate()
+
+    def end(self, patience: float = 10.0) -> None:
+        """Wait until it has ended, kill its process group after ``patience`` seconds, and release everything.
+
+        A worker first sees its connection closed. Another program ends by itself, or after ``terminate()``.
+        """
+        if self._messages is not None:
+            self._messages.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            if hasattr(os, "killpg"):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(timeout=2)
+        self._release()
+
+    def _release(self) -> None:
+        if self._messages is not None:
+            self._messages.close()
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
+
+    def _read(self, heard: Callable[[str], object]) -> None:
+        stream = self._process.stdout if self._messages is None else self._process.stderr
+        assert stream is not None
+        with stream:
+            for line in stream:
+                if text := self.log.write(line):
+                    heard(text)
+
+
+def start_worker(module: str, *descriptors: int) -> Child:
+    """Start a process that calls ``main(parent, *descriptors)`` of a module and dies with this one.
+
+    Parameters
+    ----------
+    module
+        The module's full name. It is imported with this process's ``sys.path``.
+    descriptors
+        Open files that the worker inherits; their numbers are the same there.
+    """
+    if os.name != "posix":
+        raise UserError("worker processes need Linux or macOS; use --engine loop and --jobs 1")
+    ours, theirs = socket.socketpair()
+    life, our_life = os.pipe()
+    inherited = [theirs.fileno(), life, *descriptors]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
+    try:
+        return Child(
+            module,
+            [sys.executable, "-P", "-m", "unskew.core.child", module, *map(str, inherited)],
+            environment=environment,
+            inherited=inherited,
+            messages=JsonLines(ours),
+            life=our_life,
+        )
+    finally:
+        theirs.close()
+        os.close(life)
+
+
+def run_worker(module: str, connection: int, life: int, *descriptors: int) -> None:
+    """In the new process: watch the parent, then import the module and call its ``main``."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    threading.Thread(target=_die_with_parent, args=(life,), daemon=True).start()
+    keep_priority()
+    try:
+        importlib.import_module(module).main(JsonLines(socket.socket(fileno=connection)), *descriptors)
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+
+
+def _die_with_parent(life: int) -> None:
+    """The parent holds the other end of this pipe: it closes when the parent dies, however it dies."""
+    os.read(life, 1)
+    os._exit(1)
+
+
+def keep_priority() -> None:
+    """Give this process's new session the priority that the process has: Linux starts every session at the default.
+
+    Cores are divided among sessions first (autogroup), so ``nice`` alone would no longer count.
+    """
+    with suppress(OSError):
+        parents = group_priority(Path(f"/proc/{os.getppid()}/autogroup").read_text())
+        Path("/proc/self/autogroup").write_text(str(max(os.nice(0), parents)))
+
+
+def group_priority(text: str) -> int:
+    """The priority in ``/proc/PID/autogroup``; 0 where the process is in no such group and the file is empty."""
+    found = re.search(r"nice (-?\d+)\s*$", text)
+    return int(found[1]) if found else 0
+
+
+if __name__ == "__main__":
+    from unskew.core.child import run_worker as run  # of the module that the worker imports too, not of __main__
+
+    run(sys.argv[1], *map(int, sys.argv[2:]))

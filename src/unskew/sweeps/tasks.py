@@ -1,0 +1,198 @@
+"""The runs of a sweep as tasks, in this process or in several; what fails is a result too."""
+
+import selectors
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unskew.core.child import Child, JsonLines, start_worker
+from unskew.core.errors import ClientFailure, UserError
+from unskew.round.driver import Metrics
+from unskew.runs import train
+from unskew.runs.config import CONFIG, Config
+from unskew.runs.finished import calibrate_run
+from unskew.runs.result import RESULT, read_result
+
+OVERFLOW = "NaN or infinity"  # in the message of a client or server whose numbers have grown beyond all bounds
+
+Say = Callable[[int], None]  # the round that is done
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run to be done: its configuration, its folder, and what is made of it when it is trained."""
+
+    config: Config
+    path: Path
+    calibrations: tuple[str, ...] = ()  # in their plainest spelling, as results have them
+    measures: tuple[str, ...] = ()  # "cka(clients=20)"
+
+
+@dataclass(frozen=True)
+class RunFailure:
+    """Why a run has no result. One that ``diverged`` would do so again; others are tried again the next time."""
+
+    reason: str
+    diverged: bool = False
+
+
+def do_task(task: Task, say: Say | None = None) -> RunFailure | None:
+    """Do the run, or what is left of it; None where it has all that was asked for then."""
+    failure = None if (task.path / RESULT).exists() else _train(task, say)
+    return failure or _add(task)
+
+
+def _train(task: Task, say: Say | None) -> RunFailure | None:
+    def observe(event: object) -> None:
+        if say is not None and isinstance(event, Metrics):
+            say(event.round)
+
+    try:
+        if (task.path / CONFIG).exists():
+            train.resume(task.path, observe=observe, **{name: getattr(task.config, name) for name in train.WORK})
+        else:
+            train.run(task.config, out=task.path, observe=observe)
+    except (ClientFailure, UserError, OSError) as error:
+        if (task.path / RESULT).exists():  # it was trained, and a calibration was not possible
+            return None
+        return RunFailure(str(error), OVERFLOW in str(error))
+    return None
+
+
+def _add(task: Task) -> RunFailure | None:
+    """Add the calibrations and measures that the run does not have yet; one that fails does not stop the others."""
+    failures = _calibrate(task) if task.calibrations else []
+    if task.measures:
+        failures += _measure(task)
+    return RunFailure("; ".join(failures)) if failures else None
+
+
+def _calibrate(task: Task) -> list[str]:
+    """Make the calibrations that are not there, those of one exchange together; the reasons of those that fail."""
+    failures: list[str] = []
+    left = [name for name in task.calibrations if name not in read_result(task.path).calibrations]
+    while left:
+        try:
+            calibrate_run(task.path, *left, **_where(task))
+            return failures
+        except (ClientFailure, UserError) as error:
+            failures.append(str(error))
+        made = read_result(task.path).calibrations
+        left = [name for name in left if name not in made][1:]  # the first of these failed
+    return failures
+
+
+def _measure(task: Task) -> list[str]:
+    """Take the measures that are not stored; the reasons of those that cannot be taken."""
+    from unskew.analysis import parse_measure  # here: a sweep takes none, and they need scikit-learn
+    from unskew.analysis.measure import load_or_take
+    from unskew.runs.finished import FinishedRun
+
+    failures = []
+    with FinishedRun(task.path, **_where(task)) as run:
+        for text in task.measures:
+            try:
+                load_or_take(run, parse_measure(text))
+            except UserError as error:
+                failures.append(f"{text}: {error}")
+    return failures
+
+
+def _where(task: Task) -> dict[str, Any]:
+    """How a finished run is worked on: as it is trained here, its data where they are now."""
+    config = task.config
+    return {"engine": config.engine, "workers": config.workers, "data_dir": config.data_dir, "device": config.device}
+
+
+CHECKPOINT_SECONDS = 60.0  # that a run has to write its checkpoint after an interrupt
+
+Done = Callable[[int, RunFailure | None], None]  # the task's number, and why it failed
+Progress = Callable[[int, int], None]  # the task's number, and the round that is done
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process that does tasks, and the number of the one that it is doing."""
+
+    child: Child = field(default_factory=lambda: start_worker(__name__))
+    task: int | None = None
+
+
+def do_tasks(tasks: Sequence[Task], jobs: int, done: Done, progress: Progress) -> None:
+    """Do the tasks in ``jobs`` processes, each on one core and with the loop engine, whose weights are the same.
+
+    An interrupt lets every run write its checkpoint.
+    """
+    if min(jobs, len(tasks)) <= 1:
+        for number, task in enumerate(tasks):
+            done(number, do_task(task, partial(progress, number)))
+        return
+    waiting, workers = list(enumerate(tasks)), list[_Worker]()
+    with selectors.DefaultSelector() as selector:
+
+        def start() -> None:
+            workers.append(_Worker())
+            selector.register(workers[-1].child, selectors.EVENT_READ, workers[-1])
+
+        def replace_dead(worker: _Worker) -> None:
+            selector.unregister(worker.child)
+            workers.remove(worker)
+            reason = f"its process ended with {worker.child.exit_reason()}"
+            worker.child.end(patience=0)
+            if worker.task is None:
+                raise RuntimeError(f"a worker process could not start: {reason}")
+            done(worker.task, RunFailure(reason))
+            if waiting:
+                start()
+
+        def handle(worker: _Worker, message: dict[str, Any]) -> None:
+            if "round" in message and worker.task is not None:
+                progress(worker.task, message["round"])
+                return
+            if worker.task is not None:
+                failure = RunFailure(message["failed"], message["diverged"]) if "failed" in message else None
+                ended, worker.task = worker.task, None
+                done(ended, failure)
+            if waiting:
+                worker.task, task = waiting.pop(0)
+                config = replace(task.config, engine="loop", workers=1)
+                path = str(task.path.absolute())
+                worker.child.send({**asdict(replace(task, config=config)), "path": path})
+
+        try:
+            for _ in range(min(jobs, len(tasks))):
+                start()
+            while waiting or any(worker.task is not None for worker in workers):
+                for key, _ in selector.select():
+                    worker = key.data
+                    while (message := worker.child.receive()) is not None:
+                        handle(worker, message)
+                        if not worker.child.messages.pending():
+                            break
+                    else:
+                        replace_dead(worker)
+        except BaseException:
+            for worker in workers:
+                worker.child.interrupt()
+            raise
+        finally:
+            for worker in workers:
+                worker.child.end(CHECKPOINT_SECONDS)
+
+
+def main(parent: JsonLines) -> None:
+    """In a worker process: do the tasks that the parent sends, until it closes the connection."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    parent.send({"ready": True})
+    while (message := parent.receive()) is not None:
+        task = Task(
+            Config(**message["config"]),
+            Path(message["path"]),
+            tuple(message["calibrations"]),
+            tuple(message["measures"]),
+        )
+        failure = do_task(task, lambda number: parent.send({"round": number}))
+        parent.send({"done": True} if failure is None else {"failed": failure.reason, "diverged": failure.diverged})
