@@ -65,7 +65,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--partition", "outside_data:answer(what=raises)", "raises RuntimeError: no luck"),
         ("--partition", "outside_data:answer(what=text)", "give client numbers as whole numbers"),
         ("--model", "outside_methods:nothing", "outside_methods:nothing"),
-        ("--method", "outside_methods:empty", "must give a function from Algorithm to Algorithm"),
+        ("--method", "outside_methods:empty", "must return a function from Algorithm to Algorithm"),
         ("--method", "outside_engines:no_setup", "is not a method"),
         ("--engine", "outside_engines:raises", "engine outside_engines:raises raises ConnectionError: no server"),
         ("--engine", "outside_engines:complains", "mine: start the server first"),

@@ -1,5 +1,6 @@
 """Laws between methods: what commutes, what is the same as what, what is refused, what a failure leaves alone."""
 
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -11,6 +12,8 @@ from unskew import engines, methods
 from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.round import driver
+from unskew.round.algorithm import Algorithm, Named, compose
+from unskew.round.sampling import uniform
 
 SIZES = (14, 9, 1, 6)
 LOCAL = {"epochs": 1, "batch": 6, "momentum": 0.9, "weight_decay": 0.01}
@@ -148,6 +151,30 @@ def test_two_methods_on_one_slot_are_refused_by_both_names_and_the_slots(first, 
     for left, right in ((first, second), (second, first)):
         with pytest.raises(UserError, match=f"{left} and {right} both claim the {slot} slot"):
             methods.parse_method(f"{left} + {right}")
+
+
+def keep_sampler(algorithm):
+    return replace(algorithm, sampler=uniform, claims=("sampler",))
+
+
+def keep_head(algorithm):
+    return replace(algorithm, claims=(*algorithm.claims, "head"))
+
+
+def test_a_slot_claimed_by_name_belongs_to_its_method_whatever_is_in_it():
+    plain = Algorithm()
+    both = compose([Named("one", keep_sampler), Named("two", keep_head)], plain)
+    assert both == replace(plain, claims=("sampler", "head"))
+    fedvc = Named("fedvc", methods.METHODS["fedvc"]())
+    for pair in ([Named("mine", keep_sampler), fedvc], [fedvc, Named("mine", keep_sampler)]):
+        with pytest.raises(UserError, match=f"{pair[0].name} and {pair[1].name} both claim the sampler slot"):
+            compose(pair, plain)
+
+
+@pytest.mark.parametrize("slot", ["samplers", "terms", "claims"])
+def test_only_slots_of_one_method_can_be_claimed(slot):
+    with pytest.raises(UserError, match=f"mine claims '{slot}', .* these are: available, sampler, arrive, blend"):
+        compose([Named("mine", lambda algorithm: replace(algorithm, claims=(slot,)))], Algorithm())
 
 
 # What clients remember

@@ -182,7 +182,7 @@ def test_clients_must_agree_with_the_array():
         ({"method": []}, "the list is empty"),
         ({"method": ["fedavg", 3]}, "this is 3"),
         ({"method": ["fedavg", "fedprx"]}, "did you mean 'fedprox'"),
-        ({"method": lambda algorithm: None}, "must give a function from Algorithm to Algorithm"),
+        ({"method": lambda algorithm: None}, "must return a function from Algorithm to Algorithm"),
         ({"method": ["fedavgm", lambda a: replace(a, server=Algorithm().server)]}, "both claim the server slot"),
         ({"data": 3}, "data is an int; give an ImageSet"),
     ],

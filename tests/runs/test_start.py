@@ -227,7 +227,7 @@ REFUSED = {
     "oracle": "it pools real features, which no federation could do",
     "lda + private(epsilon=1, clip=1)": "features are clipped first (private); leave private out of it",
     "lda + ridge": "training starts from one classifier, these are lda and ridge; name one",
-    "fedprox": "changes the training (terms); name calibrations alone",
+    "fedprox": "changes the training (terms); name only calibrations",
     "secure": "names no calibration",
     "nonsense": "no method is called 'nonsense'",
     "lda(": "lda(",

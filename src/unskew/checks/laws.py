@@ -40,7 +40,7 @@ from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
 from unskew.privacy.sessions import Sessions
 from unskew.round import driver
-from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, compose
+from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, open_memories, save_checkpoint
 
@@ -78,8 +78,7 @@ class Candidate:
         """Whether it changes anything that a round looks at."""
         base = Algorithm()
         changed = compose(self.methods, base)
-        slots = [slot.name for slot in fields(Algorithm) if slot.name not in AFTER_TRAINING]
-        return any(getattr(changed, slot) is not getattr(base, slot) for slot in slots)
+        return not set(claimed_slots(base, changed)) <= {*AFTER_TRAINING}
 
 
 def candidate(source: Source) -> Candidate:
@@ -116,16 +115,12 @@ def _text(build: Callable[..., Any]) -> str | None:
 def _as_method(value: Algorithm) -> Method:
     """The method that fills the slots in which the algorithm differs from FedAvg."""
     plain = Algorithm()
-    own = {
-        slot.name: getattr(value, slot.name)
-        for slot in fields(Algorithm)
-        if getattr(value, slot.name) is not getattr(plain, slot.name)
-    }
+    own = {slot: getattr(value, slot) for slot in claimed_slots(plain, value)}
     own = {name: slot for name, slot in own.items() if name != "local" or slot != plain.local}
 
     def method(algorithm: Algorithm) -> Algorithm:
         appended = {name: (*getattr(algorithm, name), *slot) for name, slot in own.items() if name in SHARED_SLOTS}
-        return replace(algorithm, **(own | appended))
+        return replace(algorithm, **(own | appended), claims=value.claims)
 
     return method
 

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from unskew.core import text
@@ -25,7 +24,7 @@ from unskew.methods.moon import moon
 from unskew.methods.protections import private, private_updates, rounded, secure, withhold
 from unskew.methods.prototypes import prototypes
 from unskew.methods.scaffold import scaffold
-from unskew.round.algorithm import Algorithm, Method, Named, compose
+from unskew.round.algorithm import Algorithm, Method, Named, claimed_slots, compose
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -83,9 +82,9 @@ def parse_calibrations(source: str) -> Algorithm:
     """The calibrations of a text and what protects their statistics; methods that change the training are refused."""
     base = Algorithm()
     algorithm = parse_method(source, base=base)
-    for slot in fields(Algorithm):
-        if slot.name not in NEED_NO_TRAINING and getattr(algorithm, slot.name) is not getattr(base, slot.name):
-            raise UserError(f"{source!r} changes the training ({slot.name}); name calibrations alone")
+    for slot in claimed_slots(base, algorithm):
+        if slot not in NEED_NO_TRAINING:
+            raise UserError(f"{source!r} changes the training ({slot}); name only calibrations")
     if not algorithm.finish:
         raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
     return algorithm

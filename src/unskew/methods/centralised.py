@@ -1,14 +1,11 @@
 """The baseline: the same model, data and budget with all examples in one place."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import EVERYONE, Engine, Outcome, Roster, Tensors, Visit
+from unskew.core.types import EVERYONE, Roster, Visit
 from unskew.round.algorithm import Method
-from unskew.round.server import sgd, weighted_mean
 
 
 def centralised() -> Method:
@@ -22,31 +19,9 @@ def centralised() -> Method:
     Reference: the upper bound in Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution",
     ECCV 2020, section 6.
     """
-    return lambda algorithm: replace(
-        algorithm,
-        available=_everyone_can,
-        sampler=_everyone,
-        arrive=_everyone_does,
-        correction=_nothing,
-        exchange=_in_one_place,
-        aggregate=partial(weighted_mean),
-        server=sgd(),
-    )
-
-
-def _everyone_can(key: Key, number: int, roster: Roster) -> None:
-    """No client is needed. This slot and ``arrive`` are claimed, so that methods that keep clients away are refused."""
-
-
-def _everyone_does(key: Key, visits: list[Visit]) -> None:
-    return
-
-
-def _in_one_place(
-    engine: Engine, job: str, shared: Tensors, visits: Sequence[Visit], key: Key, *, round: int = 0
-) -> Outcome:
-    """Nothing is sent, so nothing can be masked. The slot is claimed, so that secure updates are refused by name."""
-    return engine.map_sum(job, shared, visits, key, round=round)
+    # nothing is sent, corrected or averaged here: methods that change how are rejected by name
+    claims = ("available", "arrive", "correction", "exchange", "aggregate", "server")
+    return lambda algorithm: replace(algorithm, sampler=_everyone, claims=claims)
 
 
 def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
@@ -55,8 +30,3 @@ def _everyone(key: Key, roster: Roster, per_round: int) -> list[Visit]:
         raise UserError("no client of the partition has any examples; make a new partition")
     share = per_round / len(roster.inhabited)
     return [Visit(EVERYONE, float(examples), take=None if share >= 1 else max(1, round(examples * share)))]
-
-
-def _nothing(shared: Tensors, memory: Tensors) -> Tensors:
-    """Nothing drifts here. The slot is claimed, so that a method that corrects drift is refused by name."""
-    return {}

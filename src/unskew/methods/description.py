@@ -2,13 +2,13 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from unskew.core import text
 from unskew.core.errors import UserError
 from unskew.methods import METHODS, required, takes_algorithm
-from unskew.round.algorithm import Algorithm, Method
+from unskew.round.algorithm import Algorithm, Method, claimed_slots
 
 PROTECTIONS = {"withhold", "secure", "private", "mechanism", "exchange"}  # slots that protect what clients send
 
@@ -76,8 +76,8 @@ def filled_slots(method: Method) -> list[str]:
     base = Algorithm()
     changed = method(base) if callable(method) else None
     if not isinstance(changed, Algorithm):
-        raise UserError("this is not a method: it must give a function from Algorithm to Algorithm")
-    return [slot.name for slot in fields(Algorithm) if getattr(changed, slot.name) is not getattr(base, slot.name)]
+        raise UserError("this is not a method: it must return a function from Algorithm to Algorithm")
+    return claimed_slots(base, changed)
 
 
 def _spelled(knob: inspect.Parameter) -> str:

@@ -1,7 +1,6 @@
 """FedDyn: each client's objective is changed so that its optimum is also the federation's."""
 
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -9,8 +8,7 @@ from unskew.core import tensors
 from unskew.core.tensors import parameters
 from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
 from unskew.round.algorithm import Method
-from unskew.round.sampling import uniform
-from unskew.round.server import moved, weighted_mean
+from unskew.round.server import moved
 
 
 def feddyn(alpha: float = 0.01) -> Method:
@@ -52,12 +50,11 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     return lambda algorithm: replace(
         algorithm,
-        sampler=partial(uniform),
         terms=(*algorithm.terms, proximal),
         correction=_linear,
-        aggregate=partial(weighted_mean),
         server=ServerOptimizer(init, update),
         remember=(*algorithm.remember, Memory("feddyn", blank=parameters, keep=keep)),
+        claims=("sampler", "aggregate"),
     )
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from unskew.core.key import Key
 from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
@@ -10,7 +9,6 @@ from unskew.privacy.private_updates import PrivateUpdates
 from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
 from unskew.round.algorithm import Method
 from unskew.round.sampling import uniform
-from unskew.round.server import weighted_mean
 
 
 def withhold(min_count: int = 5) -> Method:
@@ -96,15 +94,10 @@ def private_updates(
     mechanism = PrivateUpdates(clip, noise, delta, sampling == "poisson", release)
     return lambda algorithm: replace(
         algorithm,
-        available=_everyone_can,
         sampler=SAMPLERS[sampling],
         mechanism=mechanism,
-        aggregate=partial(weighted_mean),
+        claims=("available", "aggregate"),  # ε assumes a draw among all clients and the plain mean
     )
-
-
-def _everyone_can(key: Key, number: int, roster: Roster) -> None:
-    """ε counts on a draw among all clients. The slot is claimed, so that a method that keeps some away is refused."""
 
 
 def _fixed(key: Key, roster: Roster, per_round: int) -> list[Visit]:

@@ -1,12 +1,12 @@
-"""The Algorithm record: one slot for each thing a paper may change, and how papers are put together.
+"""The Algorithm record: one slot for each thing a paper may change, and how papers are composed.
 
-``Algorithm()`` with its defaults is FedAvg (McMahan et al., AISTATS 2017): K clients drawn uniformly, cross-entropy,
+``Algorithm()`` with its defaults is FedAvg (McMahan et al., AISTATS 2017): K clients sampled uniformly, cross-entropy,
 local SGD, updates weighted n_k/n, the server takes their mean.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING
 
 from unskew.core.errors import UserError
 from unskew.core.types import (
@@ -35,37 +35,88 @@ from unskew.round.server import sgd, weighted_mean
 if TYPE_CHECKING:
     from unskew.calibration.finisher import Finisher
 
-# slots that several methods may use: each appends to them
-SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")
+SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")  # any number of methods append to these
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a federation does in a round, slot by slot."""
+    """What a federation does in a round, slot by slot.
 
-    available: Available | None = None  # who can be drawn in a round; None: everyone
-    sampler: Sampler = uniform  # who is drawn
-    arrive: Arrive | None = None  # who of them comes; None: everyone
-    margin: tuple[Margin, ...] = ()  # what is added to the logits before cross-entropy
-    blend: Blend | None = None  # what is minimised in place of each example's cross-entropy; None: nothing else
-    terms: tuple[Term, ...] = ()  # weights that multiply, penalties that add up
-    head: Head | None = None  # how the classifier's weights are used; None: as they are
-    correction: Correction | None = None  # what is added to every gradient
-    local: Local = field(default_factory=Local)  # how they descend
-    scale: Scale | None = None  # what a client multiplies its update by; None: 1
-    mechanism: Mechanism | None = None  # how updates are clipped, and their sum is given noise; None: not at all
-    exchange: Exchange | None = None  # how the clients' sums reach the server; None: as they are
-    aggregate: Aggregate = weighted_mean  # how updates become one
-    server: ServerOptimizer = field(default_factory=sgd)  # how the server moves
-    statistics: tuple[Statistic, ...] = ()  # what else travels
-    remember: tuple[Memory, ...] = ()  # what clients keep between visits
-    finish: "tuple[Finisher, ...]" = ()  # calibrations after the last round
-    withhold: int = 0  # of a class's statistics: kept at home where a client has fewer examples
-    secure: SecureAggregation | None = None  # statistics are masked, and only their sum is seen
-    private: PrivacyBudget | None = None  # noise on the statistics' sum
+    A method is a function from Algorithm to Algorithm. It claims every slot that it fills; two methods that claim the
+    same slot are rejected by name, except in the shared slots, to which each appends.
+
+    Parameters
+    ----------
+    available
+        Which clients can be sampled in a round. None: all of them.
+    sampler
+        Which clients are sampled.
+    arrive
+        Which of the sampled clients take part. None: all of them.
+    margin
+        What is added to the logits before cross-entropy. Shared: margins add up.
+    blend
+        What is minimised instead of each example's cross-entropy. None: the cross-entropy itself.
+    terms
+        Example weights, which multiply, and penalties, which add up. Shared.
+    head
+        How the classifier's weights are used. None: as they are.
+    correction
+        What is added to every gradient. None: nothing.
+    local
+        How clients train: epochs, batch size, learning rate, optimizer.
+    scale
+        The factor on a client's update. None: 1.
+    mechanism
+        How updates are clipped and their sum is noised. None: neither.
+    exchange
+        How the clients' sums reach the server. None: unchanged.
+    aggregate
+        How the sums become one update.
+    server
+        How the server applies that update.
+    statistics
+        What is exchanged in addition to the model. Shared: each has its own name.
+    remember
+        What clients keep between visits. Shared: each has its own name.
+    finish
+        Calibrations after the last round. Shared.
+    withhold
+        The number of examples below which a client does not send a class's statistics.
+    secure
+        Masks the statistics, so that the server sees only their sum. None: they are not masked.
+    private
+        The privacy budget for noise on the sum of the statistics. None: no noise.
+    claims
+        Names of slots that a method relies on without filling them: ``claims=("sampler",)`` keeps any other method
+        from changing the sampler. A filled slot need not be named.
+    """
+
+    available: Available | None = None
+    sampler: Sampler = uniform
+    arrive: Arrive | None = None
+    margin: tuple[Margin, ...] = ()
+    blend: Blend | None = None
+    terms: tuple[Term, ...] = ()
+    head: Head | None = None
+    correction: Correction | None = None
+    local: Local = field(default_factory=Local)
+    scale: Scale | None = None
+    mechanism: Mechanism | None = None
+    exchange: Exchange | None = None
+    aggregate: Aggregate = weighted_mean
+    server: ServerOptimizer = field(default_factory=sgd)
+    statistics: tuple[Statistic, ...] = ()
+    remember: tuple[Memory, ...] = ()
+    finish: "tuple[Finisher, ...]" = ()
+    withhold: int = 0
+    secure: SecureAggregation | None = None
+    private: PrivacyBudget | None = None
+    claims: tuple[str, ...] = ()
 
 
 Method = Callable[[Algorithm], Algorithm]
+SLOTS = tuple(slot.name for slot in fields(Algorithm) if slot.name != "claims")
 
 
 @dataclass(frozen=True)
@@ -76,53 +127,63 @@ class Named:
     method: Method
 
 
-def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
-    """Apply the methods in turn. Two claims on one slot are refused, and the error names both.
+def claimed_slots(before: Algorithm, after: Algorithm) -> list[str]:
+    """List the slots that were filled between the two algorithms or that ``after`` claims by name."""
+    return [slot for slot in SLOTS if slot in after.claims or getattr(after, slot) is not getattr(before, slot)]
 
-    Shared slots (``SHARED_SLOTS``) take any number of methods: each appends its own, in the text's order.
+
+def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
+    """Apply the methods in order.
+
+    Parameters
+    ----------
+    methods
+        The methods with the names that error messages use.
+    base
+        The algorithm to start from.
+
+    Raises
+    ------
+    UserError
+        Names both methods if they claim the same slot, or put two things of the same name in a shared one.
     """
     algorithm, owner = base, dict[str, str]()
     for named in methods:
-        changed = named.method(algorithm) if callable(named.method) else None
+        given = replace(algorithm, claims=())
+        changed = named.method(given) if callable(named.method) else None
         if not isinstance(changed, Algorithm):
-            raise UserError(f"{named.name} is not a method: it must give a function from Algorithm to Algorithm")
-        for slot in fields(Algorithm):
-            before, after = getattr(algorithm, slot.name), getattr(changed, slot.name)
-            if slot.name in SHARED_SLOTS:
-                if after[: len(before)] != before:
-                    others = ", ".join(other.name for other in methods[: methods.index(named)])
-                    raise UserError(f"{named.name} drops {slot.name} of {others}; append to them, do not replace them")
-                _claim_names(slot.name, after[len(before) :], named.name, owner)
-                continue
-            if after is before:
-                continue
-            if slot.name in owner:
-                raise UserError(
-                    f"{owner[slot.name]} and {named.name} both claim the {slot.name} slot; leave one of them out"
-                )
-            owner[slot.name] = named.name
-        algorithm = changed
-    _check_covered(algorithm, owner)
-    return algorithm
-
-
-def _check_covered(algorithm: Algorithm, owner: Mapping[str, str]) -> None:
-    """Where updates are private, nothing may be sent beside them: noise covers the updates alone."""
-    if algorithm.mechanism is None:
-        return
-    for each in algorithm.statistics:
-        if each.measure is not None or each.survey is not None:
-            other, private = owner.get(f"statistics/{each.name}", each.name), owner.get("mechanism", "private updates")
+            raise UserError(f"{named.name} is not a method: it must return a function from Algorithm to Algorithm")
+        if unknown := [slot for slot in changed.claims if slot not in SLOTS or slot in SHARED_SLOTS]:
+            one_only = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
             raise UserError(
-                f"{private} and {other}: clients would send {each.name} beside their updates, and no noise covers it; "
-                "leave one of them out"
+                f"{named.name} claims {unknown[0]!r}, which is not a slot of one method; these are: {one_only}"
             )
-
-
-def _claim_names(slot: str, added: tuple[Any, ...], method: str, owner: dict[str, str]) -> None:
-    """Statistics and memories are stored by name: a second one of the same name would overwrite the first."""
-    for each in added:
-        if (name := getattr(each, "name", None)) is None:
-            continue
-        if (other := owner.setdefault(f"{slot}/{name}", method)) != method:
-            raise UserError(f"{other} and {method} both put {name!r} in the {slot} slot; rename one of them")
+        for slot in claimed_slots(given, changed):
+            before, after = getattr(given, slot), getattr(changed, slot)
+            if slot not in SHARED_SLOTS:
+                if slot in owner:
+                    raise UserError(f"{owner[slot]} and {named.name} both claim the {slot} slot; leave one of them out")
+                owner[slot] = named.name
+                continue
+            if after[: len(before)] != before:
+                others = ", ".join(other.name for other in methods[: methods.index(named)])
+                raise UserError(f"{named.name} drops {slot} of {others}; append to them, do not replace them")
+            for added in after[len(before) :]:  # statistics and memories are stored by name
+                name = getattr(added, "name", None)
+                if name is not None and (other := owner.setdefault(f"{slot}/{name}", named.name)) != named.name:
+                    raise UserError(
+                        f"{other} and {named.name} both put {name!r} in the {slot} slot; rename one of them"
+                    )
+        algorithm = replace(changed, claims=(*algorithm.claims, *changed.claims))
+    if algorithm.mechanism is not None:
+        for statistic in algorithm.statistics:
+            if statistic.measure is not None or statistic.survey is not None:
+                other, private = (
+                    owner.get(f"statistics/{statistic.name}", statistic.name),
+                    owner.get("mechanism", "private updates"),
+                )
+                raise UserError(
+                    f"{private} and {other}: clients would send {statistic.name} along with their updates, and no "
+                    "noise covers it; leave one of them out"
+                )
+    return algorithm
