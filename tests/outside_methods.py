@@ -34,6 +34,15 @@ def nan(on: int = 1):
     return _term(term)
 
 
+def stays_away(client: int):
+    """The client is drawn and never comes."""
+
+    def arrive(key, visits):
+        return [visit for visit in visits if visit.client != client]
+
+    return lambda algorithm: replace(algorithm, arrive=arrive)
+
+
 def dies(on: int = 1, once: str = ""):
     """The process that trains the client with ``on`` examples is killed; with ``once``, only the first time."""
 

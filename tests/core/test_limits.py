@@ -84,7 +84,7 @@ def test_whatever_is_not_a_file_is_refused_before_it_is_opened(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "d/" * 5000, "\ud800"])
 def test_a_path_that_cannot_be_one_is_refused_in_a_short_message(tmp_path, name):
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="^the path .*; give (another|a shorter one)$") as error:
         limits.check_plain(tmp_path / name)
     assert len(str(error.value)) < 500
     assert not limits.is_folder(tmp_path / name)

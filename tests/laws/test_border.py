@@ -78,18 +78,8 @@ def looked_at(crossed):
         yield from (f"{job}: {name} comes up" for name in outcome.sums if not UP.match(name))
         yield from (f"{job}: {name} is not float64" for name, v in outcome.sums.items() if v.dtype != torch.float64)
         for visit in visits:
-            known = set(asdict(visit)) - {
-                "client",
-                "weight",
-                "take",
-                "repeat",
-                "ticket",
-                "keep",
-                "slot",
-                "start",
-                "stop",
-            }
-            if known or getattr(visit, "slot", None) is not None:
+            unknown = set(asdict(visit)) - VISIT
+            if unknown or getattr(visit, "slot", None) is not None:
                 yield f"{job}: the visit says more than it should: {visit}"
         if not isinstance(key, Key):
             yield f"{job}: {key!r} is not a key"
