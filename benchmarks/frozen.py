@@ -10,7 +10,7 @@ from pathlib import Path
 
 import unskew
 from measure import Row, at_least
-from unskew.core.cache import VARIABLE
+from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.types import Split
 from unskew.runs import prepare
 
@@ -57,11 +57,11 @@ def _round(images, train, path):
 @contextmanager
 def _cache(folder):
     """The cache folder is a new one, so that features are computed and not found."""
-    before = os.environ.get(VARIABLE)
-    os.environ[VARIABLE] = folder
+    before = os.environ.get(CACHE_VARIABLE)
+    os.environ[CACHE_VARIABLE] = folder
     try:
         yield
     finally:
-        os.environ.pop(VARIABLE)
+        os.environ.pop(CACHE_VARIABLE)
         if before is not None:
-            os.environ[VARIABLE] = before
+            os.environ[CACHE_VARIABLE] = before

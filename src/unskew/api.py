@@ -10,9 +10,8 @@ import numpy.typing as npt
 from torch import nn
 from torch.utils.data import Dataset
 
-from unskew.console.notebook import NotebookView, in_notebook
-from unskew.console.plain import PlainConsole
-from unskew.console.screen import Screen
+from unskew.console.progress import PlainConsole
+from unskew.console.screen import NotebookView, Screen, in_notebook
 from unskew.core.errors import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition

@@ -17,9 +17,8 @@ from test_screen import ROW, overview
 
 from federation import federation
 from unskew import engines
-from unskew.console import live
-from unskew.console.live import MAX_POINTS, Series, View, curve
-from unskew.console.screen import Screen
+from unskew.console import screen
+from unskew.console.screen import MAX_POINTS, Screen, Series, View, curve
 from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Failure, Visit
 from unskew.round import driver
@@ -279,7 +278,7 @@ def test_rounds_do_not_draw(monkeypatch):
     """A thread draws now and then; what a round does is a few assignments, however fast the rounds come."""
     drawn = []
     monkeypatch.setattr(View, "_draw", lambda self: drawn.append(1) or "")
-    monkeypatch.setattr(live, "PER_SECOND", 1e-3)
+    monkeypatch.setattr("unskew.console.screen.PER_SECOND", 1e-3)
     screen = Screen(console())
     screen(overview(config=replace(overview().config, rounds=5000)))
     begun = len(drawn)
@@ -314,20 +313,20 @@ def test_the_streams_are_as_they_were_when_the_view_is_closed():
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
 def test_memory_is_that_of_this_process_and_those_below_it():
-    alone = live._family(os.getpid())
+    alone = screen._family(os.getpid())
     assert alone[0] == os.getpid()
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as below:
-        assert below.pid in live._family(os.getpid())
+        assert below.pid in screen._family(os.getpid())
         below.communicate(b"\n")
-    assert below.pid not in live._family(os.getpid())
+    assert below.pid not in screen._family(os.getpid())
     resident = int(re.search(r"VmRSS:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-    assert live._pages(os.getpid()) * os.sysconf("SC_PAGE_SIZE") == pytest.approx(resident, rel=0.2)
-    assert re.fullmatch(r"[\d.]+ [MG]B resident in \d+ process(es)?", live._resident())
+    assert screen._pages(os.getpid()) * os.sysconf("SC_PAGE_SIZE") == pytest.approx(resident, rel=0.2)
+    assert re.fullmatch(r"[\d.]+ [MG]B resident in \d+ process(es)?", screen._resident())
 
 
 def test_nothing_is_said_of_memory_that_cannot_be_known(monkeypatch):
     def nowhere(number):
         raise FileNotFoundError
 
-    monkeypatch.setattr(live, "_pages", nowhere)
+    monkeypatch.setattr(screen, "_pages", nowhere)
     assert "memory" not in last_view(console(), overview(), ROW)

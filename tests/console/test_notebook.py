@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import unskew
-from unskew.console import notebook
+from unskew.console import screen
 
 SMALL = {"rounds": 3, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop"}
 
@@ -42,13 +42,13 @@ def test_a_notebook_shows_progress_unless_told_not_to(pages, capsys):
 
 
 def test_every_round_is_drawn_where_they_are_slow(pages, monkeypatch):
-    monkeypatch.setattr(notebook, "SECONDS", 0.0)
+    monkeypatch.setattr(screen, "SECONDS", 0.0)
     unskew.run(**SMALL)
     assert all(any(f"round {number} of 3" in page for page in pages) for number in (0, 1, 2, 3))
 
 
 def test_fast_rounds_are_not_drawn_one_by_one(pages, monkeypatch):
-    monkeypatch.setattr(notebook, "SECONDS", 1e9)
+    monkeypatch.setattr(screen, "SECONDS", 1e9)
     unskew.run(**SMALL)
     assert not any("round 2 of 3" in page for page in pages)
 
@@ -79,9 +79,9 @@ def test_a_plain_terminal_with_ipython_is_not_a_notebook(monkeypatch):
     python = ModuleType("IPython")
     python.get_ipython = lambda: None
     monkeypatch.setitem(sys.modules, "IPython", python)
-    assert not notebook.in_notebook()
+    assert not screen.in_notebook()
     python.get_ipython = lambda: SimpleNamespace(config={})
-    assert not notebook.in_notebook()
+    assert not screen.in_notebook()
 
 
 def test_progress_and_an_observer_see_the_same_rounds_and_the_observer_still_stops(pages):

@@ -11,7 +11,7 @@ from unskew.core.errors import UserError
 
 @pytest.fixture(autouse=True)
 def plenty_of_memory(monkeypatch):
-    monkeypatch.delenv(limits.VARIABLE, raising=False)
+    monkeypatch.delenv(limits.UNPACK_VARIABLE, raising=False)
     monkeypatch.setattr(limits, "physical_memory", lambda: 64e9)
 
 
@@ -29,13 +29,13 @@ def test_a_file_may_unpack_to_a_hundred_times_its_size_or_256_mb_and_half_of_the
     [("8GB", 8 * 10**9), ("500 mb", 5 * 10**8), ("12", 12), ("3kB", 3000), ("7b", 7), (" 1TB ", 10**12)],
 )
 def test_the_variable_sets_another_limit(monkeypatch, text, bytes_):
-    monkeypatch.setenv(limits.VARIABLE, text)
+    monkeypatch.setenv(limits.UNPACK_VARIABLE, text)
     assert limits.allowed(10**6) == limits.allowed(1, at_once=False) == bytes_
 
 
 @pytest.mark.parametrize("text", ["much", "-1GB", "1e9", "8 GiB", "9" * 30, "٣GB"])
 def test_a_variable_that_is_not_a_size_is_refused(monkeypatch, text):
-    monkeypatch.setenv(limits.VARIABLE, text)
+    monkeypatch.setenv(limits.UNPACK_VARIABLE, text)
     with pytest.raises(UserError, match="give a size, such as 8GB"):
         limits.allowed(1)
 
@@ -84,7 +84,7 @@ def test_whatever_is_not_a_file_is_refused_before_it_is_opened(tmp_path, monkeyp
 
 @pytest.mark.parametrize("name", ["a\0b", "n" * 5000, "d/" * 5000, "\ud800"])
 def test_a_path_that_cannot_be_one_is_refused_in_a_short_message(tmp_path, name):
-    with pytest.raises(UserError, match="^the path .*; give (another|a shorter one)$") as error:
+    with pytest.raises(UserError, match=r"^the path .*; give (another|a shorter one)$") as error:
         limits.check_plain(tmp_path / name)
     assert len(str(error.value)) < 500
     assert not limits.is_folder(tmp_path / name)

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from unskew.core.records import check_fields, record_from
+from unskew.core.files import check_fields, record_from
 
 
 @dataclass(frozen=True)

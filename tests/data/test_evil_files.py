@@ -30,7 +30,7 @@ MB = 10**6
 @pytest.fixture(autouse=True)
 def a_low_limit(monkeypatch):
     """2 MB: what breaks the limits is then small, and quickly made."""
-    monkeypatch.setenv(limits.VARIABLE, "2MB")
+    monkeypatch.setenv(limits.UNPACK_VARIABLE, "2MB")
 
 
 @contextmanager
@@ -52,14 +52,14 @@ def test_an_npz_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
     path = tmp_path / "zeros.npz"
     np.savez_compressed(path, x_train=np.zeros((100, 200, 200), np.uint8), y_train=np.zeros(100, np.int64))
     assert path.stat().st_size < 20_000
-    with refused(rf"unpacks to 4\.0 MB .* set {limits.VARIABLE}=5MB"):
+    with refused(rf"unpacks to 4\.0 MB .* set {limits.UNPACK_VARIABLE}=5MB"):
         arrays.load_arrays(str(path))
 
 
 def test_a_raised_limit_reads_it(tmp_path, monkeypatch):
     path = tmp_path / "zeros.npz"
     np.savez_compressed(path, x_train=np.zeros((10, 700, 700), np.uint8), y_train=np.arange(10) % 2)
-    monkeypatch.setenv(limits.VARIABLE, "5MB")
+    monkeypatch.setenv(limits.UNPACK_VARIABLE, "5MB")
     assert len(arrays.load_arrays(str(path)).train) == 8
 
 
@@ -189,13 +189,15 @@ def pictures(tmp_path):
 
 @pytest.mark.parametrize("query", ["", "?size=16"])
 def test_pictures_that_claim_too_many_pixels_are_refused_before_one_is_decoded(tmp_path, monkeypatch, query):
-    monkeypatch.delenv(limits.VARIABLE)
+    monkeypatch.delenv(limits.UNPACK_VARIABLE)
     monkeypatch.setattr(limits, "physical_memory", lambda: 64e9)
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         for number in range(5):
             (tmp_path / name / f"{number}.png").write_bytes(picture_of(12_000))
-    with refused(rf"unpacks to 1\.4 GB from 41\.0 kB on disk, and 256\.0 MB is the limit.*{limits.VARIABLE}=2GB"):
+    with refused(
+        rf"unpacks to 1\.4 GB from 41\.0 kB on disk, and 256\.0 MB is the limit.*{limits.UNPACK_VARIABLE}=2GB"
+    ):
         folders.load_folder(f"{tmp_path}{query}")
 
 

@@ -16,7 +16,6 @@ import torch
 
 from federation import federation, same
 from unskew import engines
-from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit

@@ -13,13 +13,11 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.data import partition_files
-from unskew.federation.folder import read_node, toml
-from unskew.federation.initialise import initialise
+from unskew.federation.folder import initialise, read_node, toml
 from unskew.federation.network import free_pair
 from unskew.federation.node import node_mark, socket_path
 from unskew.federation.processes import end_all, marked
-from unskew.federation.server import server_mark
-from unskew.federation.submit import submit
+from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.folder import write_arrays

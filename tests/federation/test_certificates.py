@@ -8,9 +8,9 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 
 from unskew.core.errors import UserError
-from unskew.federation.certificates import authority, days_left, node_key, public_pem, server_certificate
+from unskew.federation.network import days_left, make_authority, make_node_key, make_server_certificate, public_pem
 
-SIGNER = authority("here")
+SIGNER = make_authority("here")
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def server(tmp_path):
     sockets = []
 
     def start(hosts):
-        pair = server_certificate(SIGNER, hosts)
+        pair = make_server_certificate(SIGNER, hosts)
         (tmp_path / "server.crt").write_bytes(pair.certificate)
         (tmp_path / "server.key").write_bytes(pair.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -68,24 +68,24 @@ def test_another_name_is_refused_and_so_is_another_authority(server):
     with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
         connect(port, "other.example.org")
     with pytest.raises(ssl.SSLCertVerificationError, match=r"signature|issuer|self-signed"):
-        connect(port, "fed.example.org", trusted=authority("here"))
+        connect(port, "fed.example.org", trusted=make_authority("here"))
 
 
 def test_a_certificate_says_how_long_it_is_valid():
-    assert 824 < days_left(server_certificate(SIGNER, ["a"]).certificate, "it") < 825
+    assert 824 < days_left(make_server_certificate(SIGNER, ["a"]).certificate, "it") < 825
     with pytest.raises(UserError, match=r"the server's certificate is damaged: .*--renew"):
         days_left(b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "the server's certificate")
 
 
 def test_a_nodes_public_key_is_read_as_the_pem_that_the_node_sends(tmp_path):
-    key = node_key()
+    key = make_node_key()
     (tmp_path / "a.pub").write_bytes(key.public)
     private = serialization.load_ssh_private_key(key.private, None)
     sent = private.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
     assert public_pem(tmp_path / "a.pub") == sent
-    assert node_key().public != key.public
+    assert make_node_key().public != key.public
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_nodes_public_key_is_read_as_the_pem_that_the_node_sends(tmp_path):
         b"",
         b"no key",
         b"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJGmYDZBBMlTJRqDcRYXbWXfRKmGq5XFZqYyyPqaiLBg x",
-        node_key().private,
+        make_node_key().private,
     ],
 )
 def test_what_flower_would_not_take_as_a_key_is_refused_with_how_to_make_one(tmp_path, content):

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from unskew.federation import gateway as module
-from unskew.federation.certificates import node_key, public_pem
+from unskew.federation.folder import initialise
 from unskew.federation.gateway import Gateway
-from unskew.federation.initialise import initialise
+from unskew.federation.network import make_node_key, public_pem
 
 ASK, PUSH, JOIN = "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/activate-node"
 
@@ -109,7 +109,7 @@ def test_what_nodes_do_not_ask_never_reaches_flower(call, flower, path, method):
 
 
 def test_an_unknown_key_and_no_key_are_refused(call, flower, tmp_path):
-    (tmp_path / "x.pub").write_bytes(node_key().public)
+    (tmp_path / "x.pub").write_bytes(make_node_key().public)
     stranger = base64.b64encode(public_pem(tmp_path / "x.pub"))
     for answer in (call(key=stranger), call(node=None), call(key=b"\xff\x00")):
         assert (answer[0], reason(answer)) == (401, module.NOT_REGISTERED)

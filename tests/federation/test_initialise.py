@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.certificates import node_key, public_pem
-from unskew.federation.flower import RUN_CONFIG
-from unskew.federation.folder import read_federation, read_node
-from unskew.federation.initialise import initialise
+from unskew.federation.folder import RUN_CONFIG, initialise, read_federation, read_node
+from unskew.federation.network import make_node_key, public_pem
 
 FLWR = Path(sys.executable).parent / "flwr"
 
@@ -49,7 +47,7 @@ def test_nodes_are_added_later_and_nothing_that_was_there_changes(tmp_path):
 
 
 def test_a_node_may_keep_its_private_key_and_hand_in_the_public_one(tmp_path):
-    (tmp_path / "hers.pub").write_bytes(node_key().public)
+    (tmp_path / "hers.pub").write_bytes(make_node_key().public)
     made = initialise(tmp_path / "fed", keys={"c": tmp_path / "hers.pub"})
     assert made.keys == ("c",)
     assert public_pem(made.federation.public_keys()["c"]) == public_pem(tmp_path / "hers.pub")

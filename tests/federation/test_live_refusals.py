@@ -10,11 +10,9 @@ import pytest
 from live import Command, Live
 
 from unskew.federation import flower
-from unskew.federation.certificates import node_key
 from unskew.federation.flower import environment
-from unskew.federation.folder import CONNECTION, read_node, toml
-from unskew.federation.initialise import initialise
-from unskew.federation.network import free_port
+from unskew.federation.folder import CONNECTION, initialise, read_node, toml
+from unskew.federation.network import free_port, make_node_key
 
 pytestmark = pytest.mark.heavy
 
@@ -49,7 +47,7 @@ def address(live):
 def test_a_node_with_a_key_that_is_not_registered_is_refused_and_told_what_to_do(live, tmp_path):
     stranger = tmp_path / "stranger"
     shutil.copytree(live.federation.node("a"), stranger)
-    (stranger / "node.key").write_bytes(node_key().private)
+    (stranger / "node.key").write_bytes(make_node_key().private)
     strange = Command("node", str(stranger), "supernode")
     assert strange.ends() == 2
     assert strange.says("the server refuses this node: this node's key is not registered; on the server:")
@@ -88,7 +86,7 @@ def test_nobody_can_submit_code_or_register_a_key_through_the_nodes_port(live, t
     home.mkdir()
     connection = toml({"address": address(live), "root-certificates": str(live.federation.authority)}, "for a test")
     (home / "config.toml").write_text(f'[superlink]\ndefault = "{CONNECTION}"\n[superlink.{CONNECTION}]\n{connection}')
-    (tmp_path / "x.pub").write_bytes(node_key().public)
+    (tmp_path / "x.pub").write_bytes(make_node_key().public)
     for words in (
         ["supernode", "register", str(tmp_path / "x.pub"), CONNECTION],
         ["run", str(live.federation.app), CONNECTION],

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation import certificates
+from unskew.federation import network
 from unskew.federation.network import NotReached, check_free, free_pair, free_port, greet, host_and_port
 
-SIGNER = certificates.authority("here")
+SIGNER = network.make_authority("here")
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def trusted(tmp_path):
 
 
 def tls(tmp_path, hosts, signer=SIGNER):
-    pair = certificates.server_certificate(signer, hosts)
+    pair = network.make_server_certificate(signer, hosts)
     (tmp_path / "s.crt").write_bytes(pair.certificate)
     (tmp_path / "s.key").write_bytes(pair.key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -66,7 +66,7 @@ def test_nobody_there_is_not_reached(trusted):
 
 
 def test_another_federation_is_named_as_such(serve, trusted, tmp_path):
-    port = serve(tls(tmp_path, ["127.0.0.1"], certificates.authority("there")))
+    port = serve(tls(tmp_path, ["127.0.0.1"], network.make_authority("there")))
     with pytest.raises(UserError, match=r"cannot be trusted: .*; ca\.crt of this node is not that of the server's"):
         greet(f"127.0.0.1:{port}", trusted)
 
@@ -78,7 +78,7 @@ def test_another_name_is_named_as_such(serve, trusted, tmp_path):
 
 
 def test_an_expired_certificate_is_named_as_such(serve, trusted, tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "SERVER_DAYS", 0)
+    monkeypatch.setattr(network, "SERVER_DAYS", 0)
     port = serve(tls(tmp_path, ["127.0.0.1"]))
     with pytest.raises(UserError, match=r"expired; compare the clocks, or make a new one .*--renew"):
         greet(f"127.0.0.1:{port}", trusted)

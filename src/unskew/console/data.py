@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from unskew.console.plain import PlainConsole
-from unskew.console.progress import DownloadProgress, StageProgress
+from unskew.console.progress import DownloadProgress, PlainConsole, StageProgress
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes

@@ -1,22 +1,26 @@
-"""A federated run as its server shows it: what Flower's ServerApp calls, printing to that app's log."""
+"""Flower's ServerApp: a run over the nodes that Flower's grid reaches, printed to the app's log."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-from unskew.console.plain import PlainConsole
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from unskew.console.progress import PlainConsole
 from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, UserError
-from unskew.engines.flower.exchange import Exchange
+from unskew.engines.flower.grid import GridExchange
 from unskew.runs.federated import run_federated, settings_of
 
+app = ServerApp()
 
-def serve(exchange: Exchange, run_config: Mapping[str, Any]) -> None:
-    """Run what Flower's run configuration asks for, and print how it goes."""
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run configuration asks for; a mistake in it ends the app with one message."""
     out = PlainConsole()
     screen = Screen(out)
     try:
-        result = run_federated(exchange, settings_of(run_config), screen, screen.note)
+        result = run_federated(GridExchange(grid), settings_of(dict(context.run_config)), screen, screen.note)
     except (UserError, ClientFailure) as error:
         sys.stderr.write(f"unskew: {error}\n")
         raise  # Flower marks its run as failed by that

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from unskew.console.options import with_options
-from unskew.console.plain import PlainConsole
+from unskew.console.progress import PlainConsole
 from unskew.console.study import report
+from unskew.console.training import with_options
 from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
@@ -19,14 +19,12 @@ from unskew.core.units import counted, format_duration
 from unskew.data import partition_files
 from unskew.data.population import emd
 from unskew.federation import network
-from unskew.federation import status as federations
+from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
-from unskew.federation.folder import Federation, Node, read_federation, read_node, toml
-from unskew.federation.initialise import MADE, initialise
+from unskew.federation.folder import MADE, Federation, Node, initialise, read_federation, read_node, toml
 from unskew.federation.node import PARTS, node_mark, socket_path
 from unskew.federation.processes import WATCHER, Group, marked
-from unskew.federation.server import server_mark
-from unskew.federation.submit import submit
+from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.folder import unused_path, write_arrays

@@ -14,19 +14,15 @@ import typer.core
 
 import unskew
 from unskew import engines
-from unskew.console import comparison, many
+from unskew.console import comparison, training
 from unskew.console import comparison as comparing
 from unskew.console.data import data_app
 from unskew.console.federation import federation_app
-from unskew.console.methods import show_methods
-from unskew.console.options import with_options
-from unskew.console.plain import PlainConsole, print_any_letter
-from unskew.console.progress import StageProgress
+from unskew.console.progress import PlainConsole, StageProgress, print_any_letter
 from unskew.console.reproduce import reproduce
 from unskew.console.screen import Screen, summary
 from unskew.console.study import Device, analyse, check, note_unsealed, report, runs_named
-from unskew.console.sweep import sweep
-from unskew.console.watch import fail, watched
+from unskew.console.training import fail, show_methods, sweep, watch_run, with_options
 from unskew.core.errors import ClientFailure, UserError, nearest
 from unskew.core.files import write_whole
 from unskew.core.machine import too_many_files
@@ -75,10 +71,10 @@ def run(
     ] = None,
 ) -> None:
     """Train, evaluate, write the run folder."""
-    if seeds is not None or ("seed" not in options and many.lists_seeds(recipe)):
-        many.run_seeds(recipe, seeds, out, log, page, options)
+    if seeds is not None or ("seed" not in options and training.lists_seeds(recipe)):
+        training.run_seeds(recipe, seeds, out, log, page, options)
         return
-    result = watched(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
+    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
     if page:
         report([result.path])
 
@@ -92,7 +88,7 @@ def resume(
 ) -> None:
     """Continue where a run stopped; the result equals that of a run that never stopped."""
     note_unsealed([path])
-    watched(log, lambda observe: train.resume(path, observe=observe, **options))
+    watch_run(log, lambda observe: train.resume(path, observe=observe, **options))
 
 
 @app.command()

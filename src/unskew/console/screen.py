@@ -1,30 +1,311 @@
-"""What a run shows in the terminal: its settings, its rounds, its result. Plain lines where output is piped."""
+"""What a run shows while it trains: settings, rounds and result, in a terminal, a pipe or a notebook."""
 
+import importlib
+import math
+import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.control import Control
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import ControlType
 from rich.table import Table
 from rich.text import Text
 
 from unskew.calibration.federated import Forecasted, Gathering
-from unskew.console.live import View
 from unskew.console.progress import StageProgress
 from unskew.core import text
+from unskew.core.errors import UserError
+from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Local
-from unskew.core.units import counted, emd_words, format_bytes
-from unskew.core.units import format_duration as format_duration
+from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.data.batches import RESIZED_CROP
 from unskew.data.population import sizes_in_words
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
+from unskew.round.sampling import draw
 from unskew.runs.config import Config
 from unskew.runs.execute import Event, Stage
+from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import InitialModel, Overview
-from unskew.runs.result import Result, clients_rows, privacy_rows, start_rows, stopping_rows
+from unskew.runs.result import (
+    Result,
+    accuracy_picture,
+    clients_rows,
+    measured_on,
+    privacy_rows,
+    start_rows,
+    stopping_rows,
+)
+
+Point = tuple[float, float]  # round, value
+
+MAX_POINTS = 2048  # kept of a series: more than a terminal has dots
+_BRAILLE_DOTS = (
+    (0x01, 0x02, 0x04, 0x40),
+    (0x08, 0x10, 0x20, 0x80),
+)  # of a braille character: left and right column, downwards
+_MARKS = ".-'"  # of an ASCII character: the lowest third of its line, the middle, the highest
+
+
+class Series:
+    """Values over rounds. Many are thinned out: neighbours become their mean, the first and the last stay."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+
+    def add(self, number: int, value: float) -> None:
+        """Add a round's value; one that is not finite cannot be drawn and is left out."""
+        if not math.isfinite(value):
+            return
+        self.points = [*_thinned(self.points)] if len(self.points) >= MAX_POINTS else self.points
+        self.points.append((number, value))
+
+
+def curve(
+    points: Sequence[Point], width: int, height: int, label: Callable[[float], str], ascii_only: bool
+) -> list[str]:
+    """The points as ``height`` lines and one for the rounds, none longer than ``width``; ``label`` spells a value."""
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    margin = max(len(label(low)), len(label(high)))
+    across, down = (1, len(_MARKS)) if ascii_only else (len(_BRAILLE_DOTS), len(_BRAILLE_DOTS[0]))
+    columns = width - margin - 2
+    levels = _levels(points, columns * across, height * down, low, high)
+    rows = [[0] * columns for _ in range(height)]  # of each character, its dots or the highest of its marks
+    for x, (bottom, top) in enumerate(levels):
+        for level in range(bottom, top + 1):
+            row, part = divmod(height * down - 1 - level, down)
+            if ascii_only:
+                rows[row][x] = max(rows[row][x], down - part)
+            else:
+                rows[row][x // across] |= _BRAILLE_DOTS[x % across][part]
+    names = {0: label(high), height - 1: label(low)} if high > low else {height // 2: label(low)}
+    side, corner = ("|", "+") if ascii_only else ("│", "└")
+    lines = [
+        f"{names.get(place, ''):>{margin}} {side}{''.join(_character(dots, ascii_only) for dots in row).rstrip()}"
+        for place, row in enumerate(rows)
+    ]
+    first, last = f"round {points[0][0]:.0f}", f"{points[-1][0]:.0f}"
+    end = last if len(points) > 1 else ""
+    return [*lines, f"{'':>{margin}} {corner}{first}{end:>{max(1, columns - len(first))}}".rstrip()]
+
+
+def _levels(points: Sequence[Point], columns: int, levels: int, low: float, high: float) -> list[tuple[int, int]]:
+    """For each column of dots the lowest and the highest that is set: columns that touch make a line.
+
+    A column shows the mean of its rounds; one without rounds is interpolated between its neighbours.
+    """
+    first, last = points[0][0], points[-1][0]
+    if last <= first:
+        return [(levels // 2, levels // 2)]
+    sums, counts = [0.0] * columns, [0] * columns
+    for number, value in points:
+        place = round((number - first) / (last - first) * (columns - 1))
+        sums[place] += value
+        counts[place] += 1
+    known = [place for place in range(columns) if counts[place]]
+    means = [0.0] * columns
+    for left, right in pairwise(known):
+        start, end = sums[left] / counts[left], sums[right] / counts[right]
+        for place in range(left, right + 1):
+            means[place] = start + (end - start) * (place - left) / (right - left)
+    span = high - low
+    heights = [round((mean - low) / span * (levels - 1)) if span else levels // 2 for mean in means]
+    reach = [heights[0], *heights]  # each column begins beside the one before it
+    return [
+        (here, here) if abs(here - before) <= 1 else (min(here, before + 1), max(here, before - 1))
+        for before, here in zip(reach, heights, strict=False)
+    ]
+
+
+def _character(dots: int, ascii_only: bool) -> str:
+    if not dots:
+        return " "
+    return _MARKS[dots - 1] if ascii_only else chr(0x2800 + dots)
+
+
+def _thinned(points: Sequence[Point]) -> list[Point]:
+    inner = points[1:-1]
+    pairs = zip(inner[::2], inner[1::2], strict=False)
+    return [points[0], *(((a + c) / 2, (b + d) / 2) for (a, b), (c, d) in pairs), points[-1]]
+
+
+MIN_SIZE = (60, 16)  # columns and lines; with fewer there is the bar alone
+RATE_WIDTH = 80  # columns; with fewer the rate is only in the lines below the bar
+HEIGHT = 6  # lines of the curve
+PER_SECOND = 4  # how often it is drawn
+MEMORY_SECONDS = 1.0  # between two readings of the memory
+MAX_CLIENTS_SHOWN = 12  # by number; more are counted
+
+
+class View:
+    """The live view of one run. A round only leaves its figures here; a thread of rich's draws them."""
+
+    def __init__(self, console: Console, seen: Overview) -> None:
+        self._console, self._seen = console, seen
+        self._algorithm = seen.algorithm
+        self._progress = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "rounds", total=seen.config.rounds, completed=seen.first_round - 1, figures=""
+        )
+        self._losses, self._accuracies = Series(), Series()
+        self._best: tuple[float, int] | None = None  # accuracy, round
+        self._evaluated: tuple[float, float, int] | None = None  # accuracy, loss, round
+        self._last: Metrics | None = None
+        self._figures = ""
+        self._examples, self._seconds, self._failures = 0, 0.0, 0
+        self._memory = (0.0, "")  # when it was read, and its text
+        self._drawn: list[int] = []  # the widths of the lines on the screen
+        self._width = console.width
+        with suppress(UserError):  # the run itself complains about a damaged file
+            for row in read_metrics(seen.path):
+                if row["round"] < seen.first_round:
+                    self._note(row["round"], row.get("train_loss"), row.get("accuracy"), row.get("loss"))
+                    self._failures += len(row.get("failures", ()))
+        self._live = Live(console=console, refresh_per_second=PER_SECOND, get_renderable=self._draw)
+        self._live.start(refresh=True)
+
+    def round(self, row: Metrics, figures: str) -> None:
+        """Take in a round; ``figures`` is the text beside the bar."""
+        self._note(row.round, row.train_loss, row.accuracy, row.loss)
+        self._examples += row.examples
+        self._seconds += row.seconds
+        self._failures += len(row.failures)
+        self._last, self._figures = row, figures
+        self._progress.update(self._task, completed=row.round)
+
+    def close(self) -> None:
+        """Draw the last state and leave it there."""
+        self._live.stop()
+
+    def _note(self, number: int, train_loss: float | None, accuracy: float | None, loss: float | None) -> None:
+        if train_loss is not None:
+            self._losses.add(number, train_loss)
+        if accuracy is not None and loss is not None:
+            self._accuracies.add(number, accuracy)
+            self._evaluated = (accuracy, loss, number)
+            if self._best is None or accuracy > self._best[0]:
+                self._best = (accuracy, number)
+
+    def _draw(self) -> RenderableType:
+        width, height = self._console.size
+        self._wipe(width)
+        whole_view = width >= MIN_SIZE[0] and height >= MIN_SIZE[1]
+        crowded = whole_view and width < RATE_WIDTH
+        self._progress.update(self._task, figures=self._figures.rpartition("  ")[0] if crowded else self._figures)
+        parts: list[RenderableType] = [self._progress.get_renderable()]
+        if whole_view:
+            parts += [Text(line, no_wrap=True, overflow="crop") for line in [*self._curve(width - 1), *self._facts()]]
+        whole = Group(*parts)
+        lines = self._console.render_lines(whole, self._console.options, pad=False)
+        self._drawn, self._width = [sum(part.cell_length for part in line) for line in lines], width
+        return whole
+
+    def _wipe(self, width: int) -> None:
+        """A terminal that became narrower has broken our lines: remove those that rich does not know of."""
+        more = sum(-(-drawn // width) - 1 for drawn in self._drawn if drawn > width) if width < self._width else 0
+        if more:
+            up = ((ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2))
+            self._console.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2), *up * more))
+
+    def _curve(self, width: int) -> list[str]:
+        """Accuracy, or the training loss until a round is evaluated."""
+        evaluated = bool(self._accuracies.points)
+        points = list(self._accuracies.points or self._losses.points)  # a copy: the run may add to it while this draws
+        if not points:
+            return []
+        name = f"accuracy on {measured_on(bool(self._seen.config.validation))}" if evaluated else "training loss"
+        spell = (lambda value: f"{value:.1%}") if evaluated else (lambda value: f"{value:.3f}")
+        return [name, *curve(points, width, HEIGHT, spell, self._console.options.ascii_only)]
+
+    def _facts(self) -> list[str]:
+        rows = [("clients", self._clients())]
+        if (row := self._last) is not None:
+            now, mean = row.examples / max(row.seconds, 1e-9), self._examples / max(self._seconds, 1e-9)
+            rows.append(("rate", f"{now:,.0f} examples/s, {mean:,.0f} on average"))
+        if time.monotonic() - self._memory[0] >= MEMORY_SECONDS:
+            self._memory = (time.monotonic(), _resident())
+        rows.append(("memory", self._memory[1]))
+        if self._evaluated is not None and self._best is not None:
+            accuracy, loss, number = self._evaluated
+            best = f"best {self._best[0]:.2%}, round {self._best[1]}"
+            rows.append(
+                (
+                    "validation" if self._seen.config.validation else "test",
+                    f"{accuracy:.2%}, loss {loss:.4f}, round {number}; {best}",
+                )
+            )
+        return [f"{word:<8}{fact}" for word, fact in rows if fact]
+
+    def _clients(self) -> str:
+        """The clients of the current round, and how many came to the last."""
+        config, row = self._seen.config, self._last
+        under_way = self._seen.first_round if row is None else row.round + 1
+        parts = []
+        if under_way <= config.rounds:
+            parts.append(f"round {under_way}: {self._who(under_way)}")
+        if row is not None:
+            failed = f", {len(row.failures)} failed" if row.failures else ""
+            away = f", {row.absent:,} did not" if row.absent else ""
+            parts.append(f"round {row.round}: {row.clients:,} came{away}{failed}")
+        if self._failures:
+            parts.append(f"{self._failures:,} failures so far")
+        return "; ".join(parts)
+
+    def _who(self, number: int) -> str:
+        """The clients of a round, by number where they are few: the sampler depends on the round's number alone."""
+        visits, config = self._seen.visits, self._seen.config
+        if visits[0].client == EVERYONE or len(visits) > MAX_CLIENTS_SHOWN:
+            return "all examples in one place" if visits[0].client == EVERYONE else counted(len(visits), "visit")
+        roster, per_round = self._seen.population.roster, config.per_round or len(visits)
+        coming = draw(self._algorithm, Key(config.seed), number, roster, per_round).visits
+        return ", ".join(str(visit.client) for visit in coming) or "nobody"
+
+
+def _resident() -> str:
+    """The memory of this process and its children, where the system tells it."""
+    with suppress(OSError, ValueError):
+        pages = {number: _pages(number) for number in _family(os.getpid())}
+        total = sum(pages.values()) * os.sysconf("SC_PAGE_SIZE")
+        return f"{format_bytes(total)} resident in {len(pages)} process{'es' if len(pages) > 1 else ''}"
+    return ""
+
+
+def _family(number: int) -> list[int]:
+    """The process and its descendants; one that ends during the search is left out."""
+    processes = [number]
+    for process in processes:  # it grows as children are added
+        with suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                processes += map(int, Path(f"/proc/{process}/task/{thread}/children").read_text().split())
+    return processes
+
+
+def _pages(number: int) -> int:
+    try:
+        return int(Path(f"/proc/{number}/statm").read_text().split()[1])
+    except OSError:
+        if number == os.getpid():
+            raise
+        return 0
 
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
@@ -312,3 +593,66 @@ def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
     for word, fact in rows:
         table.add_row(Text(word), Text(fact) if isinstance(fact, str) else fact)
     return table
+
+
+SECONDS = 0.5  # between two drawings
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+class NotebookView:
+    """An observer of a run that shows it below the notebook's cell."""
+
+    def __init__(self) -> None:
+        show: Any = importlib.import_module("IPython.display")  # a notebook's kernel has it
+        self._html = show.HTML
+        self._place = show.display(show.HTML(""), display_id=True)
+        self._title, self._rounds, self._first = "", 0, 1
+        self._began, self._drawn = 0.0, 0.0
+        self._rows: list[dict[str, Any]] = []
+        self._figures, self._on = "", measured_on(False)
+        self._lines: list[str] = []
+
+    def __call__(self, event: Overview | Metrics | Event) -> None:
+        """Take the event in, and draw if the last drawing is old enough."""
+        if isinstance(event, Overview):
+            config = event.config
+            self._title = f"{config.method} on {event.images.name}, {config.model}, {event.engine} engine"
+            self._on = measured_on(bool(config.validation))
+            self._rounds, self._first, self._began = config.rounds, event.first_round, time.monotonic()
+            self._rows = [row for row in read_metrics(event.path) if row["round"] < event.first_round]
+        elif isinstance(event, Metrics):
+            self._rows.append({"round": event.round, "accuracy": event.accuracy})
+            self._figures = round_figures(event)
+        elif isinstance(event, Stage):
+            self._figures = f"{event.words}: {event.done:,} of {event.total:,}" if event.total else event.words
+        else:
+            self._lines += calibration_lines(event)
+        last = isinstance(event, Metrics) and event.round == self._rounds
+        if last or not isinstance(event, Metrics | Stage) or time.monotonic() - self._drawn >= SECONDS:
+            self._draw()
+
+    def close(self) -> None:
+        """Draw the last state and leave it there."""
+        self._draw()
+
+    def _draw(self) -> None:
+        self._drawn = time.monotonic()
+        done = self._rows[-1]["round"] if self._rows else 0
+        trained = done - self._first + 1
+        left = (self._drawn - self._began) / trained * (self._rounds - done) if trained > 0 else 0.0
+        remaining = f", {format_duration(left)} left" if trained > 0 and done < self._rounds else ""
+        lines = [
+            f"<b>{escape(self._title)}</b>",
+            f'<progress value="{done}" max="{self._rounds}"></progress> round {done} of {self._rounds}{remaining}'
+            if self._rounds
+            else "rounds 0: nothing is trained",
+            *map(escape, filter(None, (self._figures, *self._lines))),
+        ]
+        picture = accuracy_picture(self._rows, on=self._on)
+        self._place.update(self._html(f"<div>{'<br>'.join(lines)}<br>{picture}</div>"))

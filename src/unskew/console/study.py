@@ -11,8 +11,7 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
-from unskew.console.plain import PlainConsole
-from unskew.console.progress import StageProgress
+from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core.errors import Missing, UserError
 from unskew.core.units import counted
 from unskew.report.write import write_report

@@ -1,8 +1,7 @@
-"""What an input file may cost: decided from its header, before it is opened, read or unpacked.
+"""Paths and sizes that are accepted from outside: what an input may cost is decided before it is read.
 
 A few bytes can claim gigabytes. A file may unpack to ``RATIO`` times the bytes it takes on disk, or to ``FLOOR`` where
-that is more, but never to more than half of the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit.
-"""
+that is more, but never to more than half of the memory. The variable ``UNSKEW_UNPACK_LIMIT`` sets another limit."""
 
 import errno
 import os
@@ -16,7 +15,7 @@ from unskew.core.errors import UserError, a_kind, brief
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 
-VARIABLE = "UNSKEW_UNPACK_LIMIT"
+UNPACK_VARIABLE = "UNSKEW_UNPACK_LIMIT"
 FLOOR = 256 * 10**6  # bytes that any file may unpack to
 RATIO = 100  # no format packs photographs as tightly
 MAX_CLASSES = 1_000_000  # more than any image set has: a larger label is not a class number
@@ -34,8 +33,8 @@ _KINDS = (
 
 def limit_set() -> int | None:
     """The limit that the user set, in bytes."""
-    text = os.environ.get(VARIABLE, "").strip()
-    return parse_size(text, f"{VARIABLE}={text[:80]}") if text else None
+    text = os.environ.get(UNPACK_VARIABLE, "").strip()
+    return parse_size(text, f"{UNPACK_VARIABLE}={text[:80]}") if text else None
 
 
 def parse_size(text: str, where: str) -> int:
@@ -58,7 +57,7 @@ def check_memory(needed: int, name: str, instead: str) -> None:
     if needed > (most := limit_set() or int(physical_memory() / 2)):
         raise UserError(
             f"{name} takes {format_bytes(needed)} of memory, and {format_bytes(most)} is the limit; {instead}, or set "
-            f"{VARIABLE}={_rounded_up(needed)}"
+            f"{UNPACK_VARIABLE}={_rounded_up(needed)}"
         )
 
 
@@ -67,7 +66,7 @@ def check_unpacked(claimed: int, on_disk: int, name: str, *, at_once: bool = Tru
     if claimed > (most := allowed(on_disk, at_once=at_once)):
         raise UserError(
             f"{name} unpacks to {format_bytes(claimed)} from {format_bytes(on_disk)} on disk, and {format_bytes(most)} "
-            f"is the limit; if you trust it and have the memory, set {VARIABLE}={_rounded_up(claimed)}"
+            f"is the limit; if you trust it and have the memory, set {UNPACK_VARIABLE}={_rounded_up(claimed)}"
         )
 
 
@@ -141,3 +140,11 @@ def read_plain(path: Path) -> bytes:
 def _rounded_up(count: int) -> str:
     unit, name = (10**9, "GB") if count > 10**9 else (10**6, "MB")
     return f"{-(-count // unit)}{name}"
+
+
+CACHE_VARIABLE = "UNSKEW_CACHE"
+
+
+def cache_folder(given: str | None = None) -> Path:
+    """The folder given with --cache-dir, or that UNSKEW_CACHE names, or ~/.cache/unskew; it need not be there yet."""
+    return usable_path(user_path(given or os.environ.get(CACHE_VARIABLE) or "~/.cache/unskew")).absolute()

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import (
     MAX_CLASSES,
+    cache_folder,
     check_memory,
     check_plain,
     check_unpacked,

@@ -25,10 +25,10 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from unskew.core import tensors
-from unskew.core.cache import VARIABLE
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
+from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
@@ -213,7 +213,7 @@ def _check_room(folder: Path, size: int) -> None:
     if not folder.exists() and size > (free := shutil.disk_usage(there).free):
         raise UserError(
             f"the features of the frozen part take {format_bytes(size)} in {folder}, and {format_bytes(free)} is free; "
-            f"make room, or give --cache-dir or {VARIABLE} a folder on another disk"
+            f"make room, or give --cache-dir or {CACHE_VARIABLE} a folder on another disk"
         )
 
 
@@ -225,7 +225,7 @@ def _locked(folder: Path) -> Iterator[None]:
         lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UserError(
-            f"{folder} cannot be written: {error.strerror or error}; give --cache-dir or {VARIABLE} a folder that can"
+            f"cannot write {folder}: {error.strerror or error}; choose another with --cache-dir or {CACHE_VARIABLE}"
         ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

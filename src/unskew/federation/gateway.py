@@ -25,8 +25,8 @@ from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.plugins import require_extra
 from unskew.core.units import format_bytes
-from unskew.federation.certificates import public_pem
 from unskew.federation.folder import Federation, read_federation
+from unskew.federation.network import public_pem
 
 _LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two writings of who was seen
 

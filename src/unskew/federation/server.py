@@ -1,19 +1,23 @@
-"""``unskew federation server``: Flower's server and the gateway before it, started, watched, stopped."""
+"""The server of a federation: run it, submit runs to it, ask for its status, stop it."""
 
+import re
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
-from unskew.core.child import Child
+from unskew.core.child import Child, Log
 from unskew.core.errors import UserError
-from unskew.core.files import read_content, read_json
+from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted
-from unskew.federation import certificates, flower, network
-from unskew.federation.folder import FEDERATION, Federation
+from unskew.federation import flower, network
+from unskew.federation.folder import FEDERATION, NODE, RUN_CONFIG, Federation, read_federation, read_node, refresh, toml
 from unskew.federation.gateway import NOT_REGISTERED
-from unskew.federation.initialise import refresh
-from unskew.federation.processes import Group, claim
+from unskew.federation.node import PARTS, node_mark
+from unskew.federation.processes import Group, claim, end_all, marked
 
 START_SECONDS = 90.0  # that a program may take until it listens
 GONE_SECONDS = 75.0  # without a word, after which a node counts as gone: its heartbeat comes every 30
@@ -146,8 +150,188 @@ def _check(federation: Federation, say: Say) -> None:
     for path in (federation.authority, federation.certificate, federation.key):
         if not path.exists():
             raise UserError(f"{path} is missing; make it with: unskew federation init {federation.path} --renew")
-    left = certificates.days_left(read_content(federation.certificate) or b"", str(federation.certificate))
+    left = network.days_left(read_content(federation.certificate) or b"", str(federation.certificate))
     if left < 0:
         raise UserError(f"{federation.certificate} has expired; run: unskew federation init {federation.path} --renew")
     if left < 30:
         say(f"the server's certificate expires in {left:.0f} days; unskew federation init DIR --renew makes a new one")
+
+
+_STARTED = re.compile(r"Successfully started run ([0-9]+)")
+_FLOWERS_OWN = re.compile(r"^(INFO|DEBUG|WARNING|ERROR) +:|^Using SuperLink|^Successfully (started|installed)")
+
+
+def submit(
+    federation: Federation,
+    recipe: Path,
+    out: Path,
+    say: Callable[[str], None],
+    *,
+    resume: bool = False,
+    deadline: float | None = None,
+    min_replies: int | None = None,
+    wait: float | None = None,
+) -> None:
+    """Run to the end; an interrupt stops the run, whose folder can be resumed."""
+    check_running(federation)
+    given = {"deadline": deadline, "min-replies": min_replies, "wait": wait}
+    config = {
+        **RUN_CONFIG,
+        **{name: value for name, value in given.items() if value is not None},
+        "recipe": str(recipe.absolute()),
+        "out": str(out.absolute()),
+        "resume": resume,
+    }
+    file = federation.path / "server" / "run-config.toml"
+    write_whole(file, toml(config, "What the last run was submitted with.").encode())
+    _check_end(federation, _follow(federation, file, say), out)
+
+
+def check_running(federation: Federation) -> None:
+    """Refuse to go on where no server of this federation answers on this machine."""
+    try:
+        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
+    except network.NotReached as error:
+        start = f"start it with: unskew federation server {federation.path}"
+        raise UserError(f"the server of {federation.path} is not running on this machine; {start}") from error
+
+
+class _Followed:
+    """What a run has printed so far, and the number that Flower gave it."""
+
+    def __init__(self, log: Log, say: Callable[[str], None]) -> None:
+        self.log, self.run, self.complaint = log, "", ""
+        self._say = say
+
+    def hear(self, line: str) -> None:
+        """Show the line where a person should see it: Flower's own lines are in the log alone."""
+        if started := _STARTED.search(line):
+            self.run = started[1]
+        if line.startswith("unskew: "):
+            self.complaint = line.removeprefix("unskew: ")
+        elif self.run and not _FLOWERS_OWN.match(line):
+            self._say(line)
+
+
+def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> _Followed:
+    followed = _Followed(Log(federation.logs / "run.log"), say)
+    child = Child(
+        "flwr",
+        flower.run_command(federation, config),
+        environment=flower.environment(federation.flower_home, NO_COLOR="1", COLUMNS="1000"),
+        folder=federation.path,
+        log=followed.log,
+        heard=followed.hear,
+    )
+    try:
+        child.wait()
+    except BaseException:
+        if followed.run:
+            with suppress(UserError):
+                flower.stop_run(federation, followed.run)
+        raise
+    finally:
+        child.end(patience=0)
+    return followed
+
+
+def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:
+    """A run that failed is one message: our own where there is one."""
+    if not followed.run:
+        raise UserError(f"the run was not accepted; {followed.log.path} ends with:\n" + "\n".join(followed.log.last(8)))
+    if followed.complaint:
+        raise UserError(followed.complaint)
+    if (out / "result.json").exists():
+        return
+    about = flower.runs(federation, followed.run)
+    status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
+    reason = f"{status or 'unknown'}{': ' + details if details else ''}"
+    raise UserError(f"the run ended as {reason}; {followed.log.path} has what it printed")
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node as the server sees it."""
+
+    name: str
+    seconds: float | None  # since it was last heard of; None where it never was
+    here: int  # processes of it on this machine
+
+    @property
+    def online(self) -> bool:
+        """Whether it was heard of lately."""
+        return self.seconds is not None and self.seconds < GONE_SECONDS
+
+
+@dataclass(frozen=True)
+class Status:
+    """A federation as it is now."""
+
+    processes: int  # of the server
+    answers: bool
+    certificate_days: float
+    nodes: tuple[NodeStatus, ...]
+    runs: tuple[tuple[str, str, float], ...]  # number, status, seconds
+
+
+def status(federation: Federation) -> Status:
+    """Ask the folder, the machine and, where it runs, the server."""
+    answers = _answers(federation)
+    seen, now = last_seen(federation) if answers else {}, time.time()
+    nodes = tuple(
+        NodeStatus(name, now - seen[name] if name in seen else None, _processes_of(federation.node(name)))
+        for name in federation.public_keys()
+    )
+    content = read_content(federation.certificate) or b""
+    return Status(
+        processes=len(marked(server_mark(federation))),
+        answers=answers,
+        certificate_days=network.days_left(content, str(federation.certificate)),
+        nodes=nodes,
+        runs=tuple(_parse_run(values) for values in flower.runs(federation)) if answers else (),
+    )
+
+
+def stop(path: Path) -> dict[str, int]:
+    """End the server and the nodes whose folder this is; by name, how many processes were ended."""
+    if not Path("/proc/self/environ").exists():
+        raise UserError("stop finds processes in /proc, which this system lacks; end the commands with Ctrl-C")
+    path = path.absolute()
+    if (path / NODE).exists() and not (path / FEDERATION).exists():
+        return _stop_node(path)
+    federation = read_federation(path)
+    ended: dict[str, int] = {}
+    for folder in sorted((path / "nodes").glob("*/")):
+        if (folder / NODE).exists():
+            ended |= _stop_node(folder)
+    if count := end_all(server_mark(federation), patience=20.0):
+        ended["server"] = count
+    return ended
+
+
+def _stop_node(path: Path) -> dict[str, int]:
+    node = read_node(path)
+    count = sum(end_all(mark, patience=20.0) for mark in _marks(path))
+    return {f"node {node.settings.name}": count} if count else {}
+
+
+def _processes_of(folder: Path) -> int:
+    return sum(len(marked(mark)) for mark in _marks(folder)) if (folder / NODE).exists() else 0
+
+
+def _marks(folder: Path) -> list[str]:
+    return [node_mark(read_node(folder), part) for part in PARTS]
+
+
+def _answers(federation: Federation) -> bool:
+    try:
+        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
+    except (network.NotReached, UserError):
+        return False
+    return True
+
+
+def _parse_run(values: dict[str, object]) -> tuple[str, str, float]:
+    elapsed = values.get("elapsed", 0.0)
+    seconds = float(elapsed) if isinstance(elapsed, int | float) else 0.0
+    return str(values.get("run-id", "")), str(values.get("status", "")), seconds

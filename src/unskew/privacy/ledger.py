@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from unskew.core.files import record_from
 from unskew.core.plugins import require_extra
-from unskew.core.records import record_from
 from unskew.core.units import counted
 
 

@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from unskew.core import text
-from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError, brief
 from unskew.core.files import read_json, write_whole
 from unskew.core.key import Key, seeded
+from unskew.core.limits import cache_folder
 from unskew.core.machine import cores, neutral, resolve_device
 from unskew.data import sources
 from unskew.data.arrays import is_function

@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import save
 
 from unskew.core.errors import LostMemory, UserError
-from unskew.core.files import parse_json, write_whole
-from unskew.core.records import record_from
+from unskew.core.files import parse_json, record_from, write_whole
 from unskew.core.tensors import sha256, under
 from unskew.core.types import ServerState, Tensors
 from unskew.round.client_memory import ticket_of

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.core.records import record_from
+from unskew.core.files import record_from
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation

@@ -11,9 +11,8 @@ import numpy as np
 
 from unskew.calibration.feasible import named
 from unskew.core.errors import Missing, UserError, brief, nearest
-from unskew.core.files import json_object
+from unskew.core.files import json_object, record_from
 from unskew.core.machine import neutral
-from unskew.core.records import record_from
 from unskew.core.types import Engine, ImageSet, Local, Split
 from unskew.core.units import counted
 from unskew.data.population import Partition

@@ -20,9 +20,9 @@ from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
-from unskew.core.cache import VARIABLE as CACHE_VARIABLE
 from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, Missing, UserError, accepts, optional
 from unskew.core.key import Key
+from unskew.core.limits import CACHE_VARIABLE as CACHE_VARIABLE
 from unskew.core.limits import usable_path
 from unskew.core.machine import default_workers, neutral
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors, Visit

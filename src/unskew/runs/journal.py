@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from unskew.core.errors import UserError
-from unskew.core.files import json_lines, read_content
-from unskew.core.records import check_fields
+from unskew.core.files import check_fields, json_lines, read_content
 from unskew.round.driver import Metrics
 from unskew.runs.folder import read_sealed
 

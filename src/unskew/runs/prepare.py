@@ -16,9 +16,9 @@ from unskew.calibration.feasible import check, named, protections
 from unskew.calibration.federated import Federation, Forecasted, Gathering
 from unskew.calibration.finisher import RealFeatures
 from unskew.core import tensors
-from unskew.core.cache import cache_folder
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra
 from unskew.core.types import Engine, Examples, ImageSet, Local, ServerState, Tensors, Visit

@@ -9,8 +9,7 @@ from typing import Any
 from unskew.charts import Axis, Chart, Line
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
-from unskew.core.files import json_object
-from unskew.core.records import record_from
+from unskew.core.files import json_object, record_from
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
 from unskew.runs import config as configs

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from unskew.core.records import check_fields, record_from
+from unskew.core.files import check_fields, record_from
 from unskew.core.types import Local
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.flower.messages import DTYPES, BadMessage, field

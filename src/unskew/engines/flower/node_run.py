@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.cache import cache_folder
 from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
+from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory
 from unskew.core.types import Failure, ImageSet, Tensors, Visit
 from unskew.data.batches import check_visit

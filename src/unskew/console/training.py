@@ -1,0 +1,325 @@
+"""The commands that train, and their options: one run, several seeds, a sweep; the list of methods."""
+
+import functools
+import inspect
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from unskew import engines, methods
+from unskew.console import comparison as comparing
+from unskew.console.comparison import flat, seed_sheet
+from unskew.console.progress import PlainConsole, StageProgress
+from unskew.console.screen import Screen, summary
+from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
+from unskew.core.units import counted, emd_words, format_duration
+from unskew.loggers import open_logger
+from unskew.methods.description import GROUPS, Description, describe, describe_method
+from unskew.report.write import write_report
+from unskew.runs import config as configs
+from unskew.runs.config import OPTIONS, Option
+from unskew.runs.execute import Observer
+from unskew.runs.journal import read_metrics
+from unskew.runs.result import VALIDATION, Result
+from unskew.runs.seeds import FINISHED, describe_steps, plan_seeds
+from unskew.sweeps.outcomes import Sweep, TriedSetting, check_format, tabulate, write_summary
+from unskew.sweeps.space import describe_values
+from unskew.sweeps.sweep import sweep as do_sweep
+
+
+def with_options(
+    names: Sequence[str], default: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The command with a flag for each of these options in the place of its parameter ``options``.
+
+    The command is called with ``options``, a dict of those that were given. ``default`` says in words what is taken
+    otherwise, where that is not the options' own defaults.
+    """
+
+    def spread(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def called(**values: Any) -> None:
+            given = {name: values.pop(name) for name in names}
+            if "engine" in given:
+                engines.check_command(given["engine"])
+                engines.work_beside(given["engine"])
+            command(options={name: value for name, value in given.items() if value is not None}, **values)
+
+        parameters = []
+        for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            spelled = (
+                [_make_parameter(OPTIONS[name], default) for name in names]
+                if parameter.name == "options"
+                else [parameter]
+            )
+            parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in spelled]
+        del called.__wrapped__  # typer would look at the hints of the command itself
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {each.name: each.annotation for each in parameters}
+        return called
+
+    return spread
+
+
+def _make_parameter(option: Option, default: str | None) -> inspect.Parameter:
+    flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
+    words = f"{option.help.removesuffix('.')} (default: {default or option.default_text})."
+    info = typer.Option("/".join(flags), help=words, metavar=option.metavar, show_default=False)
+    wanted: Any = option.kind
+    kind = Annotated[wanted | None, info]
+    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+out = PlainConsole()
+
+
+def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
+    """Run with the screen and these loggers as observers, then show the result.
+
+    ``again`` says how to go on after an interrupt, where that is not ``unskew resume``.
+    """
+    screen, place = Screen(out), list[Path]()
+    loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
+
+    def observe(event: Any) -> None:
+        if hasattr(event, "path"):
+            place.append(event.path)
+        for logger in loggers:
+            logger(event)
+        screen(event)
+
+    def close() -> None:
+        screen.close()
+        for logger in loggers:
+            logger.close()
+
+    try:
+        result = work(observe)
+    except (KeyboardInterrupt, ClientFailure, UserError) as error:
+        close()
+        if place and not isinstance(error, LostMemory) and not (place[0] / "result.json").exists():
+            interrupted = isinstance(error, KeyboardInterrupt)
+            what = "interrupted" if interrupted else str(error)
+            hint = f"resume it with: unskew resume {shlex.quote(str(place[0]))}"
+            if interrupted and again:
+                hint = again
+            if isinstance(error, ClientFailure) and what.startswith("client"):
+                hint = hint.replace("resume it with", "skip such clients with") + " --on-failure skip"
+            fail(f"{what}; {hint}", 130 if interrupted else 2)
+        raise
+    finally:
+        close()
+    out.print(summary(result))
+    return result
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print what is wrong in one line, and exit."""
+    print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
+
+
+out = PlainConsole()
+
+
+def lists_seeds(recipe: Path | None) -> bool:
+    """Whether a recipe asks for several seeds."""
+    return recipe is not None and bool(configs.read_recipe(recipe)[1])
+
+
+def run_seeds(
+    recipe: Path | None, seeds: str | None, folder: Path | None, log: Sequence[str] | None, page: bool,
+    options: dict[str, Any],
+) -> None:  # fmt: skip
+    """Train one setting with each seed, then show mean and deviation."""
+    with StageProgress(out) as say:
+        plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
+    out.print(f"{plan.path}: {describe_steps(plan.steps)}", soft_wrap=True)
+    results: list[Result] = []
+    for step in plan.steps:
+        if step.state == FINISHED:
+            results.append(plan.complete(step))
+            out.print(f"seed {step.seed}: finished already, accuracy {results[-1].accuracy:.2%}")
+            continue
+        out.print(f"seed {step.seed}", style="bold")
+        again = f"to go on, give the same command again, with --out {shlex.quote(str(plan.path))}"
+        results.append(watch_run(log, partial(plan.complete, step), again))
+    show_seeds(results)
+    if page:
+        target = plan.path / "report.html"
+        found = write_report(*(result.path for result in results), out=target if len(results) > 1 else None)
+        for sentence in found.findings:
+            out.print(sentence, soft_wrap=True)
+        out.print(f"written to {target if len(results) > 1 else results[0].path / 'report.html'}", soft_wrap=True)
+
+
+def show_seeds(results: Sequence[Result]) -> None:
+    """The table with mean and deviation over seeds."""
+    compared = comparing.side_by_side(results, [read_metrics(each.path) for each in results])
+    single = comparing.figures(compared)
+    keys = [key for key in single[0] if key in ("accuracy", "relative", "loss") or key.startswith("after ")]
+    lines = [
+        {"seed": str(result.seed)} | {key: row[key].words("-") for key in keys} | {"emd": emd_words(result.emd)}
+        for result, row in zip(results, single, strict=True)
+    ]
+    mean = seed_sheet(compared).rows[0]
+    lines.append({"seed": f"mean ± deviation, n = {len(results)}"} | {key: mean[key] for key in (*keys, "emd")})
+    for table in flat(lines, list(lines[0]), out.width):
+        out.print(table)
+    if results[0].evaluated_on == VALIDATION:
+        out.print("accuracy is on the validation images")
+
+
+out = PlainConsole()
+
+MOST_ROWS = 30  # of the table on the screen; table.csv has all
+
+
+@with_options([name for name in OPTIONS if name not in ("validation", "seed")])
+def sweep(
+    options: dict[str, Any],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=VALUES",
+            help='An option and its values: "lr=0.01,0.1" | "method=fedavg,fedavgm(0.9)"; with --trials also a range: '
+            '"lr=0.001..0.3 log"; repeatable.',
+        ),
+    ],
+    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; the options below go over it.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The sweep's folder (default: runs/sweep-<name>).")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N…", help='Seeds for each setting: "0,1,2" or "0-4" (default: 0).')
+    ] = None,
+    validation: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Share of the training images to judge settings on (default: 0.15)."),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Let Optuna choose N settings, instead of trying all.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option(metavar="TEXT", help="What a setting is judged by: accuracy | loss | a calibration's name.")
+    ] = "accuracy",
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one a core).")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
+) -> None:
+    """Try many settings on a validation part of the training images; the test images are never used."""
+    check_format(form)
+    began, place = time.monotonic(), list[Path]()
+    with StageProgress(out) as progress:
+
+        def finished(outcome: TriedSetting, done: int, total: int) -> None:
+            left = (time.monotonic() - began) / done * (total - done)
+            out.print(f"{done}/{total}  {_describe_trial(outcome)}  {format_duration(left)} left", soft_wrap=True)
+
+        def rounds(done: int, total: int) -> None:
+            progress("training", done, total)
+
+        try:
+            made = do_sweep(
+                recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
+                finished=finished, progress=rounds if out.is_terminal else None, begun=place.append, say=progress,
+                **options,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            where = f", with --out {shlex.quote(str(place[0]))}" if place else ""
+            fail(f"interrupted; to go on, give the same command again{where}", 130)
+    files = write_summary(made, form)
+    _show_sweep(made)
+    for file in files:
+        out.print(f"  {file}", soft_wrap=True)
+
+
+def _describe_trial(outcome: TriedSetting) -> str:
+    """A setting and what it came to."""
+    score = outcome.score
+    if score is None:
+        return f"{describe_values(outcome.values)}: {outcome.failure}"
+    told = f"loss {score.words(decimals=4)}" if outcome.by == "loss" else f"{score.words(100)} %"
+    return f"{describe_values(outcome.values)}: {told}"
+
+
+def _show_sweep(made: Sweep) -> None:
+    rows = tabulate(made)
+    shown = [key for key in rows[0] if key != "failed" or any(row["failed"] for row in rows)]
+    for each in flat(rows[:MOST_ROWS], shown, out.width):
+        out.print(each)
+    if len(rows) > MOST_ROWS:
+        out.print(f"and {len(rows) - MOST_ROWS} more, in table.csv")
+    if made.best is None:
+        diverged = all(each.failure == "diverged" for each in made.outcomes)
+        out.print("every setting failed" + ("; give smaller learning rates" if diverged else ""))
+        return
+    over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
+    out.print(f"best: {_describe_trial(made.best)} on the validation images{over}", soft_wrap=True)
+    out.print(f"train it on all images with: unskew run {shlex.quote(str(made.path / 'best.toml'))}", soft_wrap=True)
+
+
+out = PlainConsole()
+
+
+def show_methods(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="All about this one; package.module:function works too.")
+    ] = None,
+) -> None:
+    """List every method; of one, show what it changes, its knobs with defaults, its slots and its reference."""
+    if name is None:
+        _list_methods()
+    else:
+        _show_method(_find_description(name))
+
+
+def _list_methods() -> None:
+    rows = describe()
+    width = max(len(row.name) for row in rows)
+    for group in GROUPS:
+        out.print(group.title)
+        table = Table.grid(padding=(0, 2))
+        table.add_column(width=width)
+        table.add_column(overflow="fold")
+        for row in rows:
+            if row.group == group:
+                table.add_row(Text(row.name), Text(row.changes))
+        out.print(Padding(table, (0, 0, 1, 2)))
+    out.print("unskew methods NAME shows all about one: its formula, its knobs with defaults, its reference.")
+    out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')
+    out.print("A method of your own is package.module:function.")
+
+
+def _find_description(name: str) -> Description:
+    build = methods.find_method(name)
+    if build is None:
+        raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
+    return describe_method(name, build)
+
+
+def _show_method(row: Description) -> None:
+    out.print(Text(row.call))
+    out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
+    if row.body:
+        for paragraph in row.body.split("\n\n"):
+            out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("knobs", Text("\n".join(row.knobs) or "none"))
+    table.add_row("slots", Text(row.slots or "none: with its defaults it changes nothing"))
+    table.add_row("group", Text(row.group.title))
+    if row.reference:
+        table.add_row("reference", Text(row.reference))
+    out.print(Padding(table, (1, 0, 0, 2)))
