@@ -171,11 +171,11 @@ def seeded(accuracies, method, start=0):
 
 def test_the_table_ends_with_a_winner_only_where_the_seeds_support_one():
     clear = shown(*seeded([0.5, 0.51, 0.52], "one"), *seeded([0.4, 0.42, 0.41], "two"))
-    assert "one is ahead: 51.00 ± 1.00% over 3 seeds" in clear
+    assert "one is the clear winner: 51.00 ± 1.00% over 3 seeds" in clear
     unclear = shown(*seeded([0.5, 0.41, 0.52], "one"), *seeded([0.4, 0.52, 0.41], "two"))
     assert "No clear winner" in unclear
     single = shown(*seeded([0.5], "one"), *seeded([0.4], "two"))
-    assert "No winner is named, with one seed each: one 50.00%; two 40.00%." in single
+    assert "Too few seeds to name a winner (one seed each): one 50.00%; two 40.00%." in single
     assert "ahead" not in unclear + single
 
 

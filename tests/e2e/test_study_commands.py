@@ -211,7 +211,7 @@ def test_two_runs_make_a_comparison(run, runs_of, capsys, tmp_path):
     assert said.splitlines()[-1] == f"written to {target}"
     page = target.read_text()
     assert "moon" in page
-    assert "No winner is named, with one seed each" in said
+    assert "Too few seeds to name a winner (one seed each)" in said
     assert not (run / "report.html").exists()
     assert "a run is named twice" in refused(capsys, "report", run, run, "--out", target)
 

@@ -194,7 +194,7 @@ def test_classes_of_runs_that_are_left_out_are_said_to_be(runs_of, tmp_path):
 def test_with_one_seed_the_figures_are_named_and_no_winner(pair):
     made = compared(*pair)
     accuracies = sorted(result(path)["accuracy"] for path in pair)
-    assert made.findings[0].startswith("No winner is named, with one seed each")
+    assert made.findings[0].startswith("Too few seeds to name a winner (one seed each)")
     assert f"{accuracies[-1]:.2%}" in made.findings[0]
     assert f"{accuracies[0]:.2%}" in made.findings[0]
     assert made.facts[0] == ("runs", "2")

@@ -170,7 +170,7 @@ def test_a_choice_begins_where_it_says():
 
 
 def test_a_choice_of_what_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"Choice\(start='9'\): there is no such client, there are \['0'\]"):
+    with pytest.raises(ValueError, match=r"Choice\(start='9'\): no such client; the options are \['0'\]"):
         to_html(one(Choice("client", {"0": chart()}, "9")))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from unskew.analysis.measure import CellValue, Column, Linked, Table, slug
-from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Contender, Difference, compare_pairs, t_quantile
+from unskew.analysis.ranking import LEVEL, MIN_SEEDS, Difference, compare_pairs, t_quantile
 from unskew.calibration import is_bound
 from unskew.charts import Axis, Chart, Dots, Mark, Words
 from unskew.charts.files import svg
@@ -124,7 +124,7 @@ class Scenario:
         the number of comparisons with the best. Widened alike, the pair's own would tell nothing apart with three
         seeds and dozens of choices; where a pair is noisier than the others, it holds for that pair alone.
         """
-        own = compare_pairs(Contender("", "", one.scores), Contender("", "", other.scores))
+        own = compare_pairs(one.scores, other.scores)
         if own is None:
             return None
         error, freedom = self._error(sorted(set(one.scores) & set(other.scores)))

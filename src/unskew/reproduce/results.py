@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from unskew.analysis.ranking import Contender, Difference, compare_pairs
+from unskew.analysis.ranking import Difference, compare_pairs
 from unskew.reproduce.cells import (
     SECONDS,
     Cell,
@@ -113,7 +113,7 @@ class TableResult:
             paper = result.paper.mean - other.paper.mean
         common = sorted(set(result.values) & set(other.values))
         gaps = [result.values[seed] - other.values[seed] for seed in common]
-        interval = compare_pairs(Contender("", "", result.values), Contender("", "", other.values))
+        interval = compare_pairs(result.values, other.values)
         return Gain(other.cell.row.name, paper, sum(gaps) / len(gaps) if gaps else None, interval)
 
     @property
