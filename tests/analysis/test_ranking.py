@@ -106,7 +106,10 @@ def test_of_settings_that_are_the_same_a_winner_is_named_at_most_one_time_in_twe
     draw = Key(0).fold("studies").numpy()
     named = 0
     for scores in draw.normal(0.5, 0.02, (1000, 4, 5)):
-        named += "is the clear winner" in rank_settings([run for place in range(4) for run in runs(f"m{place}", scores[place])])[0]
+        named += (
+            "is the clear winner"
+            in rank_settings([run for place in range(4) for run in runs(f"m{place}", scores[place])])[0]
+        )
     assert named <= 50
 
 
@@ -115,7 +118,8 @@ def test_a_difference_that_is_there_is_found():
     base = draw.normal(0.5, 0.05, (100, 5, 1))
     scores = base + np.array([0.0, 0.02]) + draw.normal(0, 0.002, (100, 5, 2))
     named = sum(
-        rank_settings([*runs("a", each[:, 0]), *runs("b", each[:, 1])])[0].startswith("b is the clear winner") for each in scores
+        rank_settings([*runs("a", each[:, 0]), *runs("b", each[:, 1])])[0].startswith("b is the clear winner")
+        for each in scores
     )
     assert named > 95
 

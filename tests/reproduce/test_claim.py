@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from made_records import record
-from unskew.analysis.ranking import Contender, compare_pairs
+from unskew.analysis.ranking import compare_pairs
 from unskew.charts.files import svg
 from unskew.console.main import main
 from unskew.core.errors import UserError
@@ -31,34 +31,34 @@ def test_the_best_is_told_from_the_rest_by_pairs_of_seeds(tmp_path):
     run(tmp_path, "fedavg", 0.5, ccvr=0.60, lda=0.65)
     run(tmp_path, "moon(mu=1.0)", 0.51, ccvr=0.61)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert one.label == "α = 0.1, 10 clients"
+    assert one.label == "10 clients, Dirichlet α = 0.1"
     assert one.best.name == "fedavg + lda"
     assert one.rivals == []  # seeds differ by a point, pairs by a tenth
-    assert one.best_published.name == "moon(mu=1.0) + ccvr"
+    assert one.best_where(published=True).name == "moon(mu=1.0) + ccvr"
     (said,) = describe_scenarios([one])
-    assert said.startswith("α = 0.1, 10 clients: fedavg + lda, 65.0")
+    assert said.startswith("10 clients, Dirichlet α = 0.1: fedavg + lda, 65.0")
     assert "+15.00 points" in said
-    assert "Not told apart" not in said
+    assert "tied" not in said
 
 
 def test_what_the_seeds_do_not_tell_apart_is_not_ranked(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.02, lda=0.650)
     run(tmp_path, "scaffold", 0.5, jitter=0.001, lda=0.649)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert "Not told apart from it" in describe_scenarios([one])[0]
+    assert "Statistically tied with" in describe_scenarios([one])[0]
 
 
 def test_with_few_seeds_no_winner_is_named(tmp_path):
     run(tmp_path, "fedavg", 0.5, seeds=(0, 1), lda=0.65)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert ": highest with 2 seeds, too few to call it best: fedavg + lda," in describe_scenarios([one])[0]
+    assert ": highest mean, with 2 seeds too few to name a winner: fedavg + lda," in describe_scenarios([one])[0]
 
 
 def test_a_bound_is_no_choice_and_central_training_no_federation(tmp_path):
     run(tmp_path, "fedavg", 0.5, oracle=0.99, lda=0.6)
     run(tmp_path, "centralised", 0.9)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert {choice.name for choice in one.choices} == {"fedavg", "fedavg + lda"}
+    assert {choice.name for choice in one.combinations} == {"fedavg", "fedavg + lda"}
 
 
 def test_what_costs_less_and_is_as_good_is_named(tmp_path):
@@ -67,7 +67,7 @@ def test_what_costs_less_and_is_as_good_is_named(tmp_path):
     assert one.cheapest.name == "fedavg"
     said = describe_scenarios([one])[0]
     assert "fedavg + lda, 65.03 ± 1.05 % over 3 seeds, 6.0 kB up, 12.0 s" in said
-    assert "Within 1 point at 5.0 kB instead of 6.0 kB: fedavg" in said
+    assert "Within 1 point for 5.0 kB instead of 6.0 kB: fedavg" in said
 
 
 def test_federations_of_other_skew_and_length_stay_apart(tmp_path):
@@ -78,8 +78,12 @@ def test_federations_of_other_skew_and_length_stay_apart(tmp_path):
             other = replace(BASE, partition=partition, clients=clients, rounds=rounds, seed=seed)
             record(tmp_path, other, 0.7, {"lda": 0.8})
     labels = [each.label for each in group_scenarios(read_all_records(tmp_path))]
-    assert labels == ["α = 0.1, 10 clients, 4×5 epochs", "α = 0.1, 10 clients, 8×5 epochs",
-                      "α = 0.5, 10 clients, 4×5 epochs", "α = 0.1, 50 clients, 4×5 epochs"]  # fmt: skip
+    assert labels == [
+        "10 clients, Dirichlet α = 0.1, 4 rounds of 5 epochs",
+        "10 clients, Dirichlet α = 0.1, 8 rounds of 5 epochs",
+        "10 clients, Dirichlet α = 0.5, 4 rounds of 5 epochs",
+        "50 clients, Dirichlet α = 0.1, 4 rounds of 5 epochs",
+    ]
 
 
 def test_a_papers_printed_best_stands_beside_ours_for_the_same_settings(tmp_path):
@@ -116,7 +120,7 @@ def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
         record(tmp_path, replace(BASE, data=drawn, partition="users"), 0.3, {"lda": 0.4})
     every = group_scenarios(read_all_records(tmp_path))
     assert [each.data for each in every] == ["cifar10", "population", "population"]
-    assert every[0].label.startswith("cifar10, α = 0.1")
+    assert every[0].label.startswith("cifar10, 10 clients, Dirichlet α = 0.1")
     assert len({each.label for each in every}) == 3  # knobs tell two of one name apart
     files, _ = write_claim(tmp_path)
     assert {file.name for file in files} == {"claim.html", "claim.md", "claim-cifar10.svg", "claim-population.svg"}
@@ -130,7 +134,7 @@ def test_each_data_set_has_its_figure_and_a_short_name(tmp_path):
 
 
 def test_without_records_one_message(tmp_path):
-    with pytest.raises(UserError, match="no results to choose from"):
+    with pytest.raises(UserError, match="no results to compare"):
         read_all_records(tmp_path)
 
 
@@ -138,9 +142,9 @@ def test_with_two_choices_the_interval_is_the_paired_one_of_student(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.01, lda=0.6)
     run(tmp_path, "scaffold", 0.55, jitter=0.002)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    two = replace(one, choices=(one.choices[0], one.choices[2]))
-    found = two.gap(two.choices[1], two.choices[0])
-    wanted = compare_pairs(*(Contender("", "", each.scores) for each in reversed(two.choices)))
+    two = replace(one, combinations=(one.combinations[0], one.combinations[2]))
+    found = two.gap(two.combinations[1], two.combinations[0])
+    wanted = compare_pairs(*(one.scores for one in reversed(two.combinations)))
     assert (found.mean, found.low, found.high) == pytest.approx((wanted.mean, wanted.low, wanted.high))
 
 
@@ -160,8 +164,8 @@ def test_a_pair_that_is_noisier_than_the_others_keeps_its_own_error(tmp_path):
     run(tmp_path, "fedavg", 0.5, jitter=0.0001, ccvr=0.6, uscc=0.6, lda=0.61, ridge=0.6)
     run(tmp_path, "scaffold", 0.6, jitter=0.03)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    wild = next(each for each in one.choices if each.name == "scaffold")
-    calm = next(each for each in one.choices if each.name == "fedavg + lda")
+    wild = next(each for each in one.combinations if each.name == "scaffold")
+    calm = next(each for each in one.combinations if each.name == "fedavg + lda")
     noisy, quiet = one.gap(wild, one.plain), one.gap(calm, one.plain)
     assert noisy.high - noisy.low > quiet.high - quiet.low
 
@@ -171,8 +175,8 @@ def test_a_lucky_seed_is_not_the_best_of_the_papers(tmp_path):
     run(tmp_path, "fedprox(mu=0.001)", 0.52, seeds=(0,), uscc=0.64)
     run(tmp_path, "scaffold", 0.52, seeds=(0,), lda=0.70)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert one.best_published.name == "fedavg + uscc"
-    assert one.best_unpublished.name == "fedavg + lda"
+    assert one.best_where(published=True).name == "fedavg + uscc"
+    assert one.best_where(published=False).name == "fedavg + lda"
 
 
 def test_rates_belong_to_the_choice_and_are_named_where_there_are_several(tmp_path):
@@ -180,7 +184,7 @@ def test_rates_belong_to_the_choice_and_are_named_where_there_are_several(tmp_pa
         for method, more in (("fedavg", 0.0), ("fedavgm(beta=0.9)", -0.05)):
             record(tmp_path, replace(BASE, method=method, lr=lr), accuracy + more)
     (one,) = group_scenarios(read_all_records(tmp_path))
-    assert len(one.choices) == 4
+    assert len(one.combinations) == 4
     assert one.best.name == "fedavg, rate 0.1"
     assert one.plain is one.best
     (chart,) = draw_claim([one], tmp_path)
@@ -193,9 +197,9 @@ def test_a_federation_names_its_network_where_it_is_frozen_or_there_are_several(
             record(tmp_path, replace(BASE, method=method, model=model, train=train), 0.5)
     labels = [each.label for each in group_scenarios(read_all_records(tmp_path))]
     assert sorted(labels) == [
-        "α = 0.1, 10 clients, classifier of lenet-64 alone",
-        "α = 0.1, 10 clients, lenet-64",
-        "α = 0.1, 10 clients, simple-cnn",
+        "10 clients, Dirichlet α = 0.1, lenet-64",
+        "10 clients, Dirichlet α = 0.1, only the classifier of lenet-64 trained",
+        "10 clients, Dirichlet α = 0.1, simple-cnn",
     ]
     charts = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
     assert sorted(each.name for each in charts) == ["claim-cifar10-lenet-64", "claim-cifar10-simple-cnn"]
@@ -206,8 +210,8 @@ def test_what_all_columns_of_a_figure_share_is_said_once(tmp_path):
         for method in ("fedavg", "scaffold"):
             record(tmp_path, replace(BASE, method=method, per_round=per_round), 0.5)
     (chart,) = draw_claim(group_scenarios(read_all_records(tmp_path)), tmp_path)
-    assert chart.title.endswith(": α = 0.1, 10 clients")
-    assert [name for _, name in chart.x.ticks] == ["2 a round", "5 a round"]
+    assert chart.title.endswith(": 10 clients, Dirichlet α = 0.1")
+    assert [name for _, name in chart.x.ticks] == ["2 per round", "5 per round"]
 
 
 def test_without_training_a_calibration_stands_alone(tmp_path):
@@ -215,11 +219,13 @@ def test_without_training_a_calibration_stands_alone(tmp_path):
         record(tmp_path, replace(BASE, rounds=0, epochs=epochs), 0.1, {"lda": 0.45})
     run(tmp_path, "fedavg", 0.5, ccvr=0.6, lda=0.65)
     every = group_scenarios(read_all_records(tmp_path))
-    assert [each.label for each in every] == ["α = 0.1, 10 clients, 4×5 epochs", "α = 0.1, 10 clients, no training"]
-    assert "above FedAvg" not in describe_scenarios(every)[1]
+    assert [each.label for each in every] == [
+        f"10 clients, Dirichlet α = 0.1, {what}" for what in ("4 rounds of 5 epochs", "no training")
+    ]
+    assert "over FedAvg" not in describe_scenarios(every)[1]
     write_claim(tmp_path)
     beyond = (tmp_path / "claim.md").read_text(encoding="utf-8").partition("## Beyond the papers")[2]
-    assert "4×5 epochs" in beyond
+    assert "4 rounds of 5 epochs" in beyond
     assert "no training" not in beyond
 
 
@@ -227,9 +233,9 @@ def test_methods_that_were_never_calibrated_are_named(tmp_path):
     run(tmp_path, "fedavg", 0.5)
     run(tmp_path, "scaffold", 0.5, lda=0.65)
     (said,) = describe_scenarios(group_scenarios(read_all_records(tmp_path)))
-    assert "Tried only without calibration: fedavg." in said
+    assert "Tried without calibration only: fedavg." in said
     run(tmp_path, "fedavg", 0.5, lda=0.6)
-    assert "only without calibration" not in describe_scenarios(group_scenarios(read_all_records(tmp_path)))[0]
+    assert "without calibration only" not in describe_scenarios(group_scenarios(read_all_records(tmp_path)))[0]
 
 
 def test_a_fourth_seed_of_some_does_not_rule_out_those_with_three(tmp_path):

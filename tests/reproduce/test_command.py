@@ -14,7 +14,6 @@ from unskew.reproduce.plan import (
     DataSize,
     PlannedRun,
     Speeds,
-    Watcher,
     count_examples,
     do_runs,
     estimate_all,
@@ -152,7 +151,7 @@ def test_interrupted_it_goes_on_where_it_stopped(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        do_runs(jobs, tmp_path, at_once=1, told=Watcher(rounds=interrupt))
+        do_runs(jobs, tmp_path, at_once=1, progress=interrupt)
     path = tmp_path / "runs" / jobs[0].training / "seed0"
     assert (path / "checkpoint").exists()
     assert not (path / "result.json").exists()

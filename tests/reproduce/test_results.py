@@ -10,7 +10,7 @@ import pytest
 from made_records import fill, record
 from unskew.charts import Line, Words
 from unskew.core.errors import UserError
-from unskew.reproduce.cells import RunView, Variant, check_reading, make_cells, parse_reading
+from unskew.reproduce.cells import RunView, Variant, make_cells, parse_reading
 from unskew.reproduce.figures import draw_figures
 from unskew.reproduce.recipe import load_recipe, recipe_names
 from unskew.reproduce.records import RunRecord, read_record, record_file, run_folder, write_failure
@@ -81,7 +81,7 @@ def test_what_is_missing_says_so(table, tmp_path):
     found = again.cell("FedAvg + clsnorm", "α = 0.5")
     assert found.missing == {0: "no data: cifar10", 1: "diverged"}
     assert list(found.values) == [2]
-    assert any("some of the seeds" in sentence for sentence in findings(again))
+    assert any("Some seeds missing" in sentence for sentence in findings(again))
     assert not again.complete
     assert table.complete
 
@@ -213,8 +213,8 @@ def test_readings_read_what_they_say(tmp_path):
     assert (read("unevenness"), read("unevenness", "lda")) == (0.5, 0)
     assert (read("correlation"), read("correlation(first=true)")) == (0.5, 0.7)
     for wrong in ("nothing", "at-round", "at-round(x=1)", ""):
-        with pytest.raises(UserError):
-            check_reading(wrong)
+        with pytest.raises(UserError, match="reading"):
+            parse_reading(wrong)
 
 
 def test_a_run_without_what_is_read_has_no_value(tmp_path):
@@ -263,7 +263,7 @@ def test_cells_of_a_figure_have_the_variables_of_their_rows():
 
 def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_read(table, tmp_path):
     written(table)
-    write_table(replace(table, asked=Variant("small")), describe_table(table), "unskew reproduce that")
+    write_table(replace(table, variant=Variant("small")), describe_table(table), "unskew reproduce that")
     broken = tmp_path / "tables" / "small" / "ccvr" / "broken.json"
     broken.write_text("{")
     text = write_index(tmp_path).read_text(encoding="utf-8")
@@ -275,25 +275,25 @@ def test_the_index_has_every_table_with_its_command_and_names_what_cannot_be_rea
     assert "broken.json cannot be read" in text
 
 
-@pytest.mark.parametrize(("data", "where"), [("", ""), ("digits", ", on other data than the paper's")])
+@pytest.mark.parametrize(("data", "where"), [("", ""), ("digits", ", on data other than the paper's")])
 def test_signs_of_gains_are_counted_on_all_data_and_what_the_seeds_support(data, where, tmp_path):
     asked = Variant("paper", data)
     noisy = {0: 0.01, 1: 0.2, 2: -0.15}  # a gain of two points on average, of which three seeds say nothing
     fill(tmp_path, "ccvr/table4", asked, lambda cell, seed: 0.5,
          lambda cell, seed: 0.6 if cell.column.name == "N = 10" else 0.5 + noisy[seed])  # fmt: skip
     said = " ".join(findings(read_table(load_recipe("ccvr/table4"), asked, tmp_path)))
-    words = "9 have the paper's sign; for 3 of these the 95 % interval over the seeds leaves out zero."
-    assert f"Of 9 gains of one row over another{where}, {words}" in said
+    clear = "for 3 of these the 95 % interval over the seeds excludes zero."
+    assert f"9 of 9 gains of one row over another have the paper's sign{where}; {clear}" in said
 
 
 def test_gains_of_the_other_sign_are_counted_as_carefully(tmp_path):
     after = {"N = 10": 0.8, "N = 50": 0.6, "N = 100": 0.7}
     fill(tmp_path, "ccvr/table4", PAPER, lambda cell, seed: 0.7, lambda cell, seed: after[cell.column.name])
     said = " ".join(findings(read_table(load_recipe("ccvr/table4"), PAPER, tmp_path)))
-    assert "Of 6 gains of one row over another, 3 have the paper's sign; for 3 of these" in said
-    assert "Of the 3 with the other sign it does for 3." in said
-    assert "the paper's or ours, are not counted: 3." in said
-    assert "by the paper's ±, or ours where it gives none:" in said
+    assert "3 of 6 gains of one row over another have the paper's sign; for 3 of these" in said
+    assert "It also excludes zero for 3 of the 3 with the opposite sign." in said
+    assert "in the paper or here: 3 pairs." in said
+    assert "judged by the paper's ±, or ours where it gives none:" in said
 
 
 def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_not_theirs(tmp_path):
@@ -302,10 +302,10 @@ def test_other_data_are_named_in_our_columns_and_lose_the_differences_that_are_n
     result = read_table(load_recipe("hsu/table4"), asked, tmp_path)
     assert name_ours(result) == "ours (frozen)"
     assert not any(each.startswith(("Network: ", "Two layers: ", "Local epochs: ")) for each in differences(result))
-    assert any(each.startswith("Network: ") for each in differences(replace(result, asked=PAPER)))
+    assert any(each.startswith("Network: ") for each in differences(replace(result, variant=PAPER)))
     files = write_table(result, describe_table(result), "unskew reproduce this")
     assert "| two layers, 1k, paper | two layers, 1k, ours (frozen) |" in files[0].read_text(encoding="utf-8")
-    assert name_ours(replace(result, asked=Variant("small", "table:mine.csv"))) == "ours (other data)"
+    assert name_ours(replace(result, variant=Variant("small", "table:mine.csv"))) == "ours (other data)"
 
 
 def test_a_table_of_one_column_without_a_name_has_a_plain_head(tmp_path):

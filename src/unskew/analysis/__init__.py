@@ -61,7 +61,7 @@ def parse_measure(source: MeasureSource) -> MeasureRequest:
         hint = nearest(call.name, MEASURES)
         raise text.complain(source, call.start, f"no measure is called {call.name!r}; {hint}")
     measure = MEASURES[call.name]
-    return MeasureRequest(call.name, str(call), measure, text.apply(call, _with_knobs(measure.take), "measure"))
+    return MeasureRequest(call.name, str(call), measure, text.apply(call, bind_knobs(measure.take), "measure"))
 
 
 def _check_given(measure: Measure[Any]) -> MeasureRequest:
@@ -85,10 +85,10 @@ def _make_measure(call: text.Call) -> Measure[Any]:
     return measure  # type: ignore[no-any-return]
 
 
-def _with_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of the knobs alone, which gives a function of the run."""
+def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the knobs that returns ``take`` as a function of its first parameter."""
 
-    def bound(**knobs: Any) -> Callable[[FinishedRun], Any]:
+    def bound(**knobs: Any) -> Callable[[Any], Any]:
         return partial(take, **knobs)
 
     knobs = list(inspect.signature(take).parameters.values())[1:]

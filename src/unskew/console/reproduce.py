@@ -21,7 +21,6 @@ from unskew.reproduce.claim import write_claim
 from unskew.reproduce.plan import (
     PlannedRun,
     Speeds,
-    Watcher,
     do_runs,
     estimate_all,
     explain_missing_data,
@@ -278,11 +277,12 @@ def _train(
                 f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left", soft_wrap=True
             )
 
-        watching = Watcher(
-            finished, (lambda done, total: progress("training", done, total)) if out.is_terminal else None
-        )
+        def advance(done: int, total: int) -> None:
+            if out.is_terminal:
+                progress("training", done, total)
+
         try:
-            failures = do_runs(here, folder, data_dir=data_dir, at_once=at_once, told=watching)
+            failures = do_runs(here, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance)
         except KeyboardInterrupt:
             fail(f"interrupted; to go on, give the same command again: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}

@@ -1,13 +1,11 @@
-"""The cells of a recipe at a scale: for each the whole configuration of its training, and what is read of it."""
+"""The cells of a recipe at a scale: the configuration that each one trains, and what is read from the run."""
 
-import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from unskew.analysis import parse_measure
+from unskew.analysis import bind_knobs, parse_measure
 from unskew.analysis.norms import unevenness as uneven
 from unskew.core import text
 from unskew.core.errors import UserError, brief, nearest
@@ -19,12 +17,12 @@ from unskew.runs.finished import plain_name
 from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, rounds_to
 from unskew.runs.train import slug
 
-PERCENT, NUMBER, COUNT, SECONDS = "%", "", "rounds", "s"
+SECONDS = "s"
 
 
 @dataclass(frozen=True)
 class RunView:
-    """What a reading may look at: the run, the calibration whose classifier counts, the run it is relative to."""
+    """What a reading may use: the run, the calibration whose classifier counts, the run it is relative to."""
 
     record: RunRecord
     after: str = ""
@@ -33,7 +31,7 @@ class RunView:
 
 @dataclass(frozen=True)
 class Reading:
-    """A reading with its knobs: the number, its unit, and whether it needs a baseline."""
+    """A reading with its knobs: the function, its unit, and whether it needs a baseline."""
 
     text: str
     read: Callable[[RunView], float | None]
@@ -42,167 +40,146 @@ class Reading:
     relative: bool = False
 
 
-def accuracy(seen: RunView) -> float | None:
-    """Of the final model, with its own classifier or the calibrated one."""
-    result = seen.record.result
-    if not seen.after:
-        return 100 * result.accuracy
-    made = result.calibrations.get(seen.after)
+def accuracy(view: RunView) -> float | None:
+    """Accuracy of the final model, with its own classifier or the calibrated one."""
+    result = view.record.result
+    made = result.calibrations.get(view.after) if view.after else result
     return None if made is None else 100 * made.accuracy
 
 
-def best(seen: RunView) -> float | None:
-    """The best of all evaluated rounds: what a paper that reports its best round has."""
-    return max((100 * row["accuracy"] for row in seen.record.curve), default=None)
+def best(view: RunView) -> float | None:
+    """The best of all evaluated rounds, for papers that report their best round."""
+    return max((100 * row["accuracy"] for row in view.record.curve), default=None)
 
 
-def gain(seen: RunView) -> float | None:
+def gain(view: RunView) -> float | None:
     """What the calibration gained, in points."""
-    after = accuracy(seen)
-    return None if after is None or not seen.after else after - 100 * seen.record.result.accuracy
+    after = accuracy(view)
+    return None if after is None or not view.after else after - 100 * view.record.result.accuracy
 
 
-def at_round(seen: RunView, round: int) -> float | None:
-    """Accuracy of the last evaluated round up to this one; None for a run that ended before it."""
-    if seen.record.result.rounds < round:
+def at_round(view: RunView, round: int) -> float | None:
+    """Accuracy of the last evaluated round up to this one; None for a run that ended earlier."""
+    share = accuracy_at_round(view.record.curve, round) if view.record.result.rounds >= round else None
+    return None if share is None else 100 * share
+
+
+def at_batch(view: RunView, batches: int) -> float | None:
+    """Accuracy once the largest clients of all rounds had done that many batches; None for a shorter run."""
+    rows = view.record.curve
+    share = accuracy_at_batch(rows, batches) if sum(row["batches_max"] for row in rows) >= batches else None
+    return None if share is None else 100 * share
+
+
+def rounds_to_share(view: RunView, share: int) -> float | None:
+    """The first evaluated round with that share, in per cent, of the baseline's accuracy; None if never."""
+    if view.baseline is None:
         return None
-    return _percent(accuracy_at_round(seen.record.curve, round))
-
-
-def at_batch(seen: RunView, batches: int) -> float | None:
-    """Accuracy when the largest clients of all rounds had done that many batches; None for a run that ended before."""
-    rows = seen.record.curve
-    if sum(row["batches_max"] for row in rows) < batches:
-        return None
-    return _percent(accuracy_at_batch(rows, batches))
-
-
-def reached(seen: RunView, share: int) -> float | None:
-    """The first evaluated round with that share, in per cent, of the baseline's accuracy; None where it never had."""
-    if seen.baseline is None:
-        return None
-    found = rounds_to(seen.record.curve, share / 100 * seen.baseline.result.accuracy)
+    found = rounds_to(view.record.curve, share / 100 * view.baseline.result.accuracy)
     return None if found is None else float(found)
 
 
-def relative(seen: RunView, round: int = 0) -> float | None:
-    """Accuracy in per cent of the baseline's at its end: of the final model, or by that round."""
-    own = at_round(seen, round) if round else accuracy(seen)
-    if own is None or seen.baseline is None or not seen.baseline.result.accuracy:
+def relative(view: RunView, round: int = 0) -> float | None:
+    """Accuracy at the end, or by that round, in per cent of the baseline's final accuracy."""
+    own = at_round(view, round) if round else accuracy(view)
+    if own is None or view.baseline is None or not view.baseline.result.accuracy:
         return None
-    return own / seen.baseline.result.accuracy
+    return own / view.baseline.result.accuracy
 
 
-def emd(seen: RunView) -> float | None:
-    """How unlike the clients are, from 0 to 2."""
-    return seen.record.result.emd
+def emd(view: RunView) -> float | None:
+    """How different the clients' labels are, from 0 to 2."""
+    return view.record.result.emd
 
 
-def silhouette(seen: RunView) -> float | None:
-    """Of the features after the last round, as recorded while training."""
-    return seen.record.silhouettes[-1][1] if seen.record.silhouettes else None
+def silhouette(view: RunView) -> float | None:
+    """Silhouette of the features after the last round, as recorded during training."""
+    return view.record.silhouettes[-1][1] if view.record.silhouettes else None
 
 
-def seconds(seen: RunView) -> float | None:
-    """Of training, or of the calibration."""
-    result = seen.record.result
-    if not seen.after:
-        return result.seconds
-    made = result.calibrations.get(seen.after)
+def seconds(view: RunView) -> float | None:
+    """Seconds of training, or of the calibration."""
+    made = view.record.result.calibrations.get(view.after) if view.after else view.record.result
     return None if made is None else made.seconds
 
 
-def separability(seen: RunView) -> float | None:
+def separability(view: RunView) -> float | None:
     """The mean sliced Wasserstein distance between the classes' Gaussians."""
-    return _number(seen.record.measure("separability"), "mean")
+    return _find_number(view.record.measure("separability"), "mean")
 
 
-def cka(seen: RunView, layer: str = "classifier") -> float | None:
+def cka(view: RunView, layer: str = "classifier") -> float | None:
     """The mean CKA of a layer between two clients' models."""
-    values = seen.record.measure("cka")
+    values = view.record.measure("cka")
     if values is None or layer not in values["layers"]:
         return None
     return float(values["means"][values["layers"].index(layer)])
 
 
-def unevenness(seen: RunView, local: bool = False) -> float | None:
-    """How far the lengths of the classifier's rows differ: their deviation over their mean; of local classifiers after
-    the last round the mean over clients."""
-    values = seen.record.measure("norms")
+def unevenness(view: RunView, local: bool = False) -> float | None:
+    """Deviation of the classifier's row lengths over their mean; with ``local`` the mean over local classifiers."""
     if local:
-        return _number(_visit(seen), "unevenness")
-    rows = None if values is None else values["calibrated"].get(seen.after) if seen.after else values["server"]
+        return _find_number(_find_visit(view), "unevenness")
+    values = view.record.measure("norms")
+    rows = None if values is None else values["calibrated"].get(view.after) if view.after else values["server"]
     return None if rows is None else uneven(rows)
 
 
-def correlation(seen: RunView, first: bool = False) -> float | None:
-    """How the rows of local classifiers follow the clients' label counts, the mean over clients; in the first round or
-    after the last."""
-    return _number(_visit(seen, first), "correlation")
+def correlation(view: RunView, first: bool = False) -> float | None:
+    """Correlation of local classifiers' rows with label counts, mean over clients, after the last or first round."""
+    return _find_number(_find_visit(view, first), "correlation")
 
 
-def _visit(seen: RunView, first: bool = False) -> dict[str, Any] | None:
+def _find_visit(view: RunView, first: bool = False) -> dict[str, Any] | None:
     """The rows of local classifiers in the first round, or in the visit after the last."""
-    values = seen.record.measures.get("norms(round=0)") if first else seen.record.measure("norms")
+    values = view.record.measures.get("norms(round=0)") if first else view.record.measure("norms")
     return next((row for row in values["rounds"] if row.get("asked")), None) if values else None
 
 
-READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {
-    "accuracy": (accuracy, PERCENT, 2), "best": (best, PERCENT, 2), "gain": (gain, PERCENT, 2),
-    "at-round": (at_round, PERCENT, 1), "at-batch": (at_batch, PERCENT, 1), "rounds-to": (reached, COUNT, 0),
-    "relative": (relative, PERCENT, 1), "emd": (emd, NUMBER, 2), "silhouette": (silhouette, NUMBER, 4),
-    "seconds": (seconds, SECONDS, 1), "separability": (separability, NUMBER, 3), "cka": (cka, NUMBER, 3),
-    "unevenness": (unevenness, NUMBER, 3), "correlation": (correlation, NUMBER, 2),
-}  # fmt: skip
-RELATIVE = ("rounds-to", "relative")
+def _find_number(values: Any, name: str) -> float | None:
+    return None if values is None or values.get(name) is None else float(values[name])
+
+
+READINGS: dict[str, tuple[Callable[..., float | None], str, int]] = {  # function, unit, decimals
+    "accuracy": (accuracy, "%", 2),
+    "best": (best, "%", 2),
+    "gain": (gain, "%", 2),
+    "at-round": (at_round, "%", 1),
+    "at-batch": (at_batch, "%", 1),
+    "rounds-to": (rounds_to_share, "rounds", 0),
+    "relative": (relative, "%", 1),
+    "emd": (emd, "", 2),
+    "silhouette": (silhouette, "", 4),
+    "seconds": (seconds, SECONDS, 1),
+    "separability": (separability, "", 3),
+    "cka": (cka, "", 3),
+    "unevenness": (unevenness, "", 3),
+    "correlation": (correlation, "", 2),
+}
 
 
 def parse_reading(source: str) -> Reading:
     """The reading of a text such as ``accuracy`` or ``at-round(1000)``."""
     call = text.parse_calls(source, "reading")[0]
     if call.name not in READINGS:
-        raise text.complain(source, call.start, f"no reading is called {call.name!r}; {nearest(call.name, READINGS)}")
+        raise text.complain(source, call.start, f"there is no reading {call.name!r}; {nearest(call.name, READINGS)}")
     function, unit, decimals = READINGS[call.name]
-    read: Callable[[RunView], float | None] = text.apply(call, _with_knobs(function), "reading")
-    return Reading(str(call), read, unit, decimals, call.name in RELATIVE)
-
-
-def check_reading(source: str) -> str:
-    """The text in its plainest spelling, if there is such a reading."""
-    return parse_reading(source).text
-
-
-def _with_knobs(function: Callable[..., float | None]) -> Callable[..., Any]:
-    """A function of the knobs alone, which gives a function of what is seen."""
-
-    def bound(**knobs: Any) -> Callable[[RunView], float | None]:
-        return partial(function, **knobs)
-
-    knobs = list(inspect.signature(function).parameters.values())[1:]
-    bound.__signature__ = inspect.Signature(knobs)  # type: ignore[attr-defined]
-    return bound
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _number(values: Any, name: str) -> float | None:
-    return None if values is None or values.get(name) is None else float(values[name])
+    read: Callable[[RunView], float | None] = text.apply(call, bind_knobs(function), "reading")
+    return Reading(str(call), read, unit, decimals, call.name in ("rounds-to", "relative"))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: what is trained (with seed 0 here), which classifier is read, and what the paper has."""
+    """One cell: what is trained (with seed 0 here), which classifier is read, and the paper's value."""
 
     row: RecipeRow
     column: RecipeColumn
     config: Config
-    after: str  # a calibration in its plainest spelling; "": the run's own classifier
+    after: str  # a calibration in its canonical spelling; "": the run's own classifier
     reads: str
     baseline: Config | None
     measures: tuple[str, ...]
-    done: bool  # whether it is done at this scale
+    done: bool  # whether it is part of this scale
     paper: PaperValue | None
     variables: Mapping[str, Value] = field(default_factory=dict, compare=False)
 
@@ -214,7 +191,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Variant:
-    """How a recipe is done: its scale, the data in place of the paper's, options over all, and which seeds."""
+    """How a recipe is run: its scale, data instead of the paper's, changed options, seeds, rows and columns."""
 
     scale: str = "smoke"
     data: str = ""  # "": the paper's
@@ -229,107 +206,95 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """A word for the folder of its tables."""
-        words = [self.scale, self.data, *(f"{name}-{value}" for name, value in self.changes.items())]
-        return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, words))).strip("-")[:100]
+        """The name of the folder for its tables."""
+        parts = [self.scale, self.data, *(f"{name}-{value}" for name, value in self.changes.items())]
+        return re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(filter(None, parts))).strip("-")[:100]
 
 
-def make_cells(recipe: Recipe, asked: Variant) -> list[Cell]:
-    """Every cell of the recipe, row by row; those that are not done at this scale too."""
-    pairs = [(row, column) for row in recipe.rows for column in recipe.columns]
-    chosen = [(row, column) for row, column in pairs if not row.only or matches(column.name, row.only)]
-    return [_cell(recipe, asked, row, column) for row, column in chosen]
+def make_cells(recipe: Recipe, variant: Variant) -> list[Cell]:
+    """Every cell of the recipe, row by row, including those that are not part of the scale."""
+    extent, cells = recipe.extent(variant.scale, variant.data), []
+    for row in recipe.rows:
+        for at, column in enumerate(recipe.columns):
+            if row.only and not matches(column.name, row.only):
+                continue
+            where = f"recipe {recipe.name}, {row.name}, {column.name}"
+            settings, variables = _merge_levels(recipe, variant, row, column)
+            config = _make_config({**settings, **variant.changes}, variables, where)
+            baseline = None
+            if recipe.baseline is not None:
+                plain, free = _merge_levels(recipe, variant, RecipeRow(row.name), column)
+                baseline = _make_config({**plain, **recipe.baseline, **variant.changes}, free, where)
+            after = plain_name(fill_in(row.after, variables, where)) if row.after else ""
+            reads = parse_reading(fill_in(row.reads or column.reads or "accuracy", variables, where)).text
+            measures = tuple(parse_measure(fill_in(one, variables, where)).text for one in recipe.measures)
+            done, paper = extent.has(row.name, column.name), row.values[at] if row.values else None
+            cells.append(Cell(row, column, config, after, reads, baseline, measures, done, paper, variables))
+    return cells
 
 
-def select_cells(cells: Sequence[Cell], asked: Variant) -> list[Cell]:
-    """The cells that are trained for: done at this scale, and in the rows and columns that were asked for."""
-    kinds = {"rows": {cell.row.name for cell in cells}, "columns": {cell.column.name for cell in cells}}
-    for kind, those in kinds.items():
-        patterns: tuple[str, ...] = getattr(asked, kind)
-        if not any(matches(name, patterns) for name in those):
-            given = ", ".join(patterns)
-            raise UserError(f"--{kind} {given}: no such {kind}; {nearest(patterns[0], sorted(those))}")
-    return [
-        cell for cell in cells
-        if cell.done and matches(cell.row.name, asked.rows) and matches(cell.column.name, asked.columns)
-    ]  # fmt: skip
+def select_cells(cells: Sequence[Cell], variant: Variant) -> list[Cell]:
+    """The cells to train for: part of this scale, and in the chosen rows and columns."""
+    names = {"rows": {cell.row.name for cell in cells}, "columns": {cell.column.name for cell in cells}}
+    for kind, known in names.items():
+        patterns: tuple[str, ...] = getattr(variant, kind)
+        if not any(matches(name, patterns) for name in known):
+            raise UserError(f"--{kind} {', '.join(patterns)}: no such {kind}; {nearest(patterns[0], sorted(known))}")
+    rows = [cell for cell in cells if cell.done and matches(cell.row.name, variant.rows)]
+    return [cell for cell in rows if matches(cell.column.name, variant.columns)]
 
 
-def list_seeds(recipe: Recipe, asked: Variant) -> tuple[int, ...]:
+def list_seeds(recipe: Recipe, variant: Variant) -> tuple[int, ...]:
     """The seeds of every cell."""
-    return asked.seeds or recipe.extent(asked.scale, asked.data).seeds
+    return variant.seeds or recipe.extent(variant.scale, variant.data).seeds
 
 
 def name_training(config: Config) -> str:
-    """A folder's name for a training: what it is in words, and a fingerprint of all that decides it but the seed."""
+    """A folder name for a training: a description, and a fingerprint of all that decides it except the seed."""
     plain = Config(**{**vars(config), "seed": 0, "data_dir": None})
-    words = f"{slug(plain, seed=False)}-{plain.partition}-{plain.clients or ''}"
-    words = re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-")[:80]
-    return f"{words}-{configs.fingerprint(plain)[:10]}"
+    name = f"{slug(plain, seed=False)}-{plain.partition}-{plain.clients or ''}"
+    name = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")[:80]
+    return f"{name}-{configs.fingerprint(plain)[:10]}"
 
 
-def _cell(recipe: Recipe, asked: Variant, row: RecipeRow, column: RecipeColumn) -> Cell:
-    where = f"recipe {recipe.name}, {row.name}, {column.name}"
-    settings, variables = _merged(recipe, asked, row, column)
-    config = _config({**settings, **asked.changes}, variables, where)
-    baseline = None
-    if recipe.baseline is not None:
-        plain, free = _merged(recipe, asked, RecipeRow(row.name), column)
-        baseline = _config({**plain, **recipe.baseline, **asked.changes}, free, where)
-    after = plain_name(_filled(row.after, variables, where)) if row.after else ""
-    reads = check_reading(_filled(row.reads or column.reads or "accuracy", variables, where))
-    measures = tuple(parse_measure(_filled(each, variables, where)).text for each in recipe.measures)
-    place = [each.name for each in recipe.columns].index(column.name)
-    done = recipe.extent(asked.scale, asked.data).has(row.name, column.name)
-    paper = row.values[place] if row.values else None
-    return Cell(row, column, config, after, reads, baseline, measures, done, paper, variables)
-
-
-def _merged(
-    recipe: Recipe, asked: Variant, row: RecipeRow, column: RecipeColumn
-) -> tuple[dict[str, Value], dict[str, Value]]:  # fmt: skip
-    """Settings and variables, from the general to the particular; then the scale's, then other data's."""
+def _merge_levels(
+    recipe: Recipe, variant: Variant, row: RecipeRow, column: RecipeColumn
+) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Settings and variables from the general to the particular, then those of the scale, then of other data."""
     levels = (recipe.paper.level, recipe.level, column.level, row.level)
     chosen: list[Level] = [*levels, Level(variables=row.by_column.get(column.name, {}))]
-    chosen += [each.scale[asked.scale] for each in levels if asked.scale in each.scale]
-    if asked.data:
-        others = [each.stand_in[asked.data] for each in levels if asked.data in each.stand_in]
-        chosen += others + [each.scale[asked.scale] for each in others if asked.scale in each.scale]
+    chosen += [level.scale[variant.scale] for level in levels if variant.scale in level.scale]
+    if variant.data:
+        others = [level.stand_in[variant.data] for level in levels if variant.data in level.stand_in]
+        chosen += others + [level.scale[variant.scale] for level in others if variant.scale in level.scale]
         if not others:
-            chosen.append(Level({"data": asked.data}))
+            chosen.append(Level({"data": variant.data}))
     settings = {name: value for level in chosen for name, value in level.settings.items()}
     variables = {name: value for level in chosen for name, value in level.variables.items()}
     return settings, variables
 
 
-def _config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:
-    values = {name: _typed(name, value, variables, where) for name, value in settings.items()}
+def _make_config(settings: Mapping[str, Value], variables: Mapping[str, Value], where: str) -> Config:
+    """The configuration with its variables filled in; an empty text is the option's default."""
+    values: dict[str, Value | None] = {}
+    for name, value in settings.items():
+        option, values[name] = OPTIONS[name], value
+        if not isinstance(value, str):
+            continue
+        filled = fill_in(value, variables, where)
+        values[name] = filled if filled else option.default
+        if filled and option.kind in (int, float):
+            try:
+                values[name] = option.kind(filled)
+            except ValueError:
+                raise UserError(f"{where}: {name} must be a number, not {brief(filled)}") from None
     return configs.with_values(Config(), values, where)
 
 
-def _typed(name: str, value: Value, variables: Mapping[str, Value], where: str) -> Value | None:
-    """An option's value with its variables filled in; an empty text is the option's default."""
-    option = OPTIONS[name]
-    if not isinstance(value, str):
-        return value
-    text = _filled(value, variables, where)
-    if text == "":
-        return option.default
-    if option.kind in (int, float):
-        try:
-            number: Value = option.kind(text)
-        except ValueError:
-            raise UserError(f"{where}: {name} must be a number, {brief(text)} given") from None
-        return number
-    return text
-
-
-def _filled(text: str, variables: Mapping[str, Value], where: str) -> str:
+def fill_in(text: str, variables: Mapping[str, Value], where: str) -> str:
+    """A recipe's text with its variables."""
+    spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in variables.items()}
     try:
-        return text.format_map({name: _spelled(value) for name, value in variables.items()})
+        return text.format_map(spelled)
     except (KeyError, ValueError, IndexError) as error:
         raise UserError(f"{where}: {brief(text)} needs the variable {error}") from error
-
-
-def _spelled(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

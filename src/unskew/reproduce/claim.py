@@ -4,8 +4,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from math import sqrt
+from functools import cache, cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -24,34 +23,39 @@ from unskew.reproduce.records import RECORDS, RunRecord, link_run, read_record_f
 from unskew.runs.config import OPTIONS
 from unskew.runs.seeds import SeedSpread, spread_over_seeds
 
-# what does not tell federations apart: how they are trained, and who is lucky
+# options in which the runs of one scenario may differ
 OWN = {"method", "lr", "seed", "evaluate_every"} | {name for name, option in OPTIONS.items() if not option.decides}
-OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # nothing, where none is done
+OF_TRAINING = {"epochs", "batch", "momentum", "weight_decay", "augment", "per_round"}  # irrelevant without training
 PUBLISHED = {"fedavg", "fedprox", "fedavgm", "moon", "clsnorm", "clsprox", "prototypes", "fedir", "fedvc"}
-IN_PAPERS = {"", "ccvr", "uscc"}
-CHEAP, SAVING = 1.0, 0.9  # points that a cheaper choice may be below the best, and how much of its bytes it may send
+CHEAP, SAVING = 1.0, 0.9  # points that a cheaper combination may be below the best; the share of its bytes it may send
+KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, one colour each
+NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
+MOST_RIVALS = 3  # named in a sentence
+STEP, LEFT = 190, 140  # width of a scenario in the figure, and of the axis next to them
+WIDE = 0.4  # how far from the middle of its column the cheapest and the most expensive combination are
+LINES = 17  # height of the figure in lines of text
 
 
 @dataclass(frozen=True)
 class Combination:
-    """A method with a calibration in one federation: its accuracy by seed, in per cent, and what it costs."""
+    """A method with a calibration in one scenario: its accuracy by seed in per cent, and its cost."""
 
     method: str
     calibration: str  # "": none
     scores: dict[int, float]
     bytes_up: float  # all rounds and the calibration, mean over seeds
-    seconds: float  # training and calibration, the quickest seed's: other work on the machine only adds
+    seconds: float  # training and calibration of the fastest seed: other work on the machine only adds
     records: tuple[RunRecord, ...]
-    rate: str = ""  # where the federation was trained with several
+    rate: str = ""  # set where the scenario was trained with several
 
     @property
     def trained(self) -> str:
-        """What is trained, without the calibration."""
+        """The method and its learning rate, without the calibration."""
         return f"{self.method}, rate {self.rate}" if self.rate else self.method
 
     @property
     def name(self) -> str:
-        """The choice in words."""
+        """The combination in words."""
         return f"{self.trained} + {self.calibration}" if self.calibration else self.trained
 
     @property
@@ -63,114 +67,120 @@ class Combination:
 
     @property
     def published(self) -> bool:
-        """Whether the papers have it: their methods, and CCVR or USCC as they write it."""
-        plain = {part.partition("(")[0].strip() for part in self.method.split(" + ")} <= PUBLISHED
+        """Whether the papers have it: their methods, and CCVR or USCC as printed."""
+        methods = {part.partition("(")[0].strip() for part in self.method.split(" + ")}
         name, _, knobs = self.calibration.partition("(")
-        return plain and name in IN_PAPERS and "layers" not in knobs and "components" not in knobs
+        return methods <= PUBLISHED and name in ("", "ccvr", "uscc") and not re.search("layers|components", knobs)
+
+    @property
+    def kind(self) -> str:
+        """The kind of calibration, one of KINDS."""
+        name, _, knobs = self.calibration.partition("(")
+        name = "random" if "expand" in knobs else name or "none"
+        return name if name in KINDS else "other"
+
+    @property
+    def cost(self) -> str:
+        """Bytes and time."""
+        return f"{format_bytes(self.bytes_up)} up, {format_duration(self.seconds)}"
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Runs that differ in method, calibration and seed alone."""
+    """Runs that differ only in method, calibration and seed."""
 
     label: str
     alpha: float | None
-    clients: int
-    choices: tuple[Combination, ...]
+    combinations: tuple[Combination, ...]
     printed: tuple[str, PaperValue] | None  # the papers' best printed value for these settings, and where
-    data: str  # the data set in a word
+    data: str  # the data set's short name
 
     @property
     def network(self) -> str:
-        """What is trained."""
-        return self.choices[0].records[0].result.model
+        """The network that is trained."""
+        return self.combinations[0].records[0].result.model
 
     @property
     def trained(self) -> bool:
-        """Whether anything was: without it a calibration is all there is."""
-        return self.choices[0].records[0].result.rounds > 0
+        """False where only calibrations differ: there are no rounds."""
+        return self.combinations[0].records[0].result.rounds > 0
 
-    @property
+    @cached_property
     def best(self) -> Combination:
-        """The highest mean of those with three seeds, or as many as any has."""
-        found = _highest(self.choices)
+        """The highest mean of those with enough seeds."""
+        found = _pick_highest(self.combinations)
         assert found is not None
         return found
 
     @property
     def plain(self) -> Combination | None:
         """FedAvg without calibration, at its best rate."""
-        return _highest([each for each in self.choices if each.method == "fedavg" and not each.calibration])
+        return _pick_highest([one for one in self.combinations if one.method == "fedavg" and not one.calibration])
 
-    @property
-    def best_published(self) -> Combination | None:
-        """The best of what the papers have, as run by us."""
-        return _highest([each for each in self.choices if each.published])
-
-    @property
-    def best_unpublished(self) -> Combination | None:
-        """The best of what the papers do not have."""
-        return _highest([each for each in self.choices if not each.published])
-
-    @property
-    def level(self) -> float:
-        """Of an interval for one of all comparisons with the best: Bonferroni's."""
-        return 1 - (1 - LEVEL) / max(1, len(self.choices) - 1)
+    def best_where(self, published: bool) -> Combination | None:
+        """The best of what the papers have, or of what they do not have, as run here."""
+        return _pick_highest([one for one in self.combinations if one.published is published])
 
     def gap(self, one: Combination, other: Combination) -> Difference | None:
-        """How far one is above the other, in points, paired over common seeds; None with fewer than three.
+        """How far one is above the other in points, paired over common seeds; None with fewer than three.
 
-        The interval is the wider of two: the pair's own, and one from the noise of all choices together, widened for
-        the number of comparisons with the best. Widened alike, the pair's own would tell nothing apart with three
-        seeds and dozens of choices; where a pair is noisier than the others, it holds for that pair alone.
+        The interval is the wider of two: the pair's own, and one from the noise of all combinations together, widened
+        for the number of comparisons with the best (Bonferroni). Widened alike, the pair's own would separate nothing
+        with three seeds and dozens of combinations; where a pair is noisier than the others, it holds for that pair.
         """
         own = compare_pairs(one.scores, other.scores)
         if own is None:
             return None
-        error, freedom = self._error(sorted(set(one.scores) & set(other.scores)))
-        half = max(own.high - own.mean, t_quantile(self.level, freedom) * error)
+        seeds = sorted(one.scores.keys() & other.scores.keys())
+        rows = [[each.scores[s] for s in seeds] for each in self.combinations if each.scores.keys() >= set(seeds)]
+        mean, seed_means = fmean(map(fmean, rows)), [fmean(column) for column in zip(*rows, strict=True)]
+        residual = sum(
+            (score - fmean(row) - seed_mean + mean) ** 2
+            for row in rows
+            for score, seed_mean in zip(row, seed_means, strict=True)
+        )
+        freedom = (len(rows) - 1) * (len(seeds) - 1)
+        error = math.sqrt(2 * residual / freedom / len(seeds))
+        level = 1 - (1 - LEVEL) / max(1, len(self.combinations) - 1)
+        half = max(own.high - own.mean, t_quantile(level, freedom) * error)
         return Difference(own.seeds, own.mean, own.mean - half, own.mean + half)
 
-    def _error(self, seeds: Sequence[int]) -> tuple[float, int]:
-        """The standard error of a difference of two choices' means, from what choices and seeds leave unexplained."""
-        scores = [[each.scores[seed] for seed in seeds] for each in self.choices if set(seeds) <= set(each.scores)]
-        whole, by_seed = fmean(map(fmean, scores)), [fmean(column) for column in zip(*scores, strict=True)]
-        left = sum((value - fmean(row) - luck + whole) ** 2
-                   for row in scores for value, luck in zip(row, by_seed, strict=True))  # fmt: skip
-        freedom = (len(scores) - 1) * (len(seeds) - 1)
-        return sqrt(2 * left / freedom / len(seeds)), freedom
+    def describe_gap(self, one: Combination, other: Combination) -> str:
+        """The gap in points, with its interval where there are enough seeds."""
+        gap = self.gap(one, other)
+        if gap is None:
+            return f"{one.accuracy.mean - other.accuracy.mean:+.2f} points"
+        return f"{gap.mean:+.2f} points ({gap.low:+.2f} to {gap.high:+.2f})"
 
     @property
     def rivals(self) -> list[Combination]:
-        """Those that the seeds do not tell from the best, highest first."""
-        others = [each for each in self.choices if each is not self.best]
-        gaps = [(each, self.gap(self.best, each)) for each in others]
-        unsure = [each for each, gap in gaps if gap is None or gap.low <= 0]
-        return sorted(unsure, key=lambda each: -each.accuracy.mean)
+        """Those that are statistically tied with the best, highest first."""
+        gaps = [(one, self.gap(self.best, one)) for one in self.combinations if one is not self.best]
+        return sorted((one for one, gap in gaps if gap is None or gap.low <= 0), key=lambda one: -one.accuracy.mean)
 
     @property
     def never_calibrated(self) -> list[str]:
-        """The methods that no calibration was tried on, where one was on others."""
-        tried = {each.method for each in self.choices if each.calibration}
-        return list(dict.fromkeys(each.method for each in self.choices if each.method not in tried)) if tried else []
+        """Methods that were tried without calibration only, where others were calibrated."""
+        tried = {one.method for one in self.combinations if one.calibration}
+        return list(dict.fromkeys(one.method for one in self.combinations if one.method not in tried)) if tried else []
 
     @property
     def cheapest(self) -> Combination:
-        """The one with the fewest bytes of those within a point of the best; the best where none saves a tenth."""
-        near = [each for each in _seen_enough(self.choices) if each.accuracy.mean >= self.best.accuracy.mean - CHEAP]
-        least = min(near, key=lambda each: (each.bytes_up, -each.accuracy.mean))
+        """The fewest bytes among those within a point of the best; the best where none saves a tenth."""
+        least_accurate = self.best.accuracy.mean - CHEAP
+        near = [one for one in _keep_seeded(self.combinations) if one.accuracy.mean >= least_accurate]
+        least = min(near, key=lambda one: (one.bytes_up, -one.accuracy.mean))
         return least if least.bytes_up <= SAVING * self.best.bytes_up else self.best
 
 
-def _seen_enough(choices: Sequence[Combination]) -> list[Combination]:
-    """Those with three seeds, or as many as any has: with fewer a mean may be the luck of a partition."""
-    enough = min(MIN_SEEDS, max((len(each.scores) for each in choices), default=0))
-    return [each for each in choices if len(each.scores) >= enough]
+def _keep_seeded(combinations: Sequence[Combination]) -> list[Combination]:
+    """Those with three seeds, or as many as any has: with fewer, a mean may be the luck of one partition."""
+    enough = min(MIN_SEEDS, max((len(one.scores) for one in combinations), default=0))
+    return [one for one in combinations if len(one.scores) >= enough]
 
 
-def _highest(choices: Sequence[Combination]) -> Combination | None:
-    """The highest mean of those that were seen often enough."""
-    return max(_seen_enough(choices), key=lambda each: each.accuracy.mean, default=None)
+def _pick_highest(combinations: Sequence[Combination]) -> Combination | None:
+    return max(_keep_seeded(combinations), key=lambda one: one.accuracy.mean, default=None)
 
 
 def read_all_records(out: Path) -> list[RunRecord]:
@@ -181,90 +191,93 @@ def read_all_records(out: Path) -> list[RunRecord]:
         if isinstance(record, RunRecord):
             found.append(record)
     if not found:
-        again = "unskew reproduce ours/calibrations --scale small"
-        raise UserError(f"{out} has no results to choose from; make some, such as: {again} --out {out}")
+        command = f"unskew reproduce ours/calibrations --scale small --out {out}"
+        raise UserError(f"{out} has no results to compare; run some first, for example: {command}")
     return found
 
 
 def group_scenarios(records: Sequence[RunRecord]) -> list[Scenario]:
-    """The federations of which at least two choices were tried, by data set, number of clients and skew."""
+    """The scenarios with at least two combinations, by data set, number of clients and skew."""
     groups: dict[tuple[tuple[str, str], ...], list[RunRecord]] = {}
     for record in records:
         if "centralised" not in record.result.method:
-            idle = set() if record.result.rounds else OF_TRAINING
-            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in OWN | idle))
+            ignored = OWN if record.result.rounds else OWN | OF_TRAINING
+            key = tuple(sorted((k, str(v)) for k, v in record.result.settings.items() if k not in ignored))
             groups.setdefault(key, []).append(record)
-    chosen = [(group, choices) for group in groups.values() if len(choices := tuple(_choices(group))) > 1]
-    labels = _labels([group[0] for group, _ in chosen])
-    printed = _printed()
-    made = []
-    for label, (group, choices) in zip(labels, chosen, strict=True):
-        values = [printed[each.training] for each in group if each.training in printed]
+    kept = [(group, some) for group in groups.values() if len(some := tuple(_combine(group))) > 1]
+    labels, printed, scenarios = _label_scenarios([group[0] for group, _ in kept]), _list_printed(), []
+    for label, (group, combinations) in zip(labels, kept, strict=True):
+        values = [printed[record.training] for record in group if record.training in printed]
         best = max(values, key=lambda pair: pair[1].mean) if values else None
-        alpha = re.search(r"alpha=([\d.]+)", group[0].result.partition)
-        skew, data = float(alpha[1]) if alpha else None, _word(group[0].result.data)
-        made.append(Scenario(label, skew, group[0].result.clients, choices, best, data))
-    return sorted(made, key=_order)
+        data = _shorten(group[0].result.data)
+        scenarios.append(Scenario(label, _find_alpha(group[0]), combinations, best, data))
+
+    def order(one: Scenario) -> tuple[str, int, float, int, str]:
+        result = one.combinations[0].records[0].result
+        return one.data, result.clients, one.alpha if one.alpha is not None else 1e9, result.per_round, one.label
+
+    return sorted(scenarios, key=order)
 
 
-def _order(one: Scenario) -> tuple[str, int, float, int, str]:
-    visits = one.choices[0].records[0].result.per_round
-    return one.data, one.clients, one.alpha if one.alpha is not None else 1e9, visits, one.label
+def _find_alpha(record: RunRecord) -> float | None:
+    alpha = re.search(r"alpha=([\d.]+)", record.result.partition)
+    return float(alpha[1]) if alpha else None
 
 
-def _word(data: str) -> str:
+def _shorten(data: str) -> str:
     """A data set's name without its folder, module or knobs."""
     return re.sub(r"^.*[:/]", "", data.partition("(")[0]) or data
 
 
-def _choices(group: Sequence[RunRecord]) -> Iterator[Combination]:
+def _combine(group: Sequence[RunRecord]) -> Iterator[Combination]:
+    """Every method and rate of a scenario with every calibration that was made of it."""
     trained: dict[tuple[str, str], list[RunRecord]] = {}
     for record in group:
         trained.setdefault((record.result.method, str(record.result.settings.get("lr", ""))), []).append(record)
     several = len({rate for _, rate in trained}) > 1
     for (method, rate), records in trained.items():
-        every = dict.fromkeys(name for each in records for name in each.result.calibrations if not is_bound(name))
-        for name in ("", *every):
-            some = [each for each in records if not name or name in each.result.calibrations]
-            made = [each.result.calibrations[name] if name else None for each in some]
-            scores = {each.result.seed: 100 * (one.accuracy if one else each.result.accuracy)
-                      for each, one in zip(some, made, strict=True)}  # fmt: skip
-            sent = fmean(
-                each.result.bytes_up + (one.bytes_up if one else 0) for each, one in zip(some, made, strict=True)
-            )
-            took = min(each.result.seconds for each in some) + min((one.seconds for one in made if one), default=0)
-            yield Combination(method, name, scores, sent, took, tuple(some), rate if several else "")
+        names = dict.fromkeys(name for one in records for name in one.result.calibrations if not is_bound(name))
+        for name in ("", *names):
+            kept = [one for one in records if not name or name in one.result.calibrations]
+            results = [one.result for one in kept]
+            made = [one.calibrations[name] for one in results] if name else []
+            scores = {one.seed: 100 * (one.calibrations[name] if name else one).accuracy for one in results}
+            sent = fmean(one.bytes_up for one in results) + (fmean(one.bytes_up for one in made) if made else 0)
+            seconds = min(one.seconds for one in results) + min((one.seconds for one in made), default=0)
+            yield Combination(method, name, scores, sent, seconds, tuple(kept), rate if several else "")
 
 
-def _labels(records: Sequence[RunRecord]) -> list[str]:
-    """A name for each federation: skew and clients, and whatever else tells them apart."""
-    lengths = {(each.result.rounds, each.result.settings.get("epochs")) for each in records}
-    sets = {_word(each.result.data) for each in records}
-    networks = {(_word(each.result.data), each.result.model) for each in records}
-    made = []
-    for each in records:
-        result = each.result
-        alpha = re.search(r"alpha=([\d.]+)", result.partition)
-        by_client = " by client" if result.partition.startswith("dirichlet-client") else ""  # which is more skewed
-        skew = f"α = {float(alpha[1]):g}{by_client}" if alpha else result.partition
-        words = [skew, f"{result.clients:,} clients"]
-        words += [f"{result.per_round:,} a round"] if result.per_round < result.clients else []
-        length = f"{result.rounds}×{result.settings.get('epochs')} epochs" if result.rounds else "no training"
-        words += [length] if len(lengths) > 1 else []
-        trained = result.settings.get("train", "all")
-        if trained != "all":
-            words.append(f"{trained} of {result.model} alone")
+def _label_scenarios(records: Sequence[RunRecord]) -> list[str]:
+    """A name for each scenario: clients and skew, and whatever else distinguishes it from the others."""
+    lengths = {(one.result.rounds, one.result.settings.get("epochs")) for one in records}
+    sets = {_shorten(one.result.data) for one in records}
+    networks = {(_shorten(one.result.data), one.result.model) for one in records}
+    labels = []
+    for record in records:
+        result, alpha = record.result, _find_alpha(record)
+        scheme = "per-client Dirichlet" if result.partition.startswith("dirichlet-client") else "Dirichlet"
+        parts = [_shorten(result.data)] if len(sets) > 1 else []
+        parts += [f"{result.clients:,} clients"]
+        parts += [f"{result.per_round:,} per round"] if result.per_round < result.clients else []
+        parts += [result.partition if alpha is None else f"{scheme} α = {alpha:g}"]
+        if len(lengths) > 1:
+            epochs = counted(int(result.settings.get("epochs", 1)), "epoch")
+            parts.append(f"{result.rounds} rounds of {epochs}" if result.rounds else "no training")
+        part_trained = result.settings.get("train", "all")
+        if part_trained != "all":
+            parts.append(f"only the {part_trained} of {result.model} trained")
         elif len(networks) > len(sets):
-            words.append(result.model)
-        made.append(", ".join([*([_word(result.data)] if len(sets) > 1 else []), *words]))
-    twice = {label for label in made if made.count(label) > 1}
-    return [f"{label}, {each.result.data}, {each.result.partition}, {each.result.model}" if label in twice else label
-            for label, each in zip(made, records, strict=True)]  # fmt: skip
+            parts.append(result.model)
+        labels.append(", ".join(parts))
+    return [
+        f"{label}, {one.result.data}, {one.result.partition}, {one.result.model}" if labels.count(label) > 1 else label
+        for label, one in zip(labels, records, strict=True)
+    ]
 
 
 @cache
-def _printed() -> dict[str, tuple[str, PaperValue]]:
-    """By training, the best value that a paper prints for it, and where; bounds and other readings do not count."""
+def _list_printed() -> dict[str, tuple[str, PaperValue]]:
+    """By training, the best accuracy that a paper prints for it, and where; upper bounds do not count."""
     found: dict[str, tuple[str, PaperValue]] = {}
     for name in recipe_names():
         for cell in make_cells(load_recipe(name), Variant("paper")):
@@ -276,215 +289,160 @@ def _printed() -> dict[str, tuple[str, PaperValue]]:
     return found
 
 
-KINDS = ("none", "ccvr", "uscc", "lda", "random", "ridge", "other")  # of calibration, each with a colour
-NAMES = {"none": "no calibration", "random": "lda on random features", "other": "other calibrations"}
-MOST_RIVALS = 3  # named in a sentence
-STEP, LEFT = 190, 140  # width of a federation in the figure, and beside them
-WIDE = 0.4  # how far from the middle of its column the cheapest and the dearest choice are
-LINES = 17  # of text that the figure is high
-
-
 def write_claim(out: Path) -> tuple[list[Path], list[str]]:
-    """Write claim.html, claim.md and their figures from the records in a folder; the files, and what they say."""
-    every = group_scenarios(read_all_records(out))
-    charts, said = draw_claim(every, out), describe_scenarios(every)
+    """Write claim.html, claim.md and their figures from the records in a folder; the files and the findings."""
+    scenarios = group_scenarios(read_all_records(out))
+    charts, findings = draw_claim(scenarios, out), describe_scenarios(scenarios)
+    beyond = _tabulate_beyond(scenarios)
     page = Page(
         title="What to choose when",
         subtitle="Over all runs in this folder: which method, which calibration, at what cost",
-        findings=said,
-        facts=[("federations", str(len(every))), ("choices", str(sum(len(each.choices) for each in every)))],
+        findings=findings,
+        facts=[("scenarios", str(len(scenarios))), ("combinations", str(sum(len(s.combinations) for s in scenarios)))],
         sections=[
-            Section("figure", "Accuracy of every choice", _FIGURE, charts),
-            Section("choices", "Every choice", _TABLE, [_table(every, out)]),
-            Section("beyond", "Beyond the papers", _BEYOND, [_beyond(every)]),
+            Section("figure", "Accuracy of every combination", _FIGURE, charts),
+            Section("choices", "Every combination", _TABLE, [_tabulate_all(scenarios, out)]),
+            Section("beyond", "Beyond the papers", _BEYOND, [beyond]),
         ],
         footer="Made by unskew reproduce --claim from the records in this folder.",
         heading="What to choose",
     )
-    contents = {"claim.html": to_html(page), "claim.md": _markdown(every, charts, said)}
+    lines = ["# What to choose when", "", *(f"- {sentence}" for sentence in findings), ""]
+    lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
+    if beyond.rows:
+        rows = [[column.name for column in beyond.columns], ["---"] * len(beyond.columns), *beyond.rows]
+        lines += ["## Beyond the papers", "", _BEYOND, ""]
+        lines += ["| " + " | ".join("" if cell is None else str(cell) for cell in row) + " |" for row in rows]
+    contents = {"claim.html": to_html(page), "claim.md": "\n".join(lines) + "\n"}
     contents |= {f"{chart.name}.svg": svg(chart) for chart in charts}
-    for name in _figures_of(out / "claim.md") - set(contents):  # of data sets that are no longer here
-        (out / name).unlink(missing_ok=True)
-    for file, content in contents.items():
-        write_whole(out / file, content.encode())
-    return [out / file for file in contents], said
-
-
-def _figures_of(file: Path) -> set[str]:
-    """The figures that an earlier claim has written."""
-    text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return set(re.findall(r"\]\((claim[a-z0-9-]*\.svg)\)", text))
+    if (out / "claim.md").is_file():  # delete figures of data sets that are gone
+        earlier = re.findall(r"\]\((claim[a-z0-9-]*\.svg)\)", (out / "claim.md").read_text(encoding="utf-8"))
+        for name in set(earlier) - set(contents):
+            (out / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        write_whole(out / name, content.encode())
+    return [out / name for name in contents], findings
 
 
 _FIGURE = (
-    "A column for each federation, a dot for each method with each calibration: in its column from left to right the "
-    "bytes that it sends, from the fewest to the most. Above them the best. A dot leads to its first run."
+    "One column per scenario, one dot per method and calibration. Within a column, dots further right send more bytes. "
+    "The text above each column names the best combination. A dot links to its first run."
 )
 _TABLE = (
-    "Bytes are those that all clients send, in all rounds and for the calibration; the time is the "
-    "quickest seed's, since other work on the machine only adds to it. The gap is how far the best is above it, "
-    "paired over the seeds; its interval is the wider of the pair's own and one from the noise of all choices "
-    "together, widened for the number of comparisons. A paper's table has the pair's own interval alone, which may "
-    "leave out zero where this one does not."
+    "Bytes are what all clients send, over all rounds and for the calibration. The time is that of the fastest seed, "
+    "since other work on the machine only adds to it. The gap is how far the best is above a combination, paired over "
+    "the seeds. Its interval is the wider of the pair's own and one from the noise of all combinations together, "
+    "widened for the number of comparisons. A paper's table shows only the pair's own interval, which may exclude zero "
+    "where this one does not."
 )
 _BEYOND = (
-    "The best of what the papers do not have against the best of what they have, both run here on the same partitions "
-    "and seeds, with the bytes that each sends; and beside the best value that a paper prints for the same settings. "
-    "CCVR counts as the paper's with ReLU and Tukey's transformation and without them."
+    "The best combination that the papers do not have against the best that they have, both run here on the same "
+    "partitions and seeds, with the bytes that each sends; and next to them the best value that a paper prints for the "
+    "same settings. CCVR counts as the paper's with and without ReLU and Tukey's transformation."
 )
 
 
-def describe_scenarios(every: Sequence[Scenario]) -> list[str]:
-    """For each federation what is best, what is as good, and what is cheaper."""
-    said = []
-    for each in every:
-        best = each.best
+def describe_scenarios(scenarios: Sequence[Scenario]) -> list[str]:
+    """For each scenario the best combination, what is statistically tied with it, and what is cheaper."""
+    sentences = []
+    for scenario in scenarios:
+        best, seeds = scenario.best, counted(len(scenario.best.scores), "seed")
         few = len(best.scores) < MIN_SEEDS
-        highest = f"highest with {counted(len(best.scores), 'seed')}, too few to call it best: " if few else ""
-        words = f"{each.label}: {highest}{best.name}, {best.accuracy.words()} %{_seeds(best)}, {_cost(best)}"
-        if each.trained and each.plain is not None and each.plain is not best:
-            words += f"; {_gap(each.gap(best, each.plain), best, each.plain)} above FedAvg without calibration"
-        rivals = each.rivals
+        what = f"highest mean, with {seeds} too few to name a winner: " if few else ""
+        text = f"{scenario.label}: {what}{best.name}, {best.accuracy.words()} % over {seeds}, {best.cost}"
+        if scenario.trained and scenario.plain is not None and scenario.plain is not best:
+            text += f"; {scenario.describe_gap(best, scenario.plain)} over FedAvg without calibration"
+        rivals = [one.name for one in scenario.rivals]
         if rivals and not few:
             more = f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
-            words += f". Not told apart from it: {', '.join(one.name for one in rivals[:MOST_RIVALS])}{more}"
-        if each.never_calibrated:
-            words += f". Tried only without calibration: {', '.join(each.never_calibrated)}"
-        cheap = each.cheapest
+            text += f". Statistically tied with: {', '.join(rivals[:MOST_RIVALS])}{more}"
+        if scenario.never_calibrated:
+            text += f". Tried without calibration only: {', '.join(scenario.never_calibrated)}"
+        cheap = scenario.cheapest
         if cheap is not best:
-            words += (
-                f". Within {CHEAP:g} point at {format_bytes(cheap.bytes_up)} instead of {format_bytes(best.bytes_up)}: "
-                f"{cheap.name}"
-            )
-        said.append(f"{words}.")
-    return said
+            instead = f"{format_bytes(cheap.bytes_up)} instead of {format_bytes(best.bytes_up)}"
+            text += f". Within {CHEAP:g} point for {instead}: {cheap.name}"
+        sentences.append(f"{text}.")
+    return sentences
 
 
-def _gap(gap: Difference | None, one: Combination, other: Combination) -> str:
-    if gap is None:
-        return f"{one.accuracy.mean - other.accuracy.mean:+.2f} points"
-    return f"{gap.mean:+.2f} points ({gap.low:+.2f} to {gap.high:+.2f})"
-
-
-def _seeds(choice: Combination) -> str:
-    return f" over {counted(len(choice.scores), 'seed')}"
-
-
-def draw_claim(every: Sequence[Scenario], folder: Path) -> list[Chart]:
-    """A figure for each data set and network: a column for each federation, in it bytes from left to right, accuracy
-    upwards."""
+def draw_claim(scenarios: Sequence[Scenario], folder: Path) -> list[Chart]:
+    """A figure for each data set and network."""
     groups: dict[tuple[str, str], list[Scenario]] = {}
-    for each in every:
-        groups.setdefault((each.data, each.network), []).append(each)
-    sets = [data for data, _ in groups]
-    charts = []
-    for (data, network), some in groups.items():
+    for scenario in scenarios:
+        groups.setdefault((scenario.data, scenario.network), []).append(scenario)
+    sets, charts = [data for data, _ in groups], []
+    for (data, network), group in groups.items():
         name = f"{data} {network}" if sets.count(data) > 1 else data if len(groups) > 1 else ""
-        charts.append(_chart(some, folder, name))
+        charts.append(_draw_group(group, folder, name))
     return charts
 
 
-def _chart(every: Sequence[Scenario], folder: Path, name: str) -> Chart:
+def _draw_group(scenarios: Sequence[Scenario], folder: Path, name: str) -> Chart:
+    """A column for each scenario: bytes from left to right, accuracy upwards, the best in words above."""
     marks: list[Mark] = []
     for colour, kind in enumerate(KINDS):
-        points = [(place, one) for place, each in enumerate(every) for one in each.choices if _kind(one) == kind]
+        points = [
+            (at, one) for at, scenario in enumerate(scenarios) for one in scenario.combinations if one.kind == kind
+        ]
         if not points:
             continue
-        tips = [f"{every[place].label}\n{one.name}: {one.accuracy.words()} %\n{_cost(one)}" for place, one in points]
+        tips = [f"{scenarios[at].label}\n{one.name}: {one.accuracy.words()} %\n{one.cost}" for at, one in points]
         links = [link_run(one.records[0], folder) for _, one in points]
-        x = [place + WIDE * _dearness(one, every[place]) for place, one in points]
+        x = [at + WIDE * _place_by_bytes(one, scenarios[at]) for at, one in points]
         y = [one.accuracy.mean for _, one in points]
         marks.append(Dots(x, y, colour, radius=4.5, name=NAMES.get(kind, kind), tips=tips, links=links))
-    means = [one.accuracy.mean for each in every for one in each.choices]
-    line = (max(means, default=0) - min(means, default=0) or 1) / LINES
-    for place, each in enumerate(every):
-        top = max(one.accuracy.mean for one in each.choices)  # higher than the best where that one has fewer seeds
-        marks += [Words(float(place), top + (count + 0.7) * line, words)
-                  for count, words in enumerate(reversed(_best_words(each)))]  # fmt: skip
-    common, left = _in_common([each.label for each in every])
-    ticks = tuple((float(place), words) for place, words in enumerate(left))
-    best = "; ".join(f"{each.label}: {each.best.name}" for each in every)
-    title = "Accuracy of every method with every calibration" + (f": {common}" if common else "")
-    return Chart(
-        slug(f"claim {name}"), title, f"The best of each federation: {best}.", marks,
-        x=Axis(ticks=ticks, low=-0.5, high=len(every) - 0.5),
-        y=Axis("accuracy, %", high=max(means, default=0) + 5 * line),
-        width=max(620, LEFT + STEP * len(every)), height=460, whole_legend=True,
-    )  # fmt: skip
+    means = [one.accuracy.mean for scenario in scenarios for one in scenario.combinations]
+    line = (max(means) - min(means) or 1) / LINES
+    for at, scenario in enumerate(scenarios):
+        best = scenario.best
+        methods = " + ".join(part.partition("(")[0].strip() for part in best.method.split(" + "))  # no room for knobs
+        with_it = [f"+ {NAMES.get(best.kind, best.kind)}"] if best.calibration else []
+        texts = [f"{best.accuracy.mean:.1f} %: {methods}", *with_it, best.cost]
+        top = max(one.accuracy.mean for one in scenario.combinations)  # above the best where that one has fewer seeds
+        marks += [Words(float(at), top + (row + 0.7) * line, text) for row, text in enumerate(reversed(texts))]
+    parts = [scenario.label.split(", ") for scenario in scenarios]
+    common = [part for part in parts[0] if len(parts) > 1 and all(part in other for other in parts)]
+    ticks = tuple((float(at), ", ".join(p for p in label if p not in common)) for at, label in enumerate(parts))
+    title = "Accuracy of every method with every calibration" + (f": {', '.join(common)}" if common else "")
+    alt = "The best of each scenario: " + "; ".join(f"{one.label}: {one.best.name}" for one in scenarios) + "."
+    x_axis, y_axis = Axis(ticks=ticks, low=-0.5, high=len(parts) - 0.5), Axis("accuracy, %", high=max(means) + 5 * line)
+    name, width = slug(f"claim {name}"), max(620, LEFT + STEP * len(parts))
+    return Chart(name, title, alt, marks, x=x_axis, y=y_axis, width=width, height=460, whole_legend=True)
 
 
-def _in_common(labels: Sequence[str]) -> tuple[str, list[str]]:
-    """What all labels have, once, and what is left of each: a figure has little room under a column."""
-    parts = [label.split(", ") for label in labels]
-    common = [part for part in parts[0] if len(parts) > 1 and all(part in each for each in parts)]
-    return ", ".join(common), [", ".join(part for part in each if part not in common) for each in parts]
-
-
-def _dearness(one: Combination, federation: Scenario) -> float:
-    """Where its bytes are among the federation's, by their logarithm: -1 the fewest, 1 the most."""
-    sent = [math.log(max(each.bytes_up, 1)) for each in federation.choices]
+def _place_by_bytes(one: Combination, scenario: Scenario) -> float:
+    """The position of its bytes among the scenario's on a log scale: -1 the fewest, 1 the most."""
+    sent = [math.log(max(other.bytes_up, 1)) for other in scenario.combinations]
     low, high = min(sent), max(sent)
     return 0.0 if high == low else 2 * (math.log(max(one.bytes_up, 1)) - low) / (high - low) - 1
 
 
-def _best_words(federation: Scenario) -> list[str]:
-    """The best in three short lines: a figure has no room for every knob."""
-    best, kind = federation.best, _kind(federation.best)
-    method = " + ".join(part.partition("(")[0].strip() for part in best.method.split(" + "))
-    with_it = [f"+ {NAMES.get(kind, kind)}"] if best.calibration else []
-    return [f"{best.accuracy.mean:.1f} %: {method}", *with_it, _cost(best)]
-
-
-def _cost(one: Combination) -> str:
-    return f"{format_bytes(one.bytes_up)} up, {format_duration(one.seconds)}"
-
-
-def _kind(choice: Combination) -> str:
-    name, _, knobs = choice.calibration.partition("(")
-    name = "random" if "expand" in knobs else name or "none"
-    return name if name in KINDS else "other"
-
-
-def _table(every: Sequence[Scenario], folder: Path) -> Table:
-    names = ("federation", "method", "calibration", "accuracy, %", "seeds", "gap to the best", "sent up", "time")
-    kinds = ("text", "text", "text", "number", "count", "text", "bytes", "seconds")
+def _tabulate_all(scenarios: Sequence[Scenario], folder: Path) -> Table:
+    columns = {"scenario": "text", "method": "text", "calibration": "text", "accuracy, %": "number", "seeds": "count",
+               "gap to the best": "text", "sent up": "bytes", "time": "seconds"}  # fmt: skip
     rows: list[list[CellValue]] = []
-    for each in every:
-        for one in sorted(each.choices, key=lambda choice: -choice.accuracy.mean):
-            gap = "best" if one is each.best else _gap(each.gap(each.best, one), each.best, one)
+    for scenario in scenarios:
+        for one in sorted(scenario.combinations, key=lambda one: -one.accuracy.mean):
+            gap = "best" if one is scenario.best else scenario.describe_gap(scenario.best, one)
             link = Linked(one.accuracy.words(), link_run(one.records[0], folder), value=one.accuracy.mean)
-            rows.append(
-                [each.label, one.trained, one.calibration, link, len(one.scores), gap, one.bytes_up, one.seconds]
-            )
-    return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
+            names: list[CellValue] = [scenario.label, one.trained, one.calibration]
+            rows.append([*names, link, len(one.scores), gap, one.bytes_up, one.seconds])
+    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
 
 
-def _beyond(every: Sequence[Scenario]) -> Table:
-    names = ("federation", "ours", "accuracy, %", "sent up", "the papers' best, run here", "accuracy, %", "sent up",
-             "ours above it, points", "printed in a paper", "where")  # fmt: skip
+def _tabulate_beyond(scenarios: Sequence[Scenario]) -> Table:
+    names = ["scenario", "ours", "accuracy, %", "sent up", "the papers' best, run here", "accuracy, %", "sent up"]
+    names += ["ours minus theirs, points", "printed in a paper", "where"]
     rows: list[list[CellValue]] = []
-    for each in every:
-        best, theirs = each.best_unpublished, each.best_published
-        if best is None or theirs is None or not each.trained:
+    for scenario in scenarios:
+        ours, theirs = scenario.best_where(published=False), scenario.best_where(published=True)
+        if ours is None or theirs is None or not scenario.trained:
             continue
-        gap = _gap(each.gap(best, theirs), best, theirs)
-        where, printed = each.printed or ("", None)
-        rows.append([each.label, best.name, best.accuracy.words(), format_bytes(best.bytes_up), theirs.name,
-                     theirs.accuracy.words(), format_bytes(theirs.bytes_up), gap,
-                     None if printed is None else str(printed), where])  # fmt: skip
+        where, printed = scenario.printed or ("", None)
+        cells = [
+            cell for one in (ours, theirs) for cell in (one.name, one.accuracy.words(), format_bytes(one.bytes_up))
+        ]
+        gap = scenario.describe_gap(ours, theirs)
+        rows.append([scenario.label, *cells, gap, None if printed is None else str(printed), where])
     return Table("", [Column(name) for name in names], rows)
-
-
-def _markdown(every: Sequence[Scenario], charts: Sequence[Chart], said: Sequence[str]) -> str:
-    lines = ["# What to choose when", "", *(f"- {each}" for each in said), ""]
-    lines += [line for chart in charts for line in (f"![{chart.title}]({chart.name}.svg)", "")]
-    table = _beyond(every)
-    if table.rows:
-        head = [column.name for column in table.columns]
-        lines += ["## Beyond the papers", "", _BEYOND, "", _line(head), _line(["---"] * len(head))]
-        lines += [_line(["" if cell is None else str(cell) for cell in row]) for row in table.rows]
-    return "\n".join(lines) + "\n"
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -10,51 +10,64 @@ from unskew.analysis import parse_measure
 from unskew.analysis.measure import MeasureRequest, slug
 from unskew.analysis.norms import correlation
 from unskew.charts import Axis, Band, Cells, Chart, Dots, Line, Mark, Rule, Words, grouped
-from unskew.core.errors import UserError, nearest
-from unskew.reproduce.cells import RunView, parse_reading
-from unskew.reproduce.recipe import matches
+from unskew.reproduce.cells import RunView, fill_in, parse_reading
+from unskew.reproduce.recipe import RecipeColumn, matches
 from unskew.reproduce.records import RunRecord
 from unskew.reproduce.results import CellResult, TableResult
 from unskew.runs.finished import plain_name
 
 WORDS = {"round": "rounds", "batches": "batches of the largest client, summed"}
+FARTHEST = 2.0  # the largest EMD
+BINS = 20
+BY_CALIBRATION = ("calibrated", "predicted")  # fields of measures' values with one entry per calibration
+
+Spec = Mapping[str, Any]
 
 
-def draw_curves(result: TableResult, spec: Mapping[str, Any]) -> list[Chart]:
+def draw_figures(result: TableResult) -> list[Chart]:
+    """Every chart of a recipe for which there are records, each with its own name."""
+    charts: list[Chart] = []
+    for spec in result.recipe.figures:
+        charts += KINDS[spec["kind"]](result, spec)
+    word = result.recipe.name.partition("/")[2]
+    return [replace(chart, name=slug(f"{word}-{number}-{chart.name}")) for number, chart in enumerate(charts, 1)]
+
+
+def draw_curves(result: TableResult, spec: Spec) -> list[Chart]:
     """A chart for each column, with a line for each training; rows that share one are one line.
 
-    ``rows`` may name some of the rows, and ``only`` what these have in common, which ends their names.
+    ``rows`` may select rows, and ``only`` is the common ending of their names.
     """
     what, against, only = spec.get("what", "accuracy"), spec.get("against", "round"), spec.get("only", "")
     charts = []
     for column in result.recipe.columns:
         lines: dict[str, tuple[str, list[RunRecord]]] = {}
-        for each in result.cells:
-            if each.cell.column is column and each.records and matches(each.cell.row.name, spec.get("rows", ("*",))):
-                name = (each.cell.row.line or each.cell.row.name).removesuffix(f", {only}")
-                lines.setdefault(each.cell.training, (name, list(each.records.values())))
+        for one in _list_column(result, column):
+            if one.records and matches(one.cell.row.name, spec.get("rows", ("*",))):
+                name = (one.cell.row.line or one.cell.row.name).removesuffix(f", {only}")
+                lines.setdefault(one.cell.training, (name, list(one.records.values())))
         marks: list[Mark] = []
-        for place, (name, records) in enumerate(lines.values()):
-            marks += _curve_line(name, [_points(record, what, against) for record in records], place % 10)
+        for colour, (name, records) in enumerate(lines.values()):
+            marks += _average_curves(name, [_list_points(record, what, against) for record in records], colour % 10)
         if not marks:
             continue
-        if "rule" in spec and not result.asked.data:
+        if "rule" in spec and not result.variant.data:
             marks.append(Rule(y=float(spec["rule"]) / 100, label=spec.get("rule_label", "the paper's")))
-        words, named = WORDS[against], ", ".join(name for name, _ in lines.values())
-        where = ", ".join(filter(None, (column.name, only)))
-        charts.append(
-            Chart(
-                f"curves-{what}-{against}-{where}",
-                f"{where or result.recipe.title}: {what} by {words.partition(',')[0]}",
-                f"{what.capitalize()} by {words}, {where}: {named}.", marks, x=Axis(words, low=0, kind="count"),
-                y=Axis(what, kind="percent" if what == "accuracy" else "number"), width=520, height=340,
-            )
-        )  # fmt: skip
+        x_label, where = WORDS[against], ", ".join(filter(None, (column.name, only)))
+        title = f"{where or result.recipe.title}: {what} by {x_label.partition(',')[0]}"
+        alt = f"{what.capitalize()} by {x_label}, {where}: {', '.join(name for name, _ in lines.values())}."
+        x, y = Axis(x_label, low=0, kind="count"), Axis(what, kind="percent" if what == "accuracy" else "number")
+        name = f"curves-{what}-{against}-{where}"
+        charts.append(Chart(name, title, alt, marks, x=x, y=y, width=520, height=340))
     return charts
 
 
-def _points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float, float]]:
-    """By round, where the point is."""
+def _list_column(result: TableResult, column: RecipeColumn) -> list[CellResult]:
+    return [one for one in result.cells if one.cell.column is column]
+
+
+def _list_points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float, float]]:
+    """x and y by round."""
     if what == "silhouette":
         return {number: (float(number), value) for number, value in record.silhouettes}
     spent = accumulate(row["batches_max"] for row in record.curve)
@@ -64,261 +77,204 @@ def _points(record: RunRecord, what: str, against: str) -> dict[int, tuple[float
     }
 
 
-def _curve_line(name: str, runs: Sequence[dict[int, tuple[float, float]]], colour: int) -> list[Mark]:
-    """The mean over the runs at the rounds that all have, with a band of one deviation."""
-    common = sorted(set.intersection(*(set(each) for each in runs)))
+def _average_curves(name: str, runs: Sequence[dict[int, tuple[float, float]]], colour: int) -> list[Mark]:
+    """The mean over the runs at their common rounds, with a band of one deviation."""
+    common = sorted(set.intersection(*(set(run) for run in runs)))
     if not common:
         return []
-    x = [fmean(each[number][0] for each in runs) for number in common]
-    y = [fmean(each[number][1] for each in runs) for number in common]
+    x, y = ([fmean(run[number][axis] for run in runs) for number in common] for axis in (0, 1))
     marks: list[Mark] = []
     if len(runs) > 1:
-        wide = [stdev(each[number][1] for each in runs) for number in common]
-        low = [a - b for a, b in zip(y, wide, strict=True)]
-        marks.append(Band(x, low, [a + b for a, b in zip(y, wide, strict=True)], colour))
+        spread = [stdev(run[number][1] for run in runs) for number in common]
+        low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
+        marks.append(Band(x, low, high, colour))
     return [*marks, Line(x, y, name, colour, points=len(x) <= 40)]
 
 
-FARTHEST = 2.0  # that a client's labels can be from the whole
-BINS = 20
-BY_CALIBRATION = ("calibrated", "predicted")  # fields of measures' values that have an entry for each calibration
-
-Spec = Mapping[str, Any]
-
-
-def draw_figures(result: TableResult) -> list[Chart]:
-    """Every chart of a recipe that the records have something for, each with its own name."""
-    charts: list[Chart] = []
-    for spec in result.recipe.figures:
-        kind = spec["kind"]
-        if kind not in KINDS:
-            raise UserError(f"recipe {result.recipe.name}: no figure is called {kind!r}; {nearest(kind, KINDS)}")
-        charts += KINDS[kind](result, spec)
-    word = result.recipe.name.partition("/")[2]
-    return [replace(chart, name=slug(f"{word}-{place}-{chart.name}")) for place, chart in enumerate(charts, 1)]
-
-
-def _lines(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_lines(result: TableResult, spec: Spec) -> list[Chart]:
     """For each column the rows as lines: ours with a band over the seeds, the paper's dashed in the same colour."""
     charts = []
     for column in result.recipe.columns:
-        cells = [each for each in result.cells if each.cell.column is column and each.cell.row.line]
-        names = list(dict.fromkeys(each.cell.row.line for each in cells))
-        marks = [mark for place, name in enumerate(names)
-                 for mark in _line([each for each in cells if each.cell.row.line == name], name, place)]  # fmt: skip
-        if not any(each.values for each in cells):
+        cells = [one for one in _list_column(result, column) if one.cell.row.line]
+        if not any(one.values for one in cells):
             continue
-        places = sorted({float(each.cell.row.x or 0) for each in cells})
-        ticks = tuple((float(at), f"{value:,.0f}") for at, value in enumerate(places))  # by rank: they grow tenfold
-        marks = [_ranked(mark, places) for mark in marks]
-        charts.append(
-            Chart(
-                f"lines-{column.name}", column.name or result.recipe.title,
-                f"{result.recipe.title}, {column.name}: ours as lines, the paper's dashed.", marks,
-                x=Axis(spec.get("label", ""), ticks=ticks), y=Axis("accuracy, %"),
-            )
-        )  # fmt: skip
+        values = sorted({float(one.cell.row.x or 0) for one in cells})
+        marks: list[Mark] = []
+        for colour, name in enumerate(dict.fromkeys(one.cell.row.line for one in cells)):
+            marks += _draw_line([one for one in cells if one.cell.row.line == name], values, name, colour)
+        x = Axis(spec.get("label", ""), ticks=tuple((float(at), f"{value:,.0f}") for at, value in enumerate(values)))
+        alt = f"{result.recipe.title}, {column.name}: ours as lines, the paper's dashed."
+        title = column.name or result.recipe.title
+        charts.append(Chart(f"lines-{column.name}", title, alt, marks, x=x, y=Axis("accuracy, %")))
     return charts
 
 
-def _line(cells: list[CellResult], name: str, colour: int) -> list[Mark]:
-    x = [float(each.cell.row.x or 0) for each in cells]
-    order = sorted(range(len(cells)), key=lambda place: x[place])
-    cells, x = [cells[place] for place in order], sorted(x)
-    ours = [each.ours for each in cells]
-    means = [each.mean if each else None for each in ours]
-    wide = [each.deviation or 0.0 if each else 0.0 for each in ours]
-    low = [None if mean is None else mean - half for mean, half in zip(means, wide, strict=True)]
-    high = [None if mean is None else mean + half for mean, half in zip(means, wide, strict=True)]
-    tips = [f"{each.cell.row.name}: {each.words()}" for each in cells]
+def _draw_line(cells: list[CellResult], values: list[float], name: str, colour: int) -> list[Mark]:
+    """One line; x is the rank of a row's value among ``values``, since they grow tenfold."""
+    cells = sorted(cells, key=lambda one: float(one.cell.row.x or 0))
+    x = [float(values.index(float(one.cell.row.x or 0))) for one in cells]
+    ours = [one.ours for one in cells]
+    means = [one.mean if one else None for one in ours]
+    low, high = ([one.mean + sign * (one.deviation or 0.0) if one else None for one in ours] for sign in (-1, 1))
+    tips = [f"{one.cell.row.name}: {one.words()}" for one in cells]
     marks: list[Mark] = [Band(x, low, high, colour), Line(x, means, name, colour, points=True, tips=tips)]
-    paper = [each.paper.mean if each.paper and each.judged else None for each in cells]
+    paper = [one.paper.mean if one.paper and one.judged else None for one in cells]
     if any(value is not None for value in paper):
-        said = [f"the paper: {each.paper}" for each in cells]
-        marks.append(Line(x, paper, f"{name}, the paper", colour, dashed=True, points=True, tips=said))
+        tips = [f"the paper: {one.paper}" for one in cells]
+        marks.append(Line(x, paper, f"{name}, the paper", colour, dashed=True, points=True, tips=tips))
     return marks
 
 
-def _ranked(mark: Mark, places: list[float]) -> Mark:
-    """The mark with each value of x at its rank."""
-    if isinstance(mark, Line | Band):
-        return replace(mark, x=[float(places.index(float(x or 0))) for x in mark.x])
-    return mark
-
-
-def _measure(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_measure(result: TableResult, spec: Spec) -> list[Chart]:
     """Charts of a measure, of the first run of every row and column."""
-    request = _request(result, spec["measure"])
-    wanted = [_filled(result, pattern) for pattern in spec.get("charts", ["*"])]
+    request, values = _load_values(result, spec["measure"])
+    patterns = [_fill_in(result, pattern) for pattern in spec.get("charts", ["*"])]
     charts = []
-    for name, values in _values(result, request).items():
-        found = [chart for chart in request.measure.draw(values) if matches(chart.name, wanted)]
+    for name, stored in values.items():
+        found = [chart for chart in request.measure.draw(stored) if matches(chart.name, patterns)]
         charts += [replace(chart, title=f"{name}: {chart.title}", name=f"{name}-{chart.name}") for chart in found]
     return charts
 
 
-def _compare(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_comparison(result: TableResult, spec: Spec) -> list[Chart]:
     """A measure of all runs in one chart."""
-    request = _request(result, spec["measure"])
-    values = _values(result, request)
+    request, values = _load_values(result, spec["measure"])
     compare = request.measure.compare
-    if compare is None or len(values) < 2:
-        return []
-    return list(compare.draw(values))
+    return list(compare.draw(values)) if compare is not None and len(values) > 1 else []
 
 
-def _values(result: TableResult, request: MeasureRequest) -> dict[str, Any]:
-    """The values of a measure by the run's label; of rows that share a run the first counts."""
-    found: dict[str, Any] = {}
+def _load_values(result: TableResult, text: str) -> tuple[MeasureRequest, dict[str, Any]]:
+    """A measure, and its values by the run's label; of rows that share a run the first counts."""
+    request = parse_measure(_fill_in(result, text))
+    values: dict[str, Any] = {}
     seen: set[str] = set()
-    for each in result.cells:
-        record = next(iter(each.records.values()), None)
+    for one in result.cells:
+        record = next(iter(one.records.values()), None)
         if record is None or record.training in seen or request.text not in record.measures:
             continue
         seen.add(record.training)
-        stored = _as_in_the_table(result, record, record.measures[request.text])
-        found[_label(result, each)] = request.measure.values(**stored)
-    return found
+        stored = record.measures[request.text]
+        names = {
+            other.cell.after: other.cell.row.name for other in result.cells if other.cell.training == record.training
+        }
+        names["before"] = "before"  # the run's own classifier
+        renamed = {  # only the calibrations of this table, under the names of its rows
+            field: {names[key]: value for key, value in stored[field].items() if key in names}
+            for field in BY_CALIBRATION
+            if field in stored
+        }
+        values[_label_run(result, one)] = request.measure.values(**{**stored, **renamed})
+    return request, values
 
 
-def _as_in_the_table(result: TableResult, record: RunRecord, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A measure's values with the calibrations that this table has alone, called as its rows."""
-    names = {each.cell.after: each.cell.row.name for each in result.cells if each.cell.training == record.training}
-    names["before"] = "before"  # the run's own classifier stays
-    of_calibrations = {
-        field: {names[key]: values for key, values in stored[field].items() if key in names}
-        for field in BY_CALIBRATION
-        if field in stored
-    }
-    return {**stored, **of_calibrations}
-
-
-def _label(result: TableResult, one: CellResult) -> str:
-    """What a run is called in a chart: its row where rows differ in what is trained, its column where there are two."""
-    beside = {each.cell.training for each in result.cells if each.cell.column is one.cell.column}
-    row = one.cell.row.line or one.cell.row.name if len(beside) > 1 else ""
+def _label_run(result: TableResult, one: CellResult) -> str:
+    """A run's name in a chart: its row where rows differ in what is trained, its column where there are several."""
+    trainings = {other.cell.training for other in _list_column(result, one.cell.column)}
+    row = one.cell.row.line or one.cell.row.name if len(trainings) > 1 else ""
     column = one.cell.column.name if len(result.recipe.columns) > 1 else ""
-    alone = one.cell.row.name if result.asked.data else one.cell.column.name  # other data are not the column's
+    alone = one.cell.row.name if result.variant.data else one.cell.column.name  # other data are not the column's
     return ", ".join(filter(None, (row, column))) or alone or one.cell.config.method
 
 
-def _scatter(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_scatter(result: TableResult, spec: Spec) -> list[Chart]:
     """One reading of every run against another: a dot for each run, a colour for each calibration."""
-    x, marks = parse_reading(spec["x"]), list[Mark]()
-    y, known = parse_reading(spec["y"]), 0
+    x, y, marks, count = parse_reading(spec["x"]), parse_reading(spec["y"]), list[Mark](), 0
     for colour, after in enumerate(spec.get("after", [""])):
-        name = plain_name(_filled(result, after)) if after else ""
-        points = [(_seen(x.read, each, name), _seen(y.read, each, name), each) for each in result.records]
-        there = [(a, b, each) for a, b, each in points if a is not None and b is not None]
-        tips = [f"{each.result.method}, seed {each.result.seed}: {a:.3f}, {b:+.2f}" for a, b, each in there]
-        related = correlation([a for a, _, _ in there], [b for _, b, _ in there])
+        name = plain_name(_fill_in(result, after)) if after else ""
+        views = [RunView(record, name) for record in result.records]
+        points = [(a, b, view) for view in views if (a := x.read(view)) is not None and (b := y.read(view)) is not None]
+        runs = [view.record.result for _, _, view in points]
+        xs, ys = [a for a, _, _ in points], [b for _, b, _ in points]
+        tips = [f"{run.method}, seed {run.seed}: {a:.3f}, {b:+.2f}" for run, a, b in zip(runs, xs, ys, strict=True)]
+        related = correlation(xs, ys)
         label = spec.get("names", {}).get(after, name) + (f", correlation {related:.2f}" if related is not None else "")
-        marks.append(
-            Dots([a for a, _, _ in there], [b for _, b, _ in there], colour, radius=4.0, name=label, tips=tips)
-        )
-        known += len(there)
-    if not known:
+        marks.append(Dots(xs, ys, colour, radius=4.0, name=label, tips=tips))
+        count += len(points)
+    if not count:
         return []
-    return [
-        Chart(
-            "scatter", spec.get("title", result.recipe.title),
-            f"{known} points: {spec['label_y']} by {spec['label_x']}.", marks,
-            x=Axis(spec["label_x"]), y=Axis(spec["label_y"]), width=520, height=340,
-        )
-    ]  # fmt: skip
+    title, alt = spec.get("title", result.recipe.title), f"{count} points: {spec['label_y']} by {spec['label_x']}."
+    x_axis, y_axis = Axis(spec["label_x"]), Axis(spec["label_y"])
+    return [Chart("scatter", title, alt, marks, x=x_axis, y=y_axis, width=520, height=340)]
 
 
-def _seen(read: Callable[[RunView], float | None], record: RunRecord, after: str) -> float | None:
-    return read(RunView(record, after))
-
-
-def _against_emd(result: TableResult, spec: Spec) -> list[Chart]:
-    """The rows as lines over how unlike the clients of each column are."""
+def _draw_against_emd(result: TableResult, spec: Spec) -> list[Chart]:
+    """The rows as lines over the mean EMD of each column."""
     marks: list[Mark] = []
     for colour, row in enumerate(result.recipe.rows):
         points = []
-        for each in result.cells:
-            unlike = [one.result.emd for one in each.records.values() if one.result.emd is not None]
-            if each.cell.row is row and each.ours is not None and unlike:
-                points.append((fmean(unlike), each))
-        points.sort(key=lambda pair: pair[0])
-        tips = [f"{row.name}, {each.cell.column.name}, EMD {x:.2f}: {each.words()}" for x, each in points]
-        means = [each.ours.mean if each.ours else None for _, each in points]
+        for one in result.cells:
+            distances = [record.result.emd for record in one.records.values() if record.result.emd is not None]
+            if one.cell.row is row and one.ours is not None and distances:
+                points.append((fmean(distances), one.ours.mean, one))
+        points.sort(key=lambda point: point[0])
+        tips = [f"{row.name}, {one.cell.column.name}, EMD {x:.2f}: {one.words()}" for x, _, one in points]
         if points:
-            marks.append(Line([x for x, _ in points], means, row.name, colour, points=True, tips=tips))
+            x, y = [x for x, _, _ in points], [y for _, y, _ in points]
+            marks.append(Line(x, y, row.name, colour, points=True, tips=tips))
     if not marks:
         return []
-    alt = f"{result.recipe.title}: {spec['label']} by the mean distance between clients and population."
-    x = Axis("mean EMD between clients and population", low=0, high=FARTHEST)
-    return [
-        Chart("emd", spec["label"].capitalize(), alt, marks, x=x, y=Axis(spec["label"], low=0), width=520, height=340)
-    ]
+    label = spec["label"]
+    alt = f"{result.recipe.title}: {label} by the mean distance between clients and population."
+    x_axis = Axis("mean EMD between clients and population", low=0, high=FARTHEST)
+    return [Chart("emd", label.capitalize(), alt, marks, x=x_axis, y=Axis(label, low=0), width=520, height=340)]
 
 
-def _histogram(result: TableResult, spec: Spec) -> list[Chart]:
+def _draw_histogram(result: TableResult, spec: Spec) -> list[Chart]:
     """How far the clients of every column are from the population: a histogram of each."""
     charts = []
     for column in result.recipe.columns:
-        records = [record for each in result.cells if each.cell.column is column for record in each.records.values()]
-        skews = [values for record in records if (values := record.measure("skew")) is not None]
-        if not skews:
+        records = [record for one in _list_column(result, column) for record in one.records.values()]
+        skew = next((values for record in records if (values := record.measure("skew")) is not None), None)
+        if skew is None:
             continue
         bins = [0] * BINS
-        for distance in skews[0]["distances"]:
+        for distance in skew["distances"]:
             bins[min(BINS - 1, int(distance / FARTHEST * BINS))] += 1
         ticks = tuple((at * BINS / 4 - 0.5, f"{at * FARTHEST / 4:g}") for at in range(5))
-        emd = skews[0]["emd"]
-        charts.append(
-            Chart(
-                f"histogram-{column.name}", f"{column.name}: {sum(bins)} clients, mean EMD {emd:.2f}",
-                f"How many clients are how far from the population, {column.name}: mean {emd:.2f}.",
-                grouped({"clients": bins}), x=Axis("EMD of a client", low=-0.5, high=BINS - 0.5, ticks=ticks),
-                y=Axis("clients", low=0, kind="count"), height=200,
-            )
-        )  # fmt: skip
+        title = f"{column.name}: {sum(bins)} clients, mean EMD {skew['emd']:.2f}"
+        alt = f"How many clients are how far from the population, {column.name}: mean {skew['emd']:.2f}."
+        x, y = Axis("EMD of a client", low=-0.5, high=BINS - 0.5, ticks=ticks), Axis("clients", low=0, kind="count")
+        marks = grouped({"clients": bins})
+        charts.append(Chart(f"histogram-{column.name}", title, alt, marks, x=x, y=y, height=200))
     return charts
 
 
-def _grid(result: TableResult, spec: Spec) -> list[Chart]:
-    """A variable of the rows against the columns, in each cell the best of what else is varied."""
-    name = spec["by"]
-    levels = sorted({float(each.cell.variables[name]) for each in result.cells if each.cell.done}, reverse=True)
-    columns = [column for column in result.recipe.columns
-               if any(each.values for each in result.cells if each.cell.column is column)]  # fmt: skip
+def _draw_grid(result: TableResult, spec: Spec) -> list[Chart]:
+    """A variable of the rows against the columns; each cell shows the best over what else is varied."""
+    name, label = spec["by"], spec["label"]
+    levels = sorted({float(one.cell.variables[name]) for one in result.cells if one.cell.done}, reverse=True)
+    columns = [column for column in result.recipe.columns if any(one.values for one in _list_column(result, column))]
     if not columns:
         return []
-    table: list[list[float | None]] = []
-    for level in levels:
-        found = [[each.ours.mean for each in result.cells
-                  if each.ours and each.cell.column is column and float(each.cell.variables[name]) == level]
-                 for column in columns]  # fmt: skip
-        table.append([max(some) if some else None for some in found])
-    known = [value for line in table for value in line if value is not None]
-    marks: list[Mark] = [Cells(table, min(known), max(known), ".1f")]
-    marks += [
-        Words(float(j), float(i), "×", "quiet") for i, line in enumerate(table) for j, v in enumerate(line) if v is None
-    ]
-    x, y = (tuple((float(at), each) for at, each in enumerate(those))
-            for those in ([column.name for column in columns], [f"{level:.3g}" for level in levels]))  # fmt: skip
-    alt = f"{result.recipe.title}: the best of each {spec['label']} and column; × is what diverged or was not run."
-    return [
-        Chart("grid", spec.get("title", result.recipe.title), alt, marks, x=Axis("", ticks=x),
-              y=Axis(spec["label"], ticks=y), width=max(440, 160 + 56 * len(columns)),
-              height=max(220, 120 + 34 * len(levels)))
-    ]  # fmt: skip
+
+    def pick_best(level: float, column: RecipeColumn) -> float | None:
+        cells = [one for one in _list_column(result, column) if float(one.cell.variables[name]) == level]
+        return max((one.ours.mean for one in cells if one.ours), default=None)
+
+    table = [[pick_best(level, column) for column in columns] for level in levels]
+    values = [value for row in table for value in row if value is not None]
+    marks: list[Mark] = [Cells(table, min(values), max(values), ".1f")]
+    empty = [(j, i) for i, row in enumerate(table) for j, value in enumerate(row) if value is None]
+    marks += [Words(float(j), float(i), "×", "quiet") for j, i in empty]
+    alt = f"{result.recipe.title}: the best of each {label} and column; × diverged or was not run."
+    x = Axis("", ticks=tuple((float(at), column.name) for at, column in enumerate(columns)))
+    y = Axis(label, ticks=tuple((float(at), f"{level:.3g}") for at, level in enumerate(levels)))
+    width, height = max(440, 160 + 56 * len(columns)), max(220, 120 + 34 * len(levels))
+    return [Chart("grid", spec.get("title", result.recipe.title), alt, marks, x=x, y=y, width=width, height=height)]
 
 
-def _request(result: TableResult, text: str) -> MeasureRequest:
-    return parse_measure(_filled(result, text))
-
-
-def _filled(result: TableResult, text: str) -> str:
+def _fill_in(result: TableResult, text: str) -> str:
     """A text of the recipe with the variables of its first cell."""
-    variables = result.cells[0].cell.variables if result.cells else {}
-    return text.format_map({key: str(value) for key, value in variables.items()})
+    return fill_in(text, result.cells[0].cell.variables if result.cells else {}, f"recipe {result.recipe.name}")
 
 
 KINDS: dict[str, Callable[[TableResult, Spec], list[Chart]]] = {
-    "lines": _lines, "measure": _measure, "compare": _compare, "scatter": _scatter, "against-emd": _against_emd,
-    "histogram": _histogram, "grid": _grid, "curves": draw_curves,
-}  # fmt: skip
+    "lines": _draw_lines,
+    "measure": _draw_measure,
+    "compare": _draw_comparison,
+    "scatter": _draw_scatter,
+    "against-emd": _draw_against_emd,
+    "histogram": _draw_histogram,
+    "grid": _draw_grid,
+    "curves": draw_curves,
+}

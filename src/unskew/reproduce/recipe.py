@@ -1,4 +1,4 @@
-"""A recipe: the rows and columns of a table or figure, what is trained for each cell, and what the paper has there."""
+"""A recipe: the rows and columns of a table or figure, what each cell trains, and the paper's value for it."""
 
 import re
 import tomllib
@@ -17,10 +17,10 @@ SCALES = ("smoke", "small", "paper")
 
 @dataclass(frozen=True)
 class Level:
-    """What is set for all cells, for a column or for a row: options of a run, and variables in their texts.
+    """Options of a run and variables in their texts, for all cells, a column or a row.
 
-    ``scale`` has what differs at a scale, ``stand_in`` what differs where other data stand in for the paper's, and
-    in it again ``scale`` what differs at a scale with these data.
+    ``scale`` overrides them at a scale, ``stand_in`` where other data replace the paper's; a stand-in may again have
+    a ``scale``.
     """
 
     settings: Mapping[str, Value] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Level:
 
 @dataclass(frozen=True)
 class PaperValue:
-    """A value as the paper prints it: accuracies in per cent. ``beyond``: it is more than that (``> 50k`` rounds)."""
+    """A value as the paper prints it, accuracies in per cent. ``beyond``: more than that (``> 50k`` rounds)."""
 
     text: str
     mean: float
@@ -44,7 +44,7 @@ class PaperValue:
 
 @dataclass(frozen=True)
 class RecipeColumn:
-    """A column of the table; where it is a figure of the same run, ``reads`` says which, for all rows."""
+    """A column of the table; ``reads`` says what all its rows read from the run, if not the accuracy."""
 
     name: str
     level: Level = Level()
@@ -53,16 +53,16 @@ class RecipeColumn:
 
 @dataclass(frozen=True)
 class RecipeRow:
-    """A row of the table: what is trained, which classifier is read, and which of its figures."""
+    """A row of the table: what is trained, which classifier is read, and what is read from it."""
 
     name: str
     level: Level = Level()
     after: str = ""  # the calibration whose classifier is read; "": the run's own
-    reads: str = ""  # one of reproduce.readings; "": what the column reads, or the accuracy
+    reads: str = ""  # a reading of reproduce.cells; "": what the column reads, or the accuracy
     against: str = ""  # the row that the gain is over
     values: tuple[PaperValue | None, ...] = ()  # by column
     by_column: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # variables of some columns
-    only: tuple[str, ...] = ()  # patterns of the columns that have this row; none: all
+    only: tuple[str, ...] = ()  # patterns of the columns that have this row; (): all
     line: str = ""  # in a chart of lines: which line
     x: float | None = None  # and where on it
 
@@ -76,19 +76,19 @@ class Paper:
     level: Level
     seeds: Mapping[str, tuple[int, ...]]  # by scale
     differences: tuple[str, ...]
-    columns: Mapping[str, RecipeColumn]  # that several of its tables have
+    columns: Mapping[str, RecipeColumn]  # that several of its tables share
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What of a recipe is done at a scale: patterns of rows and columns, and the seeds."""
+    """The part of a recipe that is run at a scale: patterns of rows and columns, and the seeds."""
 
     rows: tuple[str, ...] = ("*",)
     columns: tuple[str, ...] = ("*",)
     seeds: tuple[int, ...] = ()
 
     def has(self, row: str, column: str) -> bool:
-        """Whether that cell is done."""
+        """Whether that cell is run."""
         return matches(row, self.rows) and matches(column, self.columns)
 
 
@@ -104,35 +104,29 @@ class Recipe:
     level: Level
     columns: tuple[RecipeColumn, ...]
     rows: tuple[RecipeRow, ...]
-    extents: Mapping[tuple[str, str], Extent]  # by scale and the data that stand in for the paper's, "" for its own
+    extents: Mapping[tuple[str, str], Extent]  # by scale and data; "" is the paper's data
     baseline: Mapping[str, Value] | None = None  # over a column's settings: what relative accuracy is relative to
-    measures: tuple[str, ...] = ()  # taken of every run, of the first seed alone unless ``measure_all``
+    measures: tuple[str, ...] = ()  # of every run; of the first seed only, unless ``measure_all``
     measure_all: bool = False
     figures: tuple[Mapping[str, Any], ...] = ()  # one of reproduce.figures each
-    notes: tuple[str, ...] = ()  # on the paper's values: contradictions, where they were taken from
-    differences: tuple[str, ...] = ()  # of the set-up, beside the paper's own
-    stand_ins: Mapping[str, str] = field(default_factory=dict)  # by name, what it is
-    # by stand-in, how the differences begin that do not apply to it
-    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # on the paper's values: contradictions, sources
+    differences: tuple[str, ...] = ()  # of the setup, in addition to those of all the paper's tables
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # descriptions by name
+    left_out: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # beginnings of differences, by stand-in
 
     def extent(self, scale: str, data: str = "") -> Extent:
-        """What is done at that scale with these data in the place of the paper's."""
+        """The part that is run at that scale, with these data instead of the paper's."""
         return self.extents.get((scale, data)) or self.extents[scale, ""]
-
-    @property
-    def is_figure(self) -> bool:
-        """Whether it is a figure of the paper, not a table."""
-        return "figure" in self.name.partition("/")[2]
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name is one of these, which may have ``*``, and ``alpha`` for α, ``beta`` for β."""
+    """Whether a name matches a pattern with ``*``; ``alpha`` matches α and ``beta`` matches β."""
     plain = name.replace("α", "alpha").replace("β", "beta")
-    return any(fnmatchcase(each, pattern) for each in (name, plain) for pattern in patterns)
+    return any(fnmatchcase(one, pattern) for one in (name, plain) for pattern in patterns)
 
 
 def parse_paper_value(given: Any, where: str) -> PaperValue | None:
-    """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, where the paper has nothing."""
+    """``"68.62±0.77"``, ``57.94``, ``"> 50000"``; None for ``""``, where the paper has none."""
     if given == "":
         return None
     number = r"-?\d+(?:\.\d+)?"
@@ -155,34 +149,28 @@ PAPER = LEVEL | {"reference", "differences", "columns", "like"}
 
 @cache
 def recipe_names() -> tuple[str, ...]:
-    """Every table and figure, paper by paper, in the order in which people count."""
-    folders = [each for each in files("unskew.reproduce").joinpath("recipes").iterdir() if each.is_dir()]
-    found = [
-        (folder.name, file.name.removesuffix(".toml"))
-        for folder in folders
-        for file in folder.iterdir()
-        if file.name.endswith(".toml") and file.name != SHARED
-    ]
-    return tuple(f"{paper}/{table}" for paper, table in sorted(found, key=_place))
+    """Every table and figure: the papers before our own, tables before figures, by number."""
 
+    def order(name: str) -> tuple[bool, str, bool, int, str]:
+        paper, table = name.split("/")
+        number = "".join(letter for letter in table if letter.isdigit())
+        return paper == "ours", paper, not table.startswith("table"), int(number or 0), table
 
-def _place(pair: tuple[str, str]) -> tuple[bool, str, bool, int, str]:
-    """The papers before ours, tables before figures, by number."""
-    paper, table = pair
-    number = "".join(letter for letter in table if letter.isdigit())
-    return paper == "ours", paper, not table.startswith("table"), int(number or 0), table
+    folders = [one for one in files("unskew.reproduce").joinpath("recipes").iterdir() if one.is_dir()]
+    found = [(folder.name, file.name) for folder in folders for file in folder.iterdir() if file.name != SHARED]
+    names = [f"{paper}/{file.removesuffix('.toml')}" for paper, file in found if file.endswith(".toml")]
+    return tuple(sorted(names, key=order))
 
 
 def find_recipes(asked: Sequence[str]) -> list[str]:
     """The recipes that these texts name: ``ccvr/table2``, a paper, or a pattern such as ``ccvr/figure*``."""
     found: dict[str, None] = {}
     for text in asked:
-        some = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
-        if not some:
-            raise UserError(
-                f"there is no table or figure {brief(text)}; {nearest(text, recipe_names())}; all: unskew reproduce"
-            )
-        found |= dict.fromkeys(some)
+        names = [name for name in recipe_names() if matches(name, (text, f"{text}/*", f"{text}[a-z]"))]
+        if not names:
+            hint = nearest(text, recipe_names())
+            raise UserError(f"there is no table or figure {brief(text)}; {hint}; unskew reproduce lists all")
+        found |= dict.fromkeys(names)
     return list(found)
 
 
@@ -193,131 +181,127 @@ def load_recipe(name: str) -> Recipe:
     paper = _paper(folder)
     given = _read(folder, f"{table}.toml")
     where = f"recipe {name}"
-    _known(given, TABLE, where)
-    columns = tuple(_column(each, paper.columns, where) for each in given.get("columns", [{"name": ""}]))
-    rows = tuple(row for each in given.get("rows", []) for row in _rows(each, [c.name for c in columns], where))
+    _check_keys(given, TABLE, where)
+    columns = tuple(_column(one, paper.columns, where) for one in given.get("columns", [{"name": ""}]))
+    rows = tuple(row for one in given.get("rows", []) for row in _rows(one, [c.name for c in columns], where))
     _check_names(rows, columns, where)
-    level, shared = _level(given, where), paper.level
-    extents = _extents(given, paper)
-    words = {key: given["stand_in"][key].get("what", key) for key in given.get("stand_in", {})}
-    left_out = {key: tuple(each.get("left_out", ())) for key, each in given.get("stand_in", {}).items()}
-    inherited = {key: _shared(folder)["stand_in"][key].get("what", key) for key in shared.stand_in}
+    stand_ins = {key: inner.get("what", key) for key, inner in _shared(folder).get("stand_in", {}).items()}
+    stand_ins |= {key: inner.get("what", key) for key, inner in given.get("stand_in", {}).items()}
+    lists = {key: tuple(given.get(key, ())) for key in ("measures", "figures", "notes", "differences")}
     return Recipe(
-        name=name, title=given["title"], source=given["source"], about=given.get("about", ""), paper=paper,
-        level=level, columns=columns, rows=rows, extents=extents, baseline=given.get("baseline"),
-        measures=tuple(given.get("measures", ())), measure_all=given.get("measure_all", False),
-        figures=tuple(given.get("figures", ())), notes=tuple(given.get("notes", ())),
-        differences=tuple(given.get("differences", ())), stand_ins={**inherited, **words}, left_out=left_out,
-    )  # fmt: skip
+        name=name,
+        title=given["title"],
+        source=given["source"],
+        about=given.get("about", ""),
+        paper=paper,
+        level=_level(given, where),
+        columns=columns,
+        rows=rows,
+        extents=_extents(given, paper),
+        baseline=given.get("baseline"),
+        measure_all=given.get("measure_all", False),
+        stand_ins=stand_ins,
+        left_out={key: tuple(inner.get("left_out", ())) for key, inner in given.get("stand_in", {}).items()},
+        **lists,
+    )
 
 
 @cache
 def _paper(name: str) -> Paper:
     given, where = _shared(name), f"recipe {name}/{SHARED}"
-    _known(given, PAPER, where)
+    _check_keys(given, PAPER, where)
     seeds = {scale: tuple(given["scale"][scale].get("seeds", (0,))) for scale in SCALES}
-    columns = {each["name"]: _column(each, {}, where) for each in given.get("columns", ())}
+    columns = {one["name"]: _column(one, {}, where) for one in given.get("columns", ())}
     level, differences = _level(given, where), tuple(given.get("differences", ()))
     return Paper(name, given["reference"], level, seeds, differences, columns)
 
 
 def _shared(name: str) -> Mapping[str, Any]:
-    """What a paper's tables share; where it is ``like`` another's, that, and over it its own."""
+    """What a paper's tables share; with ``like``, on top of what another paper's share."""
     own = _read(name, SHARED)
     return {**_shared(own["like"]), **own} if "like" in own else own
 
 
 @cache
 def _read(folder: str, file: str) -> Mapping[str, Any]:
-    place = files("unskew.reproduce").joinpath("recipes", folder, file)
-    try:
-        return tomllib.loads(place.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"recipe {folder}/{file} is not TOML: {error}") from error
+    return tomllib.loads(files("unskew.reproduce").joinpath("recipes", folder, file).read_text("utf-8"))
 
 
 def _level(given: Mapping[str, Any], where: str) -> Level:
     scales, others = {}, {}
     for name, inner in given.get("scale", {}).items():
         if name not in SCALES:
-            raise UserError(f"{where}: no scale is called {name!r}; {nearest(name, SCALES)}")
-        _known(inner, PLAIN | EXTENT, f"{where}, scale {name}")
+            raise UserError(f"{where}: there is no scale {name!r}; {nearest(name, SCALES)}")
+        _check_keys(inner, PLAIN | EXTENT, f"{where}, scale {name}")
         scales[name] = _level(inner, where)
     for name, inner in given.get("stand_in", {}).items():
         here = f"{where}, stand_in {name}"
-        _known(inner, PLAIN | {"what", "left_out", "scale"}, here)
+        _check_keys(inner, PLAIN | {"what", "left_out", "scale"}, here)
         others[name] = _level(inner, here)
-    return Level(_settings(given, where), given.get("with", {}), scales, others)
-
-
-def _settings(given: Mapping[str, Any], where: str) -> Mapping[str, Value]:
     settings: Mapping[str, Value] = given.get("settings", {})
     for name in settings:
         if name not in OPTIONS:
-            raise UserError(f"{where}: no option is called {name!r}; {nearest(name, OPTIONS)}")
-    return settings
+            raise UserError(f"{where}: there is no option {name!r}; {nearest(name, OPTIONS)}")
+    return Level(settings, given.get("with", {}), scales, others)
 
 
 def _column(given: Mapping[str, Any] | str, shared: Mapping[str, RecipeColumn], where: str) -> RecipeColumn:
-    """A column of the table's own, or by its name one of those that the paper's tables share."""
+    """A column of this table, or by name one that the paper's tables share."""
     if isinstance(given, str):
         if given not in shared:
             raise UserError(f"{where}: the paper has no column {given!r}; {nearest(given, shared)}")
         return shared[given]
-    _known(given, LEVEL | {"name", "reads"}, where)
+    _check_keys(given, LEVEL | {"name", "reads"}, where)
     return RecipeColumn(given["name"], _level(given, f"{where}, column {given['name']}"), given.get("reads", ""))
 
 
 def _rows(given: Mapping[str, Any], columns: Sequence[str], where: str) -> list[RecipeRow]:
-    """One row, or with ``each`` one for every set of variables in it, which name and texts then have."""
-    _known(given, ROW, where)
-    variants = given.get("each", [{}])
-    made = []
-    for own in variants:
+    """One row, or with ``each`` one for every set of variables, which its name and texts then use."""
+    _check_keys(given, ROW, where)
+    rows = []
+    for own in given.get("each", [{}]):
         name = str(given["name"]).format(**own) if own else given["name"]
         here = f"{where}, row {name}"
         level = _level(given, here)
-        values = [parse_paper_value(each, here) for each in given.get("values", [""] * len(columns))]
+        values = tuple(parse_paper_value(value, here) for value in given.get("values", [""] * len(columns)))
         if len(values) != len(columns):
-            raise UserError(f"{here}: {len(values)} values for {len(columns)} columns; give one each, or none")
+            raise UserError(f"{here}: {len(values)} values for {len(columns)} columns; give one per column, or none")
         by_column = given.get("by_column", {})
-        if odd := [column for column in by_column if column not in columns]:
-            raise UserError(f"{here}: there is no column {odd[0]!r}; {nearest(odd[0], columns)}")
-        made.append(
-            RecipeRow(
-                name, Level(level.settings, {**level.variables, **own}, level.scale, level.stand_in),
-                given.get("after", ""), given.get("reads", ""), given.get("against", ""), tuple(values),
-                by_column, tuple(given.get("only", ())), given.get("line", ""), given.get("x"),
-            )
-        )  # fmt: skip
-    return made
+        if unknown := [column for column in by_column if column not in columns]:
+            raise UserError(f"{here}: there is no column {unknown[0]!r}; {nearest(unknown[0], columns)}")
+        texts = {key: given.get(key, "") for key in ("after", "reads", "against", "line")}
+        level = replace(level, variables={**level.variables, **own})
+        only, x = tuple(given.get("only", ())), given.get("x")
+        rows.append(RecipeRow(name, level, values=values, by_column=by_column, only=only, x=x, **texts))
+    return rows
 
 
 def _check_names(rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn], where: str) -> None:
-    for kind, those in (("row", [row.name for row in rows]), ("column", [column.name for column in columns])):
+    names = [row.name for row in rows]
+    for kind, those in (("row", names), ("column", [column.name for column in columns])):
         if len(set(those)) < len(those):
-            raise UserError(f"{where}: two of its {kind}s have one name; give each its own")
+            raise UserError(f"{where}: two {kind}s have the same name")
     for row in rows:
-        if row.against and row.against not in [each.name for each in rows]:
+        if row.against and row.against not in names:
             raise UserError(f"{where}, row {row.name}: there is no row {row.against!r} to compare it with")
 
 
 def _extents(given: Mapping[str, Any], paper: Paper) -> dict[tuple[str, str], Extent]:
-    """What is done at each scale; with other data the same, but for what they say at that scale."""
+    """What is run at each scale; with other data the same, except for what they set at that scale."""
+
+    def override(usual: Extent, inner: Mapping[str, Any]) -> Extent:
+        changes = inner.get("scale", {}).get(scale, {})
+        return replace(usual, **{name: tuple(value) for name, value in changes.items() if name in EXTENT})
+
     found = {}
     for scale in SCALES:
-        usual = _extent(given.get("scale", {}).get(scale, {}), Extent(seeds=paper.seeds[scale]))
-        found[scale, ""] = usual
+        found[scale, ""] = usual = override(Extent(seeds=paper.seeds[scale]), given)
         for data, inner in given.get("stand_in", {}).items():
-            found[scale, data] = _extent(inner.get("scale", {}).get(scale, {}), usual)
+            found[scale, data] = override(usual, inner)
     return found
 
 
-def _extent(given: Mapping[str, Any], usual: Extent) -> Extent:
-    return replace(usual, **{name: tuple(value) for name, value in given.items() if name in EXTENT})
-
-
-def _known(given: Mapping[str, Any], known: set[str], where: str) -> None:
+def _check_keys(given: Mapping[str, Any], known: set[str], where: str) -> None:
     for name in given:
         if name not in known:
-            raise UserError(f"{where}: nothing is called {name!r} there; {nearest(name, sorted(known))}")
+            raise UserError(f"{where}: unknown key {name!r}; {nearest(name, sorted(known))}")

@@ -1,4 +1,4 @@
-"""Records: what a run came to, in one small file that outlives the run folder.
+"""Records: the result of a run in one small file that outlives the run directory.
 
 Tables and figures are made from records alone. ``records/TRAINING/seed0.json`` belongs to ``runs/TRAINING/seed0``.
 """
@@ -32,26 +32,25 @@ PACKAGES = ("unskew", "torch", "numpy", "scikit-learn")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A finished run: its result, its evaluations, the values of its measures, and where it was made."""
+    """A finished run: its result, its evaluations, the values of its measures, and the machine."""
 
     training: str
-    result: Result  # its path is the run folder, which may be gone
-    curve: Sequence[Mapping[str, Any]]  # evaluated rounds: round, accuracy, batches_max since the one before
+    result: Result  # its path is the run directory, which may be gone
+    curve: Sequence[Mapping[str, Any]]  # evaluated rounds: round, accuracy, batches_max since the previous one
     silhouettes: Sequence[tuple[int, float]] = ()  # recorded while training: round, value
     measures: Mapping[str, Any] = field(default_factory=dict)  # by their text
     machine: Mapping[str, str] = field(default_factory=dict)
-    failure: str = ""  # what was asked of the run and could not be made
+    failure: str = ""  # what could not be computed
 
     def measure(self, name: str) -> Any | None:
-        """The values of the measure of that name, whatever its knobs; None where it was not taken."""
+        """The values of a measure by its name, whatever its knobs; None if it was not taken."""
         found = [values for text, values in self.measures.items() if text.partition("(")[0] == name]
         return self.measures.get(name, found[0] if found else None)
 
     def has(self, calibrations: Sequence[str], measures: Sequence[str]) -> bool:
         """Whether it has all of these."""
-        return all(name in self.result.calibrations for name in calibrations) and all(
-            text in self.measures for text in measures
-        )
+        made = all(name in self.result.calibrations for name in calibrations)
+        return made and all(text in self.measures for text in measures)
 
 
 def record_file(out: Path, training: str, seed: int) -> Path:
@@ -60,12 +59,12 @@ def record_file(out: Path, training: str, seed: int) -> Path:
 
 
 def run_folder(out: Path, training: str, seed: int) -> Path:
-    """Where the run is."""
+    """The run's directory."""
     return out / RUNS / training / f"seed{seed}"
 
 
 def make_record(out: Path, training: str, seed: int, measures: Sequence[str], failure: str = "") -> RunRecord:
-    """The record of a finished run, from its folder, with these of its measures; what an earlier record had stays."""
+    """Write the record of a finished run with these measures, keeping those of an earlier record."""
     path = run_folder(out, training, seed)
     before = read_record(out, training, seed)
     known = dict(before.measures) if isinstance(before, RunRecord) else {}
@@ -83,29 +82,29 @@ def make_record(out: Path, training: str, seed: int, measures: Sequence[str], fa
 
 
 def write_record(out: Path, record: RunRecord) -> None:
-    """Write a record to its place."""
+    """Write a record."""
     write_whole(record_file(out, record.training, record.result.seed), _bytes(_as_json(record)))
 
 
 def write_failure(out: Path, training: str, seed: int, failure: RunFailure) -> None:
-    """Write down that a run diverged: it would do so again."""
+    """Record that a run diverged: it would diverge again."""
     write_whole(record_file(out, training, seed), _bytes({"unskew": VERSION, "diverged": failure.reason}))
 
 
 def read_record(out: Path, training: str, seed: int) -> RunRecord | RunFailure | None:
-    """The record of a run, or how it diverged; None where there is neither."""
+    """The record of a run, or how it diverged; None if there is neither."""
     return read_record_file(record_file(out, training, seed), run_folder(out, training, seed))
 
 
 def read_record_file(file: Path, path: Path) -> RunRecord | RunFailure | None:
-    """The record in a file; ``path`` is its run folder."""
+    """The record in a file; ``path`` is its run directory."""
     content = read_content(file)
     if content is None:
         return None
     values = json_object(content, file)
     try:
         if values["unskew"] != VERSION:
-            raise ValueError("it is of another version")
+            raise ValueError("it was written by another version")
         if "diverged" in values:
             return RunFailure(str(values["diverged"]), diverged=True)
         result = result_from(values["result"], file, path)
@@ -114,11 +113,11 @@ def read_record_file(file: Path, path: Path) -> RunRecord | RunFailure | None:
             file.parent.name, result, curve, seen, dict(values["measures"]), dict(values["machine"]), values["failure"]
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: {error}; delete it, and give the command again") from error
+        raise UserError(f"{file} is damaged: {error}; delete it and run the command again") from error
 
 
 def describe_machine() -> dict[str, str]:
-    """This machine and the versions of what computes, in words."""
+    """This machine, and the versions of the packages that compute."""
     found = {"machine": f"{_processor()}, {counted(cores(), 'core')}, {physical_memory() / 2**30:.0f} GB"}
     found |= {"system": f"{platform.system()} {platform.machine()}", "python": platform.python_version()}
     for package in PACKAGES:
@@ -137,7 +136,7 @@ def _processor() -> str:
 
 
 def _curve(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The evaluated rounds; batches of rounds between two evaluations count for the later one."""
+    """The evaluated rounds; batches since the previous evaluation are added to the next one."""
     curve, batches = [], 0
     for row in rows:
         batches += int(row.get("batches_max", 0))
@@ -160,7 +159,7 @@ def _as_json(record: RunRecord) -> dict[str, Any]:
 
 
 def _bytes(values: Mapping[str, Any]) -> bytes:
-    """JSON with a line for each field: small, and a change is seen where it is."""
+    """JSON with one line per field: small, and diffs show which field changed."""
     lines = [
         f"{json.dumps(name)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
         for name, value in values.items()

@@ -1,6 +1,6 @@
 """A table with its results: sentences, Markdown, HTML, JSON, and its figures as SVG."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,384 +27,326 @@ from unskew.reproduce.results import (
     list_columns,
     list_rows,
 )
-from unskew.runs import config as configs
 from unskew.runs.config import Value, deciding
 from unskew.runs.folder import json_bytes
 
 MOST = 12  # options that a sentence on the scale names
-SAME = 0.05  # points: gains that differ from zero by less have no sign
+SAME = 0.05  # points: smaller gains have no sign
+TABLES, INDEX = "tables", "tables.md"
+TIME = "training time, all runs"  # a fact that the index shows
 
 
 @dataclass(frozen=True)
 class Wording:
-    """All that is said of a table."""
+    """The sentences and facts of a table, written once for all its formats."""
 
     findings: list[str]  # what a reader wants to know first
-    differences: list[str]  # every known one of the set-up
+    differences: list[str]  # every known difference from the paper's setup
     facts: list[tuple[str, str]]  # scale, seeds, machine, …
 
 
 def describe_table(result: TableResult) -> Wording:
-    """All sentences and facts, written once for all forms of a table."""
+    """All sentences and facts of a table."""
     return Wording(findings(result), differences(result), facts(result))
 
 
 def findings(result: TableResult) -> list[str]:
-    """What a reader wants to know first."""
-    return [*_agreement(result), *_describe_gains(result), *_missing(result)]
+    """How well our values agree with the paper's, and which values are missing."""
+    return [*_describe_agreement(result), *_describe_gains(result), *_describe_missing(result)]
 
 
-def _agreement(result: TableResult) -> list[str]:
-    number = count_agreement(result)
-    judged = sum(number.values())
-    if not judged:
+def _describe_agreement(result: TableResult) -> list[str]:
+    counts = count_agreement(result)
+    if not any(counts.values()):
         return []
-    words = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in number.items() if count)
-    with_own = [each.paper.deviation is not None for each in result.cells if each.agreement and each.paper]
-    whose = "the paper's ±" if any(with_own) else "our own ±, since the paper gives none"
-    if any(with_own) and not all(with_own):
+    shares = ", ".join(f"{count} {AGREEMENT[name]}" for name, count in counts.items() if count)
+    printed = [one.paper.deviation is not None for one in result.cells if one.agreement and one.paper]
+    whose = "the paper's ±" if any(printed) else "our own ±, since the paper gives none"
+    if any(printed) and not all(printed):
         whose += ", or ours where it gives none"
-    said = f"Of {counted(judged, 'cell')} with a value in the paper, by {whose}: {words}."
-    if result.asked.scale != "paper":
-        said += " At this scale less is trained than in the paper, so that values are expected to be outside."
-    return [said]
+    sentence = f"{counted(sum(counts.values()), 'cell')} with a value in the paper, judged by {whose}: {shares}."
+    if result.variant.scale != "paper":
+        sentence += " This scale trains less than the paper does, so values outside are expected."
+    return [sentence]
 
 
 def _describe_gains(result: TableResult) -> list[str]:
     """Whether gains have the paper's sign: what can be compared at every scale."""
-    pairs = [gain for each in result.cells if (gain := result.gain(each)) is not None]
-    known = [(gain, gain.paper, gain.ours) for gain in pairs if gain.paper is not None and gain.ours is not None]
+    gains = [gain for one in result.cells if (gain := result.gain(one)) is not None]
+    known = [(gain, gain.paper, gain.ours) for gain in gains if gain.paper is not None and gain.ours is not None]
     if not known:
         return []
     large = [(gain, paper * ours > 0) for gain, paper, ours in known if min(abs(paper), abs(ours)) >= SAME]
-    same, other = ([gain for gain, agrees in large if agrees is wanted] for wanted in (True, False))
-    small = len(known) - len(large)
-    where = "" if all(each.judged for each in result.cells) else ", on other data than the paper's"
+    same, opposite = ([gain for gain, agrees in large if agrees is wanted] for wanted in (True, False))
+
+    def count_clear(some: Iterable[Gain]) -> int:
+        """How many intervals exclude zero."""
+        return sum(one.interval is not None and (one.interval.low > 0 or one.interval.high < 0) for one in some)
+
+    where = "" if all(one.judged for one in result.cells) else ", on data other than the paper's"
     has = "has" if len(same) == 1 else "have"
-    said = f"Of {counted(len(large), 'gain')} of one row over another{where}, {len(same)} {has} the paper's sign"
+    sentence = f"{len(same)} of {counted(len(large), 'gain')} of one row over another {has} the paper's sign{where}"
     if any(gain.interval for gain in same):
-        said += f"; for {_apart(same)} of these the 95 % interval over the seeds leaves out zero"
-    if any(gain.interval for gain in other):
-        said += f". Of the {len(other)} with the other sign it does for {_apart(other)}"
-    rest = (
-        f" Pairs with a gain of less than {SAME:g} points, the paper's or ours, are not counted: {small}."
-        if small
-        else ""
-    )
-    return [f"{said}.{rest}"]
+        sentence += f"; for {count_clear(same)} of these the 95 % interval over the seeds excludes zero"
+    if any(gain.interval for gain in opposite):
+        sentence += f". It also excludes zero for {count_clear(opposite)} of the {len(opposite)} with the opposite sign"
+    if small := len(known) - len(large):
+        sentence += f". Not counted, with a gain below {SAME:g} points in the paper or here: {counted(small, 'pair')}"
+    return [f"{sentence}."]
 
 
-def _apart(gains: Sequence[Gain]) -> int:
-    """Of how many the interval leaves out zero."""
-    return sum(each.interval is not None and (each.interval.low > 0 or each.interval.high < 0) for each in gains)
-
-
-def _missing(result: TableResult) -> list[str]:
-    said = []
-    if lacking := [each for each in result.cells if each.cell.done and not each.values]:
-        reasons = "; ".join(dict.fromkeys(each.reason for each in lacking))
-        said.append(f"Without a value: {counted(len(lacking), 'cell')} ({reasons}).")
-    if partly := [each for each in result.cells if each.values and each.missing]:
-        said.append(f"Without some of the seeds: {counted(len(partly), 'cell')}.")
-    if left := [each for each in result.cells if not each.cell.done]:
-        shown = list_columns(result)
-        names = [name for name in dict.fromkeys(each.cell.column.name for each in left) if name not in shown]
-        which = f", among them the columns {', '.join(names)}" if names else ""
-        said.append(f"Not done at the scale {result.asked.scale}: {counted(len(left), 'cell')} of the paper's{which}.")
-    return said
+def _describe_missing(result: TableResult) -> list[str]:
+    sentences = []
+    if empty := [one for one in result.cells if one.cell.done and not one.values]:
+        reasons = "; ".join(dict.fromkeys(one.reason for one in empty))
+        sentences.append(f"Without a value: {counted(len(empty), 'cell')} ({reasons}).")
+    if partial := [one for one in result.cells if one.values and one.missing]:
+        sentences.append(f"Some seeds missing: {counted(len(partial), 'cell')}.")
+    if skipped := [one for one in result.cells if not one.cell.done]:
+        names = dict.fromkeys(one.cell.column.name for one in skipped)
+        columns = [name for name in names if name not in list_columns(result)]
+        which = f", including the columns {', '.join(columns)}" if columns else ""
+        sentences.append(
+            f"Left out at scale {result.variant.scale}: {counted(len(skipped), 'cell')} of the paper's{which}."
+        )
+    return sentences
 
 
 def differences(result: TableResult) -> list[str]:
-    """Every known difference of the set-up: of the scale, of the data, what was asked for, then the recipe's own."""
-    recipe, asked = result.recipe, result.asked
-    said = []
-    if asked.data:
-        what = recipe.stand_ins.get(asked.data, f"{asked.data} in the place of the paper's data")
-        said.append(f"Data: {what}. The paper's values stand beside ours, and differences are not judged.")
-    if asked.scale != "paper":
-        changed = _changed(result)
-        if changed:
-            said.append(f"Scale {asked.scale}: {changed}.")
-    said += [f"Asked for: {name} = {value}." for name, value in asked.changes.items()]
-    published = recipe.extent("paper").seeds
-    if len(result.seeds) != len(published):
-        said.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {len(published)}.")
-    own = [*recipe.differences, *recipe.paper.differences]
-    return [*said, *(each for each in own if not each.startswith(recipe.left_out.get(asked.data, ())))]
+    """Every known difference from the paper's setup: data, scale, changed options, seeds, then the recipe's own."""
+    recipe, variant = result.recipe, result.variant
+    sentences = []
+    if variant.data:
+        what = recipe.stand_ins.get(variant.data, f"{variant.data} instead of the paper's data")
+        sentences.append(f"Data: {what}. The paper's values are shown for reference; differences are not judged.")
+    if variant.scale != "paper" and (changed := _list_changes(result)):
+        sentences.append(f"Scale {variant.scale}: {changed}.")
+    sentences += [f"Changed by --set: {name} = {value}." for name, value in variant.changes.items()]
+    published = len(recipe.extent("paper").seeds)
+    if len(result.seeds) != published:
+        sentences.append(f"Seeds: {counted(len(result.seeds), 'seed')} instead of {published}.")
+    ignored = recipe.left_out.get(variant.data, ())
+    return sentences + [one for one in (*recipe.differences, *recipe.paper.differences) if not one.startswith(ignored)]
 
 
-def _changed(result: TableResult) -> str:
-    """The options in which the cells of this scale are not those of the paper's."""
+def _list_changes(result: TableResult) -> str:
+    """The options in which the cells of this scale differ from the paper's."""
     found: dict[str, set[tuple[Value | None, Value | None]]] = {}
-    whole = make_cells(result.recipe, Variant("paper", result.asked.data))
-    known = {id(each) for each in _run(result)}
-    for each, there in zip(result.cells, whole, strict=True):
-        now, published = configs.deciding(each.cell.config), configs.deciding(there.config)
-        for name in {**now, **published} if id(each) in known else ():
-            if now.get(name) != published.get(name) and name not in result.asked.changes:
-                found.setdefault(name, set()).add((now.get(name), published.get(name)))
-        if id(each) in known and each.cell.reads != there.reads:
-            found.setdefault("read", set()).add((each.cell.reads, there.reads))
-    words = []
+    published = make_cells(result.recipe, Variant("paper", result.variant.data))
+    run = {id(one) for one in _list_run(result)}
+    for one, theirs in zip(result.cells, published, strict=True):
+        if id(one) not in run:
+            continue
+        here, there = deciding(one.cell.config), deciding(theirs.config)
+        for name in {**here, **there}:
+            if here.get(name) != there.get(name) and name not in result.variant.changes:
+                found.setdefault(name, set()).add((here.get(name), there.get(name)))
+        if one.cell.reads != theirs.reads:
+            found.setdefault("read", set()).add((one.cell.reads, theirs.reads))
+    changes = []
     for name, pairs in list(found.items())[:MOST]:
-        each_one = [f"{now} instead of {published}" for now, published in sorted(pairs, key=str)]
-        words.append(f"{name.replace('_', ' ')} {' or '.join(each_one)}")
-    return ", ".join(words)
+        values = " or ".join(f"{here} instead of {there}" for here, there in sorted(pairs, key=str))
+        changes.append(f"{name.replace('_', ' ')} {values}")
+    return ", ".join(changes)
 
 
-def _run(result: TableResult) -> list[CellResult]:
+def _list_run(result: TableResult) -> list[CellResult]:
     """The cells that have a value; before there are any, those of the scale."""
-    return [each for each in result.cells if each.values] or [each for each in result.cells if each.cell.done]
+    return [one for one in result.cells if one.values] or [one for one in result.cells if one.cell.done]
 
 
 def facts(result: TableResult) -> list[tuple[str, str]]:
-    """Scale, seeds, what it took, where it was made."""
+    """Scale, data, seeds, time, machine and versions."""
     records = result.records
     machines = dict.fromkeys(record.machine.get("machine", "") for record in records)
+    packages = ("unskew", "torch", "numpy", "python")
     versions = dict.fromkeys(
-        ", ".join(
-            f"{name} {record.machine[name]}"
-            for name in ("unskew", "torch", "numpy", "python")
-            if name in record.machine
-        )
-        for record in records
+        ", ".join(f"{name} {record.machine[name]}" for name in packages if name in record.machine) for record in records
     )
+    run = [seed for seed in result.seeds if any(seed in one.values for one in result.cells)]
+    waiting = [str(seed) for seed in result.seeds if seed not in run]
+    seeds = ", ".join(map(str, run)) + (f" (not yet {', '.join(waiting)})" if waiting else "") if run else "none yet"
     trained = sum(record.result.seconds for record in records)
-    calibrated = sum(one.seconds for record in records for one in record.result.calibrations.values())
+    calibrated = sum(made.seconds for record in records for made in record.result.calibrations.values())
     return [
-        ("scale", result.asked.scale),
-        ("data", ", ".join(dict.fromkeys(each.cell.config.data for each in _run(result)))),
-        ("seeds", _seeds(result)),
+        ("scale", result.variant.scale),
+        ("data", ", ".join(dict.fromkeys(one.cell.config.data for one in _list_run(result)))),
+        ("seeds", seeds),
         ("runs", f"{len(records):,}"),
-        ("training, of all runs together", format_duration(trained)),
-        ("calibration", format_duration(calibrated)),
+        (TIME, format_duration(trained)),
+        ("calibration time", format_duration(calibrated)),
         ("machine", "; ".join(filter(None, machines)) or "none yet"),
         ("versions", "; ".join(filter(None, versions)) or "none yet"),
     ]
 
 
-def _seeds(result: TableResult) -> str:
-    """Those that a cell has a value of, and those that none has."""
-    there = [seed for seed in result.seeds if any(seed in each.values for each in result.cells)]
-    left = ", ".join(str(seed) for seed in result.seeds if seed not in there)
-    if not there:
-        return "none yet"
-    return ", ".join(map(str, there)) + (f" (not yet {left})" if left else "")
-
-
 def name_ours(result: TableResult) -> str:
-    """What our columns are called: with other data in the paper's place their names say so."""
-    other = result.asked.data
-    if not other:
-        return "ours"
-    return f"ours ({other if other in result.recipe.stand_ins else 'other data'})"
+    """What our columns are called: with data other than the paper's, the name says so."""
+    other = result.variant.data
+    return f"ours ({other if other in result.recipe.stand_ins else 'other data'})" if other else "ours"
 
 
-def format_difference(each: CellResult) -> str:
+def format_difference(one: CellResult) -> str:
     """Ours minus the paper's, with its sign; "" where it is not known."""
-    return "" if each.difference is None else f"{each.difference:+.{each.reading.decimals}f}"
+    return "" if one.difference is None else f"{one.difference:+.{one.reading.decimals}f}"
 
 
-def to_markdown(result: TableResult, said: Wording, command: str, charts: Sequence[Chart], folder: Path) -> str:
-    """The whole page; ``folder`` is where it is written, and what links are relative to."""
+def _add_difference(one: CellResult) -> str:
+    return f" ({format_difference(one)})" if one.difference is not None else ""
+
+
+def _format_rows(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows of a Markdown table; the second one has the rules."""
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+
+
+def to_markdown(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> str:
+    """The table as a Markdown page; links are relative to ``folder``, where it is written."""
     recipe = result.recipe
     lines = [f"# {recipe.name}: {recipe.title}", "", f"{recipe.paper.reference}; {recipe.source}.", ""]
     lines += [recipe.about, ""] if recipe.about else []
-    lines += [f"Made by `{command}`.", ""]
-    lines += [f"- {each}" for each in said.findings]
-    lines += ["", *_markdown_table(result, folder), ""]
-    judged = [each for each in result.cells if each.agreement]
-    if judged:
-        legend = ", ".join(f"{MARKS[name]} {words}" for name, words in AGREEMENT.items())
-        lines += [
-            f"In brackets ours minus the paper's. {legend}: the paper's ± where it gives one, otherwise ours.",
-            "",
-        ]
+    lines += [f"Made by `{command}`.", "", *(f"- {sentence}" for sentence in wording.findings), ""]
+    printed, ours = any(one.paper for one in result.cells), name_ours(result)
+    head, rows = [""], []
+    for name in list_columns(result):
+        head += [f"{name}, {whose}" if name else whose for whose in ("paper", ours)] if printed else [name or "value"]
+    for name, cells in list_rows(result).items():
+        row = [name]
+        for one in cells:
+            row += [str(one.paper) if one and one.paper else ""] if printed else []
+            if one is None or one.ours is None:
+                row.append("" if one is None else f"*{one.reason}*")
+                continue
+            link = quote(link_run(next(iter(one.records.values())), folder))
+            mark = f" {MARKS[one.agreement]}" if one.agreement else ""
+            row.append(f"[{one.words()}]({link}){_add_difference(one)}{mark}")
+        rows.append(row)
+    lines += [*_format_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows]), ""]
+    if any(one.agreement for one in result.cells):
+        legend = ", ".join(f"{MARKS[name]} {meaning}" for name, meaning in AGREEMENT.items())
+        lines += [f"In brackets: ours minus the paper's. {legend}; ± is the paper's, or ours where it gives none.", ""]
     lines += [f"![{chart.alt}]({quote(chart.name)}.svg)\n" for chart in charts]
-    lines += ["## Gains", "", *gains, ""] if (gains := _gains(result)) else []
-    lines += ["## Known differences", "", *(f"- {each}" for each in said.differences), ""]
+    if gains := _list_gains(result):
+        head = ["row", "column", "over", "paper", "ours", "95 % interval, paired over seeds"]
+        lines += ["## Gains", "", *_format_rows([head, ["---"] * 3 + ["---:"] * 3, *gains]), ""]
+    lines += ["## Known differences", "", *(f"- {sentence}" for sentence in wording.differences), ""]
     if recipe.notes:
-        lines += ["## On the paper's values", "", *(f"- {each}" for each in recipe.notes), ""]
-    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in said.facts), ""]
-    lines += _markdown_runs(result, folder)
+        lines += ["## On the paper's values", "", *(f"- {note}" for note in recipe.notes), ""]
+    lines += ["## How it was made", "", *(f"- {name}: {fact}" for name, fact in wording.facts), ""]
+    if result.records:
+        head, runs = ["run", "seed", "accuracy, %", "seconds", "weights"], []
+        for record in result.records:
+            run = record.result
+            numbers = [str(run.seed), f"{100 * run.accuracy:.2f}", f"{run.seconds:.0f}", run.weights_sha256[:12]]
+            runs.append([f"[{record.training}]({quote(link_run(record, folder))})", *numbers])
+        lines += _format_rows([head, ["---", "---:", "---:", "---:", "---"], *runs])
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _markdown_table(result: TableResult, folder: Path) -> list[str]:
-    names = list_columns(result)
-    printed, ours = any(each.paper for each in result.cells), name_ours(result)
-    head = [""]
-    for name in names:
-        head += [_headed(name, "paper"), _headed(name, ours)] if printed else [name or "value"]
+def _list_gains(result: TableResult) -> list[list[str]]:
+    """What each row gains over the one it is compared with, paired over the seeds."""
     rows = []
-    for name, cells in list_rows(result).items():
-        parts = [
-            part
-            for each in cells
-            for part in ([_paper(each), _markdown_ours(each, folder)] if printed else [_markdown_ours(each, folder)])
-        ]
-        rows.append([name, *parts])
-    rules = ["---", *["---:"] * (len(head) - 1)]
-    return ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in (head, rules, *rows)]
-
-
-def _headed(column: str, whose: str) -> str:
-    return f"{column}, {whose}" if column else whose
-
-
-def _paper(each: CellResult | None) -> str:
-    return str(each.paper) if each is not None and each.paper is not None else ""
-
-
-def _markdown_ours(each: CellResult | None, folder: Path) -> str:
-    if each is None:
-        return ""
-    if each.ours is None:
-        return f"*{each.reason}*"
-    gap = f" ({format_difference(each)})" if each.difference is not None else ""
-    mark = f" {MARKS[each.agreement]}" if each.agreement else ""
-    return f"[{each.words()}]({quote(link_run(next(iter(each.records.values())), folder))}){gap}{mark}"
-
-
-def _gains(result: TableResult) -> list[str]:
-    """What each row gains over the one that it is compared with, paired over the seeds."""
-    rows = []
-    for each in result.cells:
-        gain = result.gain(each)
-        if gain is None or not each.cell.done or (gain.paper is None and gain.ours is None):
+    for one in result.cells:
+        gain = result.gain(one)
+        if gain is None or not one.cell.done or (gain.paper is None and gain.ours is None):
             continue
-        paper = "" if gain.paper is None else f"{gain.paper:+.2f}"
-        ours = "" if gain.ours is None else f"{gain.ours:+.2f}"
-        interval = f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain.interval else ""
-        rows.append([each.cell.row.name, each.cell.column.name, gain.over, paper, ours, interval])
-    if not rows:
-        return []
-    head = ["row", "column", "over", "paper", "ours", "95 % interval, paired over seeds"]
-    rules = ["---"] * 3 + ["---:"] * 3
-    return ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in (head, rules, *rows)]
+        values = ["" if value is None else f"{value:+.2f}" for value in (gain.paper, gain.ours)]
+        rows.append([one.cell.row.name, one.cell.column.name, gain.over, *values, _format_interval(gain)])
+    return rows
 
 
-def _markdown_runs(result: TableResult, folder: Path) -> list[str]:
-    if not result.records:
-        return []
-    head = ["run", "seed", "accuracy, %", "seconds", "weights"]
-    rows = [
-        [f"[{each.training}]({quote(link_run(each, folder))})", str(each.result.seed),
-         f"{100 * each.result.accuracy:.2f}", f"{each.result.seconds:.0f}", each.result.weights_sha256[:12]]
-        for each in result.records
-    ]  # fmt: skip
-    table = (head, ["---", "---:", "---:", "---:", "---"], *rows)
-    return ["| " + " | ".join(_plain(cell) for cell in line) + " |" for line in table]
+def _format_interval(gain: Gain | None) -> str:
+    return f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain and gain.interval else ""
 
 
-def _plain(cell: str) -> str:
-    return cell.replace("|", "\\|")
-
-
-_READ = "Each cell has mean ± deviation over the seeds, and leads to the report of its first run."
-_JUDGED = (
-    " In brackets ours minus the paper's. Green is inside the paper's ±, yellow inside twice that, red outside; where "
-    "the paper gives no ±, ours is the measure."
-)
-
-
-def to_page(result: TableResult, said: Wording, command: str, charts: Sequence[Chart], folder: Path) -> Page:
-    """The page; ``folder`` is where it is written, and what links are relative to."""
+def to_page(result: TableResult, wording: Wording, command: str, charts: Sequence[Chart], folder: Path) -> Page:
+    """The table as an HTML page; links are relative to ``folder``, where it is written."""
     recipe = result.recipe
-    read = _READ + (_JUDGED if any(each.agreement for each in result.cells) else "")
-    sections = [
-        Section("table", "Ours beside the paper's", "\n\n".join(filter(None, (recipe.about, read))),
-                [_table(result, folder)], notes=recipe.notes),
-        *([Section("figures", "Figures", "", list(charts))] if charts else []),
-        Section("differences", "Known differences", "", findings=said.differences),
-        Section("cells", "Every cell", _CELLS, [_cells(result, folder)]),
-        Section("runs", "Every run", f"Made by: {command}", [_runs(result, folder)]),
-    ]  # fmt: skip
+    text = "Each cell shows mean ± deviation over the seeds and links to the report of its first run."
+    if any(one.agreement for one in result.cells):
+        text += (
+            " In brackets: ours minus the paper's. Green is within the paper's ±, yellow within twice that, red "
+            "outside; where the paper gives no ±, ours is used."
+        )
+    about = "\n\n".join(filter(None, (recipe.about, text)))
+    cells = "Gains are over the row that a row is compared with, paired over the seeds, with a 95 % interval."
     return Page(
         title=f"{recipe.name}: {recipe.title}",
         subtitle=f"{recipe.paper.reference}; {recipe.source}",
-        findings=said.findings,
-        facts=said.facts,
-        sections=sections,
-        footer="Made by unskew from the records beside this page; the same command makes them again.",
-        heading="How far it agrees",
+        findings=wording.findings,
+        facts=wording.facts,
+        sections=[
+            Section("table", "Our values and the paper's", about, [_tabulate(result, folder)], notes=recipe.notes),
+            *([Section("figures", "Figures", "", list(charts))] if charts else []),
+            Section("differences", "Known differences", "", findings=wording.differences),
+            Section("cells", "Every cell", cells, [_tabulate_cells(result, folder)]),
+            Section("runs", "Every run", f"Made by: {command}", [_tabulate_runs(result, folder)]),
+        ],
+        footer="Made by unskew from the records in this folder; the same command makes it again.",
+        heading="How well it agrees",
     )
 
 
-_CELLS = "Gains are over the row that a row is compared with, paired over the seeds; the interval is one of 95 %."
-
-
-def _table(result: TableResult, folder: Path) -> Table:
-    names = [name or "value" for name in list_columns(result)]
-    printed = any(each.paper for each in result.cells)
+def _tabulate(result: TableResult, folder: Path) -> Table:
+    printed = any(one.paper for one in result.cells)
     columns = [Column("row")]
-    for name in names:
-        columns += [Column(f"{name}, the paper's", "number")] if printed else []
+    for name in [name or "value" for name in list_columns(result)]:
+        columns += [Column(f"{name}, paper", "number")] if printed else []
         columns.append(Column(f"{name}, {name_ours(result)}", "number"))
     rows: list[list[CellValue]] = []
-    for row, cells in list_rows(result).items():
-        line: list[CellValue] = [row]
-        for each in cells:
+    for name, cells in list_rows(result).items():
+        row: list[CellValue] = [name]
+        for one in cells:
             if printed:
-                line.append(Linked(str(each.paper), value=each.paper.mean) if each is not None and each.paper else None)
-            line.append(None if each is None else _ours(each, folder))
-        rows.append(line)
+                row.append(Linked(str(one.paper), value=one.paper.mean) if one is not None and one.paper else None)
+            row.append(None if one is None else _link_cell(one, folder))
+        rows.append(row)
     return Table("", columns, rows)
 
 
-def _ours(each: CellResult, folder: Path) -> CellValue:
-    if each.ours is None:
-        return each.reason
-    gap = f" ({format_difference(each)})" if each.difference is not None else ""
-    link = link_run(next(iter(each.records.values())), folder)
-    return Linked(each.words() + gap, link, each.agreement, each.ours.mean)
+def _link_cell(one: CellResult, folder: Path) -> CellValue:
+    if one.ours is None:
+        return one.reason
+    link = link_run(next(iter(one.records.values())), folder)
+    return Linked(one.words() + _add_difference(one), link, one.agreement, one.ours.mean)
 
 
-def _cells(result: TableResult, folder: Path) -> Table:
-    names = ("row", "column", "seeds", "the paper's", "ours", "difference", "agreement", "gain, the paper's",
-             "gain, ours", "interval")  # fmt: skip
-    kinds = ("text", "text", "text", "text", "number", "number", "text", "number", "number", "text")
+def _tabulate_cells(result: TableResult, folder: Path) -> Table:
+    columns = {"row": "text", "column": "text", "seeds": "text", "paper": "text", "ours": "number",
+               "difference": "number", "agreement": "text", "gain, paper": "number", "gain, ours": "number",
+               "interval": "text"}  # fmt: skip
     rows: list[list[CellValue]] = []
-    for each in [one for one in result.cells if one.cell.done]:
-        gain = result.gain(each)
-        interval = f"{gain.interval.low:+.2f} to {gain.interval.high:+.2f}" if gain and gain.interval else None
-        seeds = ", ".join(f"{seed}: {value:.{each.reading.decimals}f}" for seed, value in each.values.items())
-        rows.append(
-            [each.cell.row.name, each.cell.column.name, seeds or each.reason, str(each.paper) if each.paper else None,
-             _ours(each, folder) if each.ours else None, each.difference, AGREEMENT.get(each.agreement),
-             gain.paper if gain else None, gain.ours if gain else None, interval]
-        )  # fmt: skip
-    return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
+    for one in [one for one in result.cells if one.cell.done]:
+        gain = result.gain(one)
+        seeds = ", ".join(f"{seed}: {value:.{one.reading.decimals}f}" for seed, value in one.values.items())
+        row: list[CellValue] = [one.cell.row.name, one.cell.column.name, seeds or one.reason]
+        row += [str(one.paper) if one.paper else None, _link_cell(one, folder) if one.ours else None, one.difference]
+        row += [AGREEMENT.get(one.agreement), *((gain.paper, gain.ours) if gain else (None, None))]
+        rows.append([*row, _format_interval(gain) or None])
+    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
 
 
-def _runs(result: TableResult, folder: Path) -> Table:
-    names = ("run", "seed", "method", "partition", "accuracy", "sent up", "time", "weights", "machine")
-    kinds = ("text", "count", "text", "text", "percent", "bytes", "seconds", "text", "text")
-    rows: list[list[CellValue]] = [
-        [Linked(each.training, link_run(each, folder)), each.result.seed, each.result.method, each.result.partition,
-         each.result.accuracy, each.result.bytes_up, each.result.seconds, each.result.weights_sha256[:12],
-         each.machine.get("machine", "")]
-        for each in result.records
-    ]  # fmt: skip
-    return Table("", [Column(name, kind) for name, kind in zip(names, kinds, strict=True)], rows)
+def _tabulate_runs(result: TableResult, folder: Path) -> Table:
+    columns = {"run": "text", "seed": "count", "method": "text", "partition": "text", "accuracy": "percent",
+               "sent up": "bytes", "time": "seconds", "weights": "text", "machine": "text"}  # fmt: skip
+    rows: list[list[CellValue]] = []
+    for record in result.records:
+        run = record.result
+        row: list[CellValue] = [Linked(record.training, link_run(record, folder)), run.seed, run.method, run.partition]
+        row += [run.accuracy, run.bytes_up, run.seconds, run.weights_sha256[:12], record.machine.get("machine", "")]
+        rows.append(row)
+    return Table("", [Column(name, kind) for name, kind in columns.items()], rows)
 
 
-TABLES = "tables"
-
-
-def table_folder(result: TableResult) -> Path:
-    """Where the files of a table are."""
-    return result.out / TABLES / result.asked.folder / result.recipe.paper.name
-
-
-def write_table(result: TableResult, said: Wording, command: str) -> list[Path]:
-    """Write them; what was there before is replaced."""
-    folder, name = table_folder(result), result.recipe.name.partition("/")[2]
+def write_table(result: TableResult, wording: Wording, command: str) -> list[Path]:
+    """Write the Markdown, HTML, JSON and SVG files of a table, replacing earlier ones."""
+    recipe = result.recipe
+    folder, name = result.out / TABLES / result.variant.folder / recipe.paper.name, recipe.name.partition("/")[2]
     charts = draw_figures(result)
     contents = {
-        f"{name}.md": to_markdown(result, said, command, charts, folder).encode(),
-        f"{name}.html": to_html(to_page(result, said, command, charts, folder)).encode(),
-        f"{name}.json": json_bytes(to_json(result, said, command, folder)),
+        f"{name}.md": to_markdown(result, wording, command, charts, folder).encode(),
+        f"{name}.html": to_html(to_page(result, wording, command, charts, folder)).encode(),
+        f"{name}.json": json_bytes(to_json(result, wording, command, folder)),
         **{f"{chart.name}.svg": svg(chart).encode() for chart in charts},
     }
     for file, content in contents.items():
@@ -415,85 +357,62 @@ def write_table(result: TableResult, said: Wording, command: str) -> list[Path]:
     return [folder / file for file in contents]
 
 
-def to_json(result: TableResult, said: Wording, command: str, folder: Path) -> dict[str, Any]:
+def to_json(result: TableResult, wording: Wording, command: str, folder: Path) -> dict[str, Any]:
     """The table for programs."""
     cells = []
-    for each in result.cells:
-        paper, ours = each.paper, each.ours
+    for one in result.cells:
+        paper, ours = one.paper, one.ours
         cells.append(
             {
-                "row": each.cell.row.name,
-                "column": each.cell.column.name,
-                "reads": each.cell.reads,
-                "after": each.cell.after,
-                "unit": each.reading.unit,
+                "row": one.cell.row.name,
+                "column": one.cell.column.name,
+                "reads": one.cell.reads,
+                "after": one.cell.after,
+                "unit": one.reading.unit,
                 "paper": None if paper is None else {"mean": paper.mean, "deviation": paper.deviation},
                 "ours": None if ours is None else {"mean": ours.mean, "deviation": ours.deviation},
-                "by_seed": {str(seed): value for seed, value in each.values.items()},
-                "missing": {str(seed): reason for seed, reason in each.missing.items()} or each.reason,
-                "difference": each.difference,
-                "agreement": each.agreement,
-                "settings": deciding(each.cell.config),
-                "runs": [link_run(record, folder) for record in each.records.values()],
+                "by_seed": {str(seed): value for seed, value in one.values.items()},
+                "missing": {str(seed): reason for seed, reason in one.missing.items()} or one.reason,
+                "difference": one.difference,
+                "agreement": one.agreement,
+                "settings": deciding(one.cell.config),
+                "runs": [link_run(record, folder) for record in one.records.values()],
             }
         )
     about = {"recipe": result.recipe.name, "title": result.recipe.title, "command": command}
-    return {
-        **about,
-        "findings": said.findings,
-        "differences": said.differences,
-        "facts": dict(said.facts),
-        "cells": cells,
-    }
-
-
-INDEX = "tables.md"
+    return {**about, **vars(wording), "facts": dict(wording.facts), "cells": cells}
 
 
 def write_index(out: Path) -> Path:
-    """Write tables.md from the JSON files of the tables; one that cannot be read is named."""
+    """Write tables.md from the JSON files of the tables; it names files that cannot be read."""
     groups: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
-    order = [*map(Path, recipe_names())]
-    for file in sorted((out / TABLES).glob("*/*/*.json"), key=lambda each: (each.parents[1], _place(each, order))):
+    names = [*recipe_names()]
+
+    def order(file: Path) -> tuple[Path, int, str]:
+        """By scale, then as recipes are listed; others last."""
+        name = f"{file.parent.name}/{file.stem}"
+        return file.parents[1], names.index(name) if name in names else len(names), name
+
+    for file in sorted((out / TABLES).glob("*/*/*.json"), key=order):
         try:
-            values = json_object(file.read_bytes(), file)
+            values: Mapping[str, Any] = json_object(file.read_bytes(), file)
         except (OSError, UserError):
-            values = {"findings": [f"{file.name} cannot be read; give its command again."]}
+            values = {"findings": [f"{file.name} cannot be read; run its command again."]}
         groups.setdefault(file.parent.parent.name, []).append((file, values))
     lines = ["# Tables in this folder", ""]
     for name, tables in groups.items():
-        lines += [
-            f"## {name}",
-            "",
-            "| table | what was found | seeds | runs | trained |",
-            "| --- | --- | --- | ---: | ---: |",
-        ]
-        lines += [_line(out, file, values) for file, values in tables]
-        lines += ["", "Made by:", "", "```", *_commands([values for _, values in tables]), "```", ""]
+        rows = [["table", "findings", "seeds", "runs", "training time"], ["---", "---", "---", "---:", "---:"]]
+        commands: dict[tuple[str, str], list[str]] = {}
+        for file, values in tables:
+            about = values.get("facts") or {}
+            link = f"[{values.get('recipe', file.stem)}]({file.with_suffix('.md').relative_to(out).as_posix()})"
+            findings = " ".join(values.get("findings") or ())
+            numbers = [str(about.get(fact, "")) for fact in ("seeds", "runs", TIME)]
+            rows.append([f"{link}: {values.get('title', '')}", findings, *numbers])
+            before, recipe, after = str(values.get("command", "")).partition(str(values.get("recipe", " ")))
+            if before:  # commands that differ only in the table's name become one
+                commands.setdefault((before, after), []).append(recipe)
+        made = [f"{before}{' '.join(filter(None, those))}{after}" for (before, after), those in commands.items()]
+        lines += [f"## {name}", "", *_format_rows(rows), "", "Made by:", "", "```", *made, "```", ""]
     write_whole(out / INDEX, ("\n".join(lines).rstrip() + "\n").encode())
     return out / INDEX
-
-
-def _place(file: Path, order: Sequence[Path]) -> tuple[int, Path]:
-    """Where a table stands among those of its scale: as in the list of all recipes, what is none of them last."""
-    name = Path(file.parent.name, file.stem)
-    return (order.index(name) if name in order else len(order)), name
-
-
-def _commands(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The tables' commands; those that differ in the table's name alone are one."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for values in tables:
-        before, name, after = str(values.get("command", "")).partition(str(values.get("recipe", " ")))
-        if before:
-            found.setdefault((before, after), []).append(name)
-    return [f"{before}{' '.join(filter(None, those))}{after}" for (before, after), those in found.items()]
-
-
-def _line(out: Path, file: Path, values: Mapping[str, Any]) -> str:
-    facts = values.get("facts") or {}
-    link = f"[{values.get('recipe', file.stem)}]({file.with_suffix('.md').relative_to(out).as_posix()})"
-    found = " ".join(values.get("findings") or ())
-    cells = [f"{link}: {values.get('title', '')}", found, *(str(facts.get(name, "")) for name in ("seeds", "runs"))]
-    cells.append(str(facts.get("training, of all runs together", "")))
-    return "| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |"
