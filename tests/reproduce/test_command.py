@@ -96,7 +96,7 @@ def test_a_part_trains_its_own_runs_alone(tmp_path, capsys):
     assert "1/1" in out
     assert len(list((tmp_path / "records").iterdir())) == 1
     assert "not run yet" in out
-    assert "Asked for: rounds = 1" in out
+    assert "Changed by --set: rounds = 1" in out
 
 
 def test_without_data_one_message_says_how_to_get_them_or_to_do_without(tmp_path, capsys):
@@ -109,7 +109,7 @@ def test_without_data_one_message_says_how_to_get_them_or_to_do_without(tmp_path
     assert not (tmp_path / "out" / "runs").exists()
     code, _, err = says(capsys, "hsu/table2", "--scale", "paper")
     assert code == 2
-    assert "inaturalist cannot be fetched" in err
+    assert "inaturalist must be downloaded by hand" in err
     assert "--data population" in err
 
 
@@ -132,7 +132,7 @@ def test_data_that_are_partly_there_are_used(tmp_path):
         ((*TABLE, "--set", "rate=1"), "give NAME=VALUE"),
         ((*TABLE, "--set", "lr=1,2"), "give one value"),
         ((*TABLE, "--set", "lr"), "give NAME=VALUE"),
-        (("--claim", "--out", "nowhere"), "no results to choose from"),
+        (("--claim", "--out", "nowhere"), "no results to compare"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_message(words, said, tmp_path, capsys, monkeypatch):
