@@ -62,7 +62,7 @@ def _run(table, folder):
 
     began = time.perf_counter()
     result = unskew.run(
-        data=f"table:{table}?size={SIDE}", partition="users", method=METHOD, per_round=PER_ROUND, rounds=ROUNDS,
+        data=f"table:{table}(size={SIDE})", partition="users", method=METHOD, per_round=PER_ROUND, rounds=ROUNDS,
         epochs=1, batch=64, lr=0.01, model="efficientnet-lite0", pretrained="imagenet", train="classifier",
         engine="loop", cache_memory=f"{CACHE_MEMORY}B", cache_disk=f"{CACHE_DISK}B", out=Path(folder) / "run",
     )  # fmt: skip

@@ -15,8 +15,9 @@ from PIL import Image
 from measure import Row, at_least, at_most, medians
 from unskew.core.types import ImageSet, Local, Split
 from unskew.data.population import Population
+from unskew.data.sources import load
 from unskew.data.store import Cache
-from unskew.data.tables import facts, load_table, read_csv
+from unskew.data.tables import check_columns, read_csv
 from unskew.engines import seconds_per_step
 from unskew.engines.blueprint import Blueprint, build, dataset
 
@@ -54,7 +55,7 @@ def _columns(folder):
         for n in range(ROWS):
             file.write(f"images/{n}.jpg,{n % 5089},{n % 9275},{n % 90}.123456,{n % 180}.123456,train\n")
     began = time.perf_counter()
-    facts(read_csv(path))
+    check_columns(read_csv(path))
     return at_most(f"the columns of {ROWS:,} rows, read and checked", time.perf_counter() - began, "s", 15)
 
 
@@ -62,7 +63,7 @@ def _passes(path, cache):
     seconds = []
     for _ in range(2):
         began = time.perf_counter()
-        load_table(f"{path}?size={SIZE}", cache)
+        load(f"table:{path}(size={SIZE})", None, cache)
         seconds.append(time.perf_counter() - began)
     rates = [PHOTOGRAPHS / each for each in seconds]
     about = f"JPEGs of {SIDE[0]}×{SIDE[1]} to {SIZE}×{SIZE}, {os.cpu_count()} threads"
@@ -74,7 +75,7 @@ def _passes(path, cache):
 
 
 def _epochs(path, cache, repeats):
-    images = load_table(f"{path}?size={SIZE}", cache)
+    images = load(f"table:{path}(size={SIZE})", None, cache)
     held = [Split(np.ascontiguousarray(part.images[:]), part.labels) for part in (images.train, images.test)]
     in_memory = ImageSet("same", images.classes, held[0], held[1], images.mean, images.std)
     order = torch.randperm(len(held[0]), generator=torch.Generator().manual_seed(0)).split(BATCH)
@@ -106,17 +107,17 @@ def _memory(path):
     """
     code = (
         "import re, sys; from pathlib import Path\n"
-        "from unskew.data.store import Cache; from unskew.data.tables import load_table\n"
+        "from unskew.data.store import Cache; from unskew.data.sources import load\n"
         "import tempfile; folder = tempfile.mkdtemp()\n"
         "def kilobytes(name): return int(re.search(name + r':\\s+(\\d+)', Path('/proc/self/status').read_text())[1])\n"
         "Path('/proc/self/clear_refs').write_text('5'); before = kilobytes('VmRSS')\n"
-        f"images = load_table(sys.argv[1], Cache(Path(folder), 0, {BOUND})).train.images\n"
+        f"images = load(sys.argv[1], None, Cache(Path(folder), 0, {BOUND})).train.images\n"
         "for turn in range(2):\n"
         f"    for at in range(0, len(images), {BATCH}): images[at:at + {BATCH}]\n"
         "print(kilobytes('VmHWM') - before)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, f"{path}?size={SIZE}"], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code, f"table:{path}(size={SIZE})"], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )  # fmt: skip
     taken = int(done.stdout) * 1024 / 10**6

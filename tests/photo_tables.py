@@ -5,6 +5,9 @@ import csv
 import numpy as np
 from PIL import Image
 
+from unskew.data.photographs import silent
+from unskew.data.sources import load
+
 HEADER = ("path", "label", "user", "latitude", "longitude", "split")
 
 
@@ -49,3 +52,15 @@ def as_arrays(images, path):
         x_test=images.test.images[:].transpose(0, 2, 3, 1), y_test=images.test.labels, **owners,
     )  # fmt: skip
     return f"arrays:{path}"
+
+
+def load_table(text, cache=None, say=silent):
+    return load(f"table:{text}", None, cache, say)
+
+
+def load_folder(text):
+    return load(f"folder:{text}", None)
+
+
+def load_arrays(text):
+    return load(f"arrays:{text}", None)

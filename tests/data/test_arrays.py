@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from photo_tables import load_arrays
 from unskew.core.errors import UserError
 from unskew.data import arrays
 
@@ -42,7 +43,7 @@ X, Y = np.arange(10 * 4 * 5, dtype=np.uint8).reshape(10, 4, 5), np.arange(10) % 
 
 def test_arrays_with_a_test_part_are_taken_as_they_are(tmp_path):
     path = save(tmp_path, x_train=X, y_train=Y, x_test=X[:2], y_test=[5, 0])
-    read = arrays.load_arrays(str(path))
+    read = load_arrays(str(path))
     np.testing.assert_array_equal(read.train.images[:, 0], X)
     assert read.test.labels.tolist() == [5, 0]
     assert read.classes == ("0", "1", "2", "3", "4", "5")
@@ -52,7 +53,7 @@ def test_arrays_with_a_test_part_are_taken_as_they_are(tmp_path):
 
 def test_arrays_without_a_test_part_give_every_fifth_example_to_test(tmp_path):
     users = np.array([f"u{i}" for i in range(10)])
-    read = arrays.load_arrays(str(save(tmp_path, train_images=X, train_labels=Y, users=users)))
+    read = load_arrays(str(save(tmp_path, train_images=X, train_labels=Y, users=users)))
     np.testing.assert_array_equal(read.test.images[:, 0], X[4::5])
     assert read.users.tolist() == [f"u{i}" for i in range(10) if i % 5 != 4]
     assert len(read.users) == len(read.train)
@@ -66,7 +67,7 @@ def test_arrays_without_a_test_part_give_every_fifth_example_to_test(tmp_path):
 )  # fmt: skip
 def test_channels_may_be_last_or_first_and_last_wins(tmp_path, shape, wanted):
     x = np.arange(np.prod(shape)).astype(np.uint8).reshape(shape)
-    read = arrays.load_arrays(str(save(tmp_path, x_train=x, y_train=np.zeros((5, 1), int))))
+    read = load_arrays(str(save(tmp_path, x_train=x, y_train=np.zeros((5, 1), int))))
     assert read.shape == wanted
     if shape[-1] == 3:
         assert read.train.images[1, 2, 1, 0] == x[1, 1, 0, 2]
@@ -87,12 +88,12 @@ def test_bytes_saved_as_floats_come_back_exactly(tmp_path):
     x = np.arange(256, dtype=np.uint8).reshape(4, 8, 8).repeat(2, axis=0)
     for dtype in (np.float32, np.float64):
         path = save(tmp_path, x_train=(x / 255).astype(dtype), y_train=np.zeros(8, int))
-        np.testing.assert_array_equal(arrays.load_arrays(str(path)).train.images[:4, 0], x[:4])
+        np.testing.assert_array_equal(load_arrays(str(path)).train.images[:4, 0], x[:4])
 
 
 def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
     path = save(tmp_path, x_train=X, y_train=Y, users=np.arange(10) // 2, classes=np.array(["a", "b", "c", "d"]))
-    read = arrays.load_arrays(str(path))
+    read = load_arrays(str(path))
     assert read.users.tolist() == ["0", "0", "1", "1", "2", "3", "3", "4"]
     assert read.classes == ("a", "b", "c", "d")
 
@@ -125,14 +126,14 @@ def test_numbers_serve_as_users_and_texts_as_classes(tmp_path):
 )
 def test_arrays_that_are_no_image_set_are_refused(tmp_path, given, complaint):
     path = save(tmp_path, **given)
-    message = refused(arrays.load_arrays, path)
+    message = refused(load_arrays, path)
     assert str(path) in message
     assert complaint in message
 
 
 def test_objects_in_an_npz_are_never_unpickled(tmp_path):
     path = save(tmp_path, x_train=np.array([{}, []], dtype=object), y_train=Y)
-    assert "not an .npz of plain arrays" in refused(arrays.load_arrays, path)
+    assert "not an .npz of plain arrays" in refused(load_arrays, path)
 
 
 def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
@@ -140,41 +141,41 @@ def test_a_damaged_npz_is_named_whatever_its_length(tmp_path):
     whole = path.read_bytes()
     for size in range(0, len(whole), 37):
         path.write_bytes(whole[:size])
-        assert str(path) in refused(arrays.load_arrays, path)
+        assert str(path) in refused(load_arrays, path)
     np.save(tmp_path / "one.npy", X)
-    assert "not an .npz" in refused(arrays.load_arrays, tmp_path / "one.npy")
-    assert "is not there" in refused(arrays.load_arrays, tmp_path / "absent.npz")
-    assert "it is a folder" in refused(arrays.load_arrays, tmp_path)
+    assert "not an .npz" in refused(load_arrays, tmp_path / "one.npy")
+    assert "does not exist" in refused(load_arrays, tmp_path / "absent.npz")
+    assert "it is a folder" in refused(load_arrays, tmp_path)
 
 
 def test_a_file_with_other_names_says_which_it_has_and_which_are_read(tmp_path):
     path = save(tmp_path, images=X, labels=Y)
-    message = refused(arrays.load_arrays, path)
+    message = refused(load_arrays, path)
     assert "has no 'x_train', it has images, labels; name the arrays x_train, y_train, x_test, y_test or" in message
 
 
 def test_many_long_names_are_cut(tmp_path):
     path = save(tmp_path, **{f"{n:02}" + "n" * 500: Y for n in range(20)})
-    message = refused(arrays.load_arrays, path)
+    message = refused(load_arrays, path)
     assert "and 11 more" in message
     assert len(message) < 1000
 
 
 def test_labels_that_start_at_1_are_said(tmp_path):
-    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1)))
+    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1)))
     assert read.classes == ("0", "1", "2", "3")
     assert "the labels start at 1, and class 0 stays empty; subtract 1" in read.notes[0]
-    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y)))
+    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y)))
     assert read.notes == ()  # class 0 is in the test part alone
     names = np.array(["none", "a", "b", "c"])
-    read = arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1, classes=names)))
+    read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1, classes=names)))
     assert read.notes == ("1 of 4 classes have no example in train or test: none",)
 
 
 def test_a_large_label_of_few_examples_is_not_a_class_number(tmp_path):
     path = save(tmp_path, x_train=X, y_train=Y * 500_000)
-    assert "a label is 1,000,000" not in (message := refused(arrays.load_arrays, path))
+    assert "a label is 1,000,000" not in (message := refused(load_arrays, path))
     assert "number the classes from 0" in message
     path = save(tmp_path, x_train=X, y_train=Y * 5000)
-    assert "a label is 10,000, but there are only 10 examples" in refused(arrays.load_arrays, path)
-    assert len(arrays.load_arrays(str(save(tmp_path, x_train=X, y_train=Y * 400))).classes) == 801
+    assert "a label is 10,000, but there are only 10 examples" in refused(load_arrays, path)
+    assert len(load_arrays(str(save(tmp_path, x_train=X, y_train=Y * 400))).classes) == 801

@@ -92,8 +92,8 @@ def test_auto_is_a_resized_crop_for_large_photographs_of_a_table_alone(tmp_path)
         if hasattr(event, "local"):
             kinds[event.config.data] = (event.local.augmentation, event.config.augmentation)
 
-    large = f"table:{write_table(tmp_path, 10)}?size=64"
-    small = f"table:{tmp_path / 'photos.csv'}?size=32"
+    large = f"table:{write_table(tmp_path, 10)}(size=64)"
+    small = f"table:{tmp_path / 'photos.csv'}(size=32)"
     arrays = as_arrays(sources.load(large, None), tmp_path / "same.npz")
     options = {
         "partition": "iid", "clients": 2, "rounds": 1, "epochs": 1, "augment": True, "model": "tiny-cnn",

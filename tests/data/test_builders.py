@@ -11,8 +11,6 @@ from unskew.console.main import app
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import landmarks, sources
-from unskew.data.builders import absolute, build_rows, reading_knobs
-from unskew.data.check import check
 from unskew.data.landmarks import core
 from unskew.data.partition import partition_examples
 from unskew.runs import config as configs
@@ -65,7 +63,7 @@ def inat(tmp_path):
 
 
 def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_down(inat):
-    rows = build_rows("inaturalist?balance=4", inat())
+    rows = sources.load_rows("inaturalist(balance=4)", inat())
     assert rows.classes == ("species 10", "species 11", "species 12")
     assert np.bincount(rows.labels[~rows.test]).tolist() == [4, 4, 4]
     assert np.bincount(rows.labels[rows.test]).tolist() == [2, 2, 2]
@@ -81,26 +79,28 @@ def test_classes_with_too_few_examples_are_left_out_and_the_others_are_drawn_dow
 
 def test_the_seed_decides_which_examples_and_balance_0_keeps_all(inat):
     folder = inat()
-    drawn = {tuple(build_rows(f"inaturalist?balance=4&seed={s}", folder).paths.tolist()) for s in (0, 0, 1, 2)}
+    drawn = {tuple(sources.load_rows(f"inaturalist(balance=4, seed={s})", folder).paths.tolist()) for s in (0, 0, 1, 2)}
     assert len(drawn) == 3
-    whole = build_rows("inaturalist?balance=0", folder)
+    whole = sources.load_rows("inaturalist(balance=0)", folder)
     assert np.bincount(whole.labels[~whole.test]).tolist() == list(FREQUENCY.values())
     assert whole.notes == ()
 
 
 def test_without_a_knob_classes_need_100_examples_as_in_the_paper(inat):
-    with pytest.raises(UserError, match=r"balance=100: 0 of 4 classes .* the largest has 7; give a smaller balance"):
-        build_rows("inaturalist", inat())
+    with pytest.raises(
+        UserError, match=r"\(balance=100\): 0 of 4 classes .* the largest has 7; give a smaller balance"
+    ):
+        sources.load_rows("inaturalist", inat())
 
     def enough(files):
         files["train2017.json"] = inat_part(1000, {10: 130, 11: 100, 12: 99})
 
-    rows = build_rows("inaturalist", inat(enough))
+    rows = sources.load_rows("inaturalist", inat(enough))
     assert np.bincount(rows.labels[~rows.test]).tolist() == [100, 100]
 
 
 def test_annotations_are_read_from_their_archives(inat, tmp_path):
-    plain = build_rows("inaturalist?balance=4", inat())
+    plain = sources.load_rows("inaturalist(balance=4)", inat())
     folder = tmp_path / "inaturalist"
     for archive, names in {
         "train_val2017.zip": ["train2017.json", "val2017.json"],
@@ -110,7 +110,7 @@ def test_annotations_are_read_from_their_archives(inat, tmp_path):
             for name in names:
                 packed.write(folder / name, f"inside/{name}")
                 (folder / name).unlink()
-    packed = build_rows("inaturalist?balance=4", tmp_path)
+    packed = sources.load_rows("inaturalist(balance=4)", tmp_path)
     assert packed.paths.tolist() == plain.paths.tolist()
     assert np.array_equal(packed.places, plain.places)
 
@@ -120,7 +120,7 @@ def test_a_photograph_without_user_or_place_has_none(inat):
         files["train2017_locations.json"][0] |= {"lat": None, "lon": None, "user_id": None}
         del files["train2017_locations.json"][1]
 
-    rows = build_rows("inaturalist?balance=0", inat(lose))
+    rows = sources.load_rows("inaturalist(balance=0)", inat(lose))
     assert rows.users[:3].tolist() == ["", "", "0"]
     assert np.isnan(rows.places[:2]).all()
     assert not np.isnan(rows.places[2:]).any()
@@ -160,43 +160,46 @@ def put(name, **entry):
 )
 def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
     with pytest.raises(UserError, match=says.replace("(", r"\(")) as caught:
-        build_rows("inaturalist?balance=4", inat(change))
+        sources.load_rows("inaturalist(balance=4)", inat(change))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("inaturalist?balanced=4", "has no knob 'balanced'; did you mean 'balance'"),
-        ("inaturalist?balance", "'balance' is not a knob; give knob=value"),
-        ("inaturalist?balance=4&balance=5", "'balance=5' is not a knob"),
-        ("inaturalist?balance=few", "whole number"),
-        ("inaturalist?split=absent.csv", "the split absent.csv is not there, nor is it in"),
+        ("inaturalist(balanced=4)", "has no knob 'balanced'; did you mean 'balance'"),
+        ("inaturalist?balance", r"'balance' is not an option; give inaturalist\(option=value\)"),
+        ("inaturalist?balance=4&balance=5", "'balance=5' is not an option"),
+        ("inaturalist(balance=4, balance=5)", "balance is given twice"),
+        ("inaturalist(balance=4) + digits", "data sets cannot be added"),
+        ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
+        ("inaturalist(balance=few)", "whole number"),
+        ("inaturalist(split=absent.csv)", "the split absent.csv is not there, nor is it in"),
     ],
 )
 def test_wrong_knobs_are_refused(inat, name, says):
     with pytest.raises(UserError, match=says):
-        build_rows(name, inat())
+        sources.load_rows(name, inat())
 
 
 def test_how_pictures_are_read_is_not_a_matter_of_rows(inat):
     folder = inat()
-    plain, sized = (build_rows(f"inaturalist?balance=4{more}", folder) for more in ("", "&size=224&broken=skip"))
+    plain, sized = (
+        sources.load_rows(f"inaturalist(balance=4{more})", folder) for more in ("", ", size=224, broken=skip")
+    )
     assert sized.paths.tolist() == plain.paths.tolist()
-    assert reading_knobs("inaturalist?balance=4&size=224&broken=skip") == (224, "skip")
-    assert reading_knobs("cinic10") == (None, "stop")
-    for name, says in (("omniglot?size=0", "size=0 is not a size"), ("omniglot?broken=no", "give stop or skip")):
+    for name, says in (("omniglot(size=0)", "size=0 is not a size"), ("omniglot(broken=no)", "broken=no: .*stop")):
         with pytest.raises(UserError, match=says):
-            reading_knobs(name)
+            sources.load(name, folder)
 
 
 def test_where_it_is_looked_for_is_said(tmp_path):
     with pytest.raises(UserError, match=r"pass the folder that has landmarks/train_clean.csv as --data-dir DIR"):
-        build_rows("landmarks", None)
+        sources.load_rows("landmarks", None)
     with pytest.raises(
         UserError, match=r"inaturalist was not found: train2017.json or train_val2017.zip is in none of"
     ):
-        build_rows("inaturalist", tmp_path)
+        sources.load_rows("inaturalist", tmp_path)
 
 
 # Published splits
@@ -212,7 +215,7 @@ def test_a_published_split_decides_examples_classes_and_users(inat, tmp_path):
     header = ("user_id", "image_id", "class", "label")
     split = write_csv(tmp_path / "train.csv", header, ("80a", 111, 0, 11), ("80a", 100, 1, 10), ("7c", 101, 1, 10))
     write_csv(tmp_path / "test.csv", ("image_id", "class", "label"), (502, 0, 11), (500, 1, 10))
-    rows = build_rows(f"inaturalist?split={split}", inat())
+    rows = sources.load_rows(f'inaturalist(split="{split}")', inat())
     assert rows.classes == ("species 11", "species 10")
     assert [path.split("/")[2] for path in rows.paths] == ["111.jpg", "100.jpg", "101.jpg", "502.jpg", "500.jpg"]
     assert rows.labels.tolist() == [0, 1, 1, 0, 1]
@@ -227,18 +230,20 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
     monkeypatch.chdir(tmp_path / "here")
     write_csv(tmp_path / "here" / "a.csv", ("user_id", "image_id", "class"), ("u", 111, 0), ("u", 100, 1))
     write_csv(tmp_path / "here" / "test.csv", ("image_id", "class"), (500, 1))
-    config = configs.checked(Config(data="inaturalist?split=a.csv&size=32", data_dir=str(folder)))
-    assert config.data == f"inaturalist?split={tmp_path / 'here' / 'a.csv'}&size=32"
+    config = configs.checked(Config(data="inaturalist(split=a.csv, size=32)", data_dir=str(folder)))
+    assert config.data == f'inaturalist(split="{tmp_path / "here" / "a.csv"}", size=32)'
+    old = sources.make_absolute("inaturalist?split=a.csv&size=32")  # keeps its spelling, which old runs have
+    assert old == f"inaturalist?split={tmp_path / 'here' / 'a.csv'}&size=32"
+    assert len(sources.load_rows(old, folder)) == 3
     monkeypatch.chdir(tmp_path)
-    assert len(build_rows(config.data, folder)) == 3
+    assert len(sources.load_rows(config.data, folder)) == 3
     for name in ("a.csv", "test.csv"):
         (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
-    assert len(build_rows(config.data, folder)) == 3
+    assert len(sources.load_rows(config.data, folder)) == 3
     (folder / "inaturalist" / "a.csv").unlink()
     with pytest.raises(UserError, match=r"a.csv is not there, nor is it in .*inaturalist; give the published CSV"):
-        build_rows(config.data, folder)
-    assert absolute("cinic10") == "cinic10"
-    assert absolute("table:a.csv?split=1") == "table:a.csv?split=1"
+        sources.load_rows(config.data, folder)
+    assert sources.make_absolute("cinic10") == "cinic10"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_a_split_of_other_data_is_refused(inat, tmp_path, line, says):
     split = write_csv(tmp_path / "train.csv", ("user_id", "image_id", "class"), ("u", 111, 0), ("u", 100, 1), line)
     write_csv(tmp_path / "test.csv", ("image_id", "class"), (502, 0))
     with pytest.raises(UserError, match=says):
-        build_rows(f"inaturalist?split={split}", inat())
+        sources.load_rows(f'inaturalist(split="{split}")', inat())
 
 
 # Landmarks
@@ -298,7 +303,7 @@ def plain_core(images, least_images, least_users, least_landmarks):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_fixed_point_is_what_taking_out_one_after_another_leaves(seed, monkeypatch):
-    for name, value in (("IMAGES", 6), ("USERS", 3), ("LANDMARKS", 2)):
+    for name, value in (("MIN_IMAGES", 6), ("MIN_USERS", 3), ("MIN_LANDMARKS", 2)):
         monkeypatch.setattr(landmarks, name, value)
     draw = np.random.default_rng(seed)
     pairs = np.stack([draw.zipf(1.3, 300) % 25, draw.zipf(1.4, 300) % 20], axis=1)
@@ -318,7 +323,7 @@ def crowd():
 def test_the_rules_of_landmarks_and_a_test_set_of_other_authors(tmp_path):
     images = crowd()
     write_landmarks(tmp_path / "landmarks", images)
-    rows = build_rows("landmarks", tmp_path)
+    rows = sources.load_rows("landmarks", tmp_path)
     train = ~rows.test
     assert rows.classes == ("0", "1", "2", "3", "4")
     assert np.bincount(rows.labels[train]).tolist() == [60] * 5
@@ -331,9 +336,9 @@ def test_the_rules_of_landmarks_and_a_test_set_of_other_authors(tmp_path):
         assert images[number] == (label, user)
         assert path == f"0/0/0/{number:016x}.jpg"
     assert rows.notes[0] == "300 training images of 10 users follow the rules of Landmarks-User-160k"
-    assert np.bincount(build_rows("landmarks?test=3", tmp_path).labels).tolist() == [63] * 5
+    assert np.bincount(sources.load_rows("landmarks(test=3)", tmp_path).labels).tolist() == [63] * 5
     with pytest.raises(UserError, match="test counts the test images of a landmark, give at least 1, not 0"):
-        build_rows("landmarks?test=0", tmp_path)
+        sources.load_rows("landmarks(test=0)", tmp_path)
 
 
 def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path):
@@ -341,12 +346,12 @@ def test_landmarks_published_split_needs_no_annotations_but_the_folder(tmp_path)
     (tmp_path / "landmarks" / "train").mkdir()
     split = write_csv(tmp_path / "s.csv", ("user_id", "image_id", "class"), ("Ann, A.", "abc1", 1), ("Ben", "abd2", 0))
     write_csv(tmp_path / "test.csv", ("image_id", "class"), ("bbb3", 1))
-    rows = build_rows(f"landmarks?split={split}", tmp_path)
+    rows = sources.load_rows(f'landmarks(split="{split}")', tmp_path)
     assert rows.paths.tolist() == ["train/a/b/c/abc1.jpg", "train/a/b/d/abd2.jpg", "train/b/b/b/bbb3.jpg"]
     assert rows.users.tolist() == ["Ann, A.", "Ben", ""]
     write_csv(tmp_path / "test.csv", ("image_id", "class"), ("../../x", 1))
     with pytest.raises(UserError, match="is not letters and digits"):
-        build_rows(f"landmarks?split={split}", tmp_path)
+        sources.load_rows(f'landmarks(split="{split}")', tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -366,14 +371,14 @@ def test_missing_and_malformed_csvs_are_one_sentence(tmp_path, break_it, says):
     write_landmarks(tmp_path / "landmarks", crowd())
     break_it(tmp_path / "landmarks")
     with pytest.raises(UserError, match=says) as caught:
-        build_rows("landmarks", tmp_path)
+        sources.load_rows("landmarks", tmp_path)
     assert "\n" not in str(caught.value)
 
 
 def test_a_landmark_with_many_images_fits_in_one_field(tmp_path):
     write_landmarks(tmp_path / "landmarks", [*crowd(), *((77, "much") for _ in range(9000))])
     assert (tmp_path / "landmarks" / "train_clean.csv").stat().st_size > 131_072
-    assert len(build_rows("landmarks", tmp_path)) == 350
+    assert len(sources.load_rows("landmarks", tmp_path)) == 350
 
 
 # The table, and what the commands say
@@ -385,7 +390,7 @@ def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
         args=[
             "data",
             "table",
-            "inaturalist?balance=4",
+            "inaturalist(balance=4)",
             "--data-dir",
             str(folder),
             "--out",
@@ -397,7 +402,7 @@ def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
     assert "12 training examples and 6 test examples of 3 classes" in told
     with (tmp_path / "t" / "a.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    rows = build_rows("inaturalist?balance=4", folder)
+    rows = sources.load_rows("inaturalist(balance=4)", folder)
     assert list(lines[0]) == ["path", "label", "user", "latitude", "longitude", "split"]
     assert [(tmp_path / "t" / line["path"]).resolve() for line in lines] == [rows.root / p for p in rows.paths]
     assert [line["label"] for line in lines] == [rows.classes[k] for k in rows.labels]
@@ -426,12 +431,12 @@ def test_a_table_without_places_has_no_columns_for_them(tmp_path):
 
 def test_data_list_and_check_know_them(inat, capsys):
     folder = inat()
-    listing = {row.name: row for row in sources.survey(folder)}
-    assert listing["inaturalist"].place == str(folder / "inaturalist")
-    assert listing["landmarks"].place is None
-    (finding,) = check("inaturalist?balance=4", folder)
+    listing = {source.name: where for source, where in sources.survey(folder)}
+    assert listing["inaturalist"] == str(folder / "inaturalist")
+    assert listing["landmarks"] == "not found"
+    (finding,) = sources.check("inaturalist(balance=4)", folder)
     assert finding.whole
     assert "12 training and 6 test images of 3 classes; of 1 picture looked for, 0 are there" in finding.detail
     (folder / "inaturalist" / "val2017.json").write_text("{")
     with pytest.raises(UserError, match=r"val2017.json is damaged, or not JSON"):
-        check("inaturalist?balance=4", folder)
+        sources.check("inaturalist(balance=4)", folder)

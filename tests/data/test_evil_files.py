@@ -18,10 +18,11 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from photo_tables import load_arrays, load_folder
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import limits
 from unskew.core.errors import UserError
-from unskew.data import arrays, binary, fetch, folders, partition_files
+from unskew.data import arrays, binary, fetch, partition_files
 from unskew.data.partition import partition_from
 
 MB = 10**6
@@ -53,20 +54,20 @@ def test_an_npz_that_unpacks_to_too_much_is_refused_before_it_is_unpacked(tmp_pa
     np.savez_compressed(path, x_train=np.zeros((100, 200, 200), np.uint8), y_train=np.zeros(100, np.int64))
     assert path.stat().st_size < 20_000
     with refused(rf"unpacks to 4\.0 MB .* set {limits.UNPACK_VARIABLE}=5MB"):
-        arrays.load_arrays(str(path))
+        load_arrays(str(path))
 
 
 def test_a_raised_limit_reads_it(tmp_path, monkeypatch):
     path = tmp_path / "zeros.npz"
     np.savez_compressed(path, x_train=np.zeros((10, 700, 700), np.uint8), y_train=np.arange(10) % 2)
     monkeypatch.setenv(limits.UNPACK_VARIABLE, "5MB")
-    assert len(arrays.load_arrays(str(path)).train) == 8
+    assert len(load_arrays(str(path)).train) == 8
 
 
 def test_only_the_arrays_that_are_read_count(tmp_path):
     path = tmp_path / "more.npz"
     np.savez_compressed(path, x_train=np.ones((10, 4, 4), np.uint8), y_train=np.arange(10) % 2, other=np.zeros(10**6))
-    assert len(arrays.load_arrays(str(path)).train) == 8
+    assert len(load_arrays(str(path)).train) == 8
 
 
 def header(shape, descr="|u1"):
@@ -98,7 +99,7 @@ def write_npz(path, name="x_train", content=b"", **about):
 def test_a_header_that_lies_is_refused(tmp_path, content, message):
     with warnings.catch_warnings(), refused(message, most=5 * MB):
         warnings.simplefilter("ignore")  # the parser's, on nonsense
-        arrays.load_arrays(str(write_npz(tmp_path / "evil.npz", content=content)))
+        load_arrays(str(write_npz(tmp_path / "evil.npz", content=content)))
 
 
 def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
@@ -107,13 +108,13 @@ def test_a_directory_that_claims_less_than_is_packed_is_refused(tmp_path):
     raw = path.read_bytes().replace(struct.pack("<I", len(whole)), struct.pack("<I", len(small)))
     path.write_bytes(raw)
     with refused("Bad CRC-32"):
-        arrays.load_arrays(str(path))
+        load_arrays(str(path))
 
 
 def test_other_ways_of_packing_are_refused(tmp_path):
     path = write_npz(tmp_path / "evil.npz", content=header((3,)) + b"abc", compression=zipfile.ZIP_LZMA)
     with refused("packed in a way that np.savez does not use"):
-        arrays.load_arrays(str(path))
+        load_arrays(str(path))
 
 
 def test_a_damaged_byte_inside_is_noticed_by_the_checksum(tmp_path):
@@ -123,7 +124,7 @@ def test_a_damaged_byte_inside_is_noticed_by_the_checksum(tmp_path):
     raw[raw.index(bytes(range(10, 30)))] ^= 1
     path.write_bytes(raw)
     with refused("Bad CRC-32"):
-        arrays.load_arrays(str(path))
+        load_arrays(str(path))
 
 
 # gzip and plain files
@@ -153,10 +154,10 @@ def test_a_sparse_file_is_refused_by_its_size(tmp_path):
 def test_a_named_pipe_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for read in (
-        lambda path: arrays.load_arrays(str(path)),
+        lambda path: load_arrays(str(path)),
         binary.read_file,
         lambda path: partition_files.read_partition(path, np.zeros(3, np.int64), 1, seed=0),
-        lambda path: partition_files.read_partition(f"{path}?ids={path}", np.zeros(3, np.int64), 1, seed=0),
+        lambda path: partition_files.read_partition(f'{path}(ids="{path}")', np.zeros(3, np.int64), 1, seed=0),
         partition_files.read_holdings,
         ClassStatistics.load,
         arrays.read_npz,
@@ -187,7 +188,7 @@ def pictures(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("query", ["", "?size=16"])
+@pytest.mark.parametrize("query", ["", "(size=16)"])
 def test_pictures_that_claim_too_many_pixels_are_refused_before_one_is_decoded(tmp_path, monkeypatch, query):
     monkeypatch.delenv(limits.UNPACK_VARIABLE)
     monkeypatch.setattr(limits, "physical_memory", lambda: 64e9)
@@ -198,25 +199,25 @@ def test_pictures_that_claim_too_many_pixels_are_refused_before_one_is_decoded(t
     with refused(
         rf"unpacks to 1\.4 GB from 41\.0 kB on disk, and 256\.0 MB is the limit.*{limits.UNPACK_VARIABLE}=2GB"
     ):
-        folders.load_folder(f"{tmp_path}{query}")
+        load_folder(f"{tmp_path}{query}")
 
 
 def test_one_picture_beyond_what_pillow_opens_is_named(pictures):
     (pictures / "cat" / "huge.png").write_bytes(picture_of(20_000))
     with refused(r"huge\.png claims more than [\d,]+ pixels"):
-        folders.load_folder(str(pictures))
+        load_folder(str(pictures))
 
 
 def test_a_size_that_takes_too_much_memory_is_refused(pictures):
-    with refused(r"\?size=4096 takes .* of memory.*give a smaller size"):
-        folders.load_folder(f"{pictures}?size=4096")
+    with refused(r"\(size=4096\) takes .* of memory.*give a smaller size"):
+        load_folder(f"{pictures}(size=4096)")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "loop"])
 def test_what_is_not_a_file_among_pictures_is_named_and_does_not_hang(pictures, make):
     make(pictures / "cat" / "9.png")
     with refused(r"9\.png cannot be read"):
-        folders.load_folder(str(pictures))
+        load_folder(str(pictures))
 
 
 # Partitions, statistics, pickles, archives

@@ -8,6 +8,7 @@ import stat
 import tarfile
 import threading
 import zipfile
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -17,8 +18,8 @@ from unskew.data import fetch as archive_module
 from unskew.data import fetch as fetching
 from unskew.data import fetch as module
 from unskew.data import sources
-from unskew.data.builders import BUILDERS, build_rows
-from unskew.data.fetch import DOWNLOADS, Download, fetch, unpack_tree
+from unskew.data.fetch import fetch, unpack_tree
+from unskew.data.interface import Download
 
 
 @pytest.fixture
@@ -98,10 +99,13 @@ def tar(members):
     return packed.getvalue()
 
 
+def set_download(monkeypatch, name, download):
+    monkeypatch.setitem(sources.SOURCES, name, replace(sources.SOURCES[name], download=download))
+
+
 def publish(monkeypatch, server, name, archive, raw):
     """Put ``raw`` on the server as the published archive of a set."""
-    old = DOWNLOADS[name]
-    monkeypatch.setitem(DOWNLOADS, name, Download(old.base, old.folder, {archive: md5(raw)}, old.members))
+    set_download(monkeypatch, name, replace(sources.SOURCES[name].download, files={archive: md5(raw)}))
     server.files[f"/{archive}"] = raw
 
 
@@ -154,7 +158,7 @@ def test_the_four_files_of_mnist_are_fetched_one_by_one(tmp_path, server, monkey
     raws = {path.name: path.read_bytes() for path in (tmp_path / "made").iterdir()}
     server.files.update({f"/mnist/{name}": raw for name, raw in raws.items()})
     files = {name: md5(raw) for name, raw in raws.items()}
-    monkeypatch.setitem(DOWNLOADS, "mnist", Download("https://absent.invalid/", "mnist", files))
+    set_download(monkeypatch, "mnist", Download("https://absent.invalid/", "mnist", files))
     folder = fetch("mnist", tmp_path / "data", mirror=f"{server.address}/mnist", report=silent)
     assert sorted(p.name for p in folder.iterdir()) == sorted(raws)
     assert len(sources.load("mnist", tmp_path / "data").test) == 3
@@ -176,7 +180,7 @@ def test_an_archive_without_its_members_is_refused(tmp_path, server, monkeypatch
 
 @pytest.mark.parametrize("name", ["cifar100", "emnist"])
 def test_an_archive_that_is_none_is_refused(tmp_path, server, monkeypatch, name):
-    (archive,) = DOWNLOADS[name].files
+    (archive,) = sources.SOURCES[name].download.files
     publish(monkeypatch, server, name, archive, b"no archive")
     assert f"{archive} is damaged inside" in refused(name, tmp_path, server.address)
 
@@ -359,10 +363,10 @@ def test_an_answer_from_another_byte_is_refused(tmp_path, cut):
 
 def test_mirrors_are_tried_in_turn_and_it_is_said(tmp_path, server, monkeypatch):
     files = {"cifar-100-binary.tar.gz": md5(WHOLE)}
-    members = DOWNLOADS["cifar100"].members
+    members = sources.SOURCES["cifar100"].download.members
     bases = [f"{server.address}/{name}/" for name in ("absent", "wrong", "right")]
     wanted = Download(bases[0], "cifar-100-binary", files, members, mirrors=tuple(bases[1:]))
-    monkeypatch.setitem(DOWNLOADS, "cifar100", wanted)
+    set_download(monkeypatch, "cifar100", wanted)
     server.files["/wrong/cifar-100-binary.tar.gz"] = b"something else"
     server.files["/right/cifar-100-binary.tar.gz"] = WHOLE
     said = []
@@ -411,14 +415,14 @@ def publish_omniglot(monkeypatch, server):
         raw = zipped({name: content for name, content in OMNIGLOT.items() if part in name})
         files[f"images_{part}.zip"] = md5(raw)
         server.files[f"/images_{part}.zip"] = raw
-    monkeypatch.setitem(DOWNLOADS, "omniglot", Download(server.address, "omniglot", files, tree=""))
+    set_download(monkeypatch, "omniglot", Download(server.address, "omniglot", files, tree=""))
 
 
 def test_omniglot_is_fetched_unpacked_and_read(tmp_path, server, monkeypatch):
     publish_omniglot(monkeypatch, server)
     folder = fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert {str(p.relative_to(folder)) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)
-    assert len(build_rows("omniglot?part=all", tmp_path).classes) == 2
+    assert len(sources.load_rows("omniglot?part=all", tmp_path).classes) == 2
     server.files.clear()
     assert fetch("omniglot", tmp_path, mirror=None, report=silent) == folder
 
@@ -447,7 +451,7 @@ def test_unpacking_that_was_interrupted_needs_no_second_download(tmp_path, serve
 def test_a_folder_that_is_there_but_not_whole_is_left_alone(tmp_path, server, monkeypatch, there):
     publish_omniglot(monkeypatch, server)
     (tmp_path / there).mkdir(parents=True)
-    with pytest.raises(UserError, match=r"omniglot(-py)? is there and is not the whole set \(.*\); move it away"):
+    with pytest.raises(UserError, match=r"omniglot(-py)? exists and is not the whole set \(.*\); move it away"):
         fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert (server.asked, [p.name for p in tmp_path.iterdir()]) == ([], [there.partition("/")[0]])
 
@@ -479,9 +483,7 @@ def test_how_far_unpacking_is_is_said(tmp_path, server, monkeypatch):
 def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, server, monkeypatch, write_idx):
     monkeypatch.setattr(module, "MAX_BYTES", 10**6)
     files = {"a.idx.gz": md5(b"right")}
-    monkeypatch.setitem(
-        DOWNLOADS, "mnist", Download(f"{server.address}/one", "mnist", files, mirrors=(server.address,))
-    )
+    set_download(monkeypatch, "mnist", Download(f"{server.address}/one", "mnist", files, mirrors=(server.address,)))
 
     def endless(handler):
         handler.send_response(200)
@@ -499,7 +501,7 @@ def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, 
 
 def test_a_redirection_is_followed_and_continued(tmp_path, server, monkeypatch):
     files = {"a.idx.gz": md5(b"0123456789")}
-    monkeypatch.setitem(DOWNLOADS, "mnist", Download(server.address, "mnist", files))
+    set_download(monkeypatch, "mnist", Download(server.address, "mnist", files))
 
     def elsewhere(handler):
         handler.send_response(302)
@@ -603,7 +605,7 @@ def test_an_evil_archive_is_refused_and_nothing_is_outside_its_folder(tmp_path, 
 def test_of_an_evil_archive_nothing_stays_in_the_data_folder(tmp_path, server, monkeypatch):
     raw = zipped({"images_background/a.png": b"x", "../evil": b"x"})
     server.files["/a.zip"] = raw
-    monkeypatch.setitem(DOWNLOADS, "omniglot", Download(server.address, "omniglot", {"a.zip": md5(raw)}, tree=""))
+    set_download(monkeypatch, "omniglot", Download(server.address, "omniglot", {"a.zip": md5(raw)}, tree=""))
     assert "leads out of its folder" in refused("omniglot", tmp_path, None)
     assert list(tmp_path.iterdir()) == []
 
@@ -637,8 +639,10 @@ def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):
 
 
 def test_every_published_set_can_be_fetched_by_checksum():
-    assert set(DOWNLOADS) == {*sources.SOURCES, *BUILDERS} - {"digits", "inaturalist", "landmarks"}
-    for wanted in DOWNLOADS.values():
+    downloads = {source.name: source.download for source in sources.SOURCES.values() if source.download}
+    named = {source.name for source in sources.SOURCES.values() if not source.path}
+    assert set(downloads) == named - {"digits", "inaturalist", "landmarks"}
+    for wanted in downloads.values():
         assert all(base.endswith("/") for base in (wanted.base, *wanted.mirrors))
         assert all(len(checksum) == 32 for checksum in wanted.files.values())
         assert len(wanted.files) == (4 if not wanted.members and wanted.tree is None else len(wanted.files))

@@ -6,7 +6,7 @@ import torch
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.check import check
+from unskew.data import sources
 from unskew.data.partition import partition_examples, partition_from
 from unskew.data.population import Partition
 from unskew.data.sources import load
@@ -32,10 +32,10 @@ def test_a_function_that_takes_data_dir_is_told_it(tmp_path):
 
 
 def test_checking_a_function_says_what_it_gives():
-    (finding,) = check("outside_data:stripes", None)
+    (finding,) = sources.check("outside_data:stripes", None)
     assert finding.detail == "60 training and 15 test images"
     with pytest.raises(UserError, match="is an int; give an ImageSet"):
-        check("outside_data:wrong", None)
+        sources.check("outside_data:wrong", None)
 
 
 @pytest.mark.parametrize(

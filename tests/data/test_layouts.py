@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.data.builders import build_rows
+from unskew.data import sources
 
 CINIC = ("airplane", "automobile", "bird")
 
@@ -25,26 +25,26 @@ def cinic(tmp_path):
 
 
 def test_cinic10_has_train_and_test_and_validation_on_demand(cinic):
-    rows = build_rows("cinic10", cinic)
+    rows = sources.load_rows("cinic10", cinic)
     assert rows.classes == CINIC
     assert np.bincount(rows.labels[~rows.test]).tolist() == [3, 3, 3]
     assert np.bincount(rows.labels[rows.test]).tolist() == [1, 1, 1]
     assert all(path.split("/")[1] == rows.classes[label] for path, label in zip(rows.paths, rows.labels, strict=True))
-    both = build_rows("cinic10?valid=train", cinic)
+    both = sources.load_rows("cinic10(valid=train)", cinic)
     assert (~both.test).sum() == 15
     assert both.notes == ("the validation images are training images too",)
     with pytest.raises(UserError, match=r"give out .* or train"):
-        build_rows("cinic10?valid=some", cinic)
+        sources.load_rows("cinic10(valid=some)", cinic)
 
 
 def test_a_class_that_is_missing_is_named(cinic):
     for path in (cinic / "CINIC-10" / "test" / "bird").iterdir():
         path.unlink()
     with pytest.raises(UserError, match="test/bird has no pictures; unpack the whole set"):
-        build_rows("cinic10", cinic)
+        sources.load_rows("cinic10", cinic)
     (cinic / "CINIC-10" / "test" / "bird").rmdir()
     with pytest.raises(UserError, match="test/bird cannot be read: No such file"):
-        build_rows("cinic10", cinic)
+        sources.load_rows("cinic10", cinic)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def tiny(tmp_path):
 
 
 def test_tiny_imagenet_is_named_by_its_words_and_tested_on_its_validation_images(tiny):
-    rows = build_rows("tiny-imagenet", tiny)
+    rows = sources.load_rows("tiny-imagenet", tiny)
     assert rows.classes == ("crane (n02)", "goldfish", "crane (n03)")
     assert rows.paths[:2].tolist() == ["train/n02/images/n02_0.JPEG", "train/n02/images/n02_1.JPEG"]
     assert rows.labels.tolist() == [0, 0, 1, 1, 2, 2, 1, 2]
@@ -71,15 +71,15 @@ def test_tiny_imagenet_is_named_by_its_words_and_tested_on_its_validation_images
 def test_a_wrong_line_of_the_annotations_is_named(tiny, line):
     (tiny / "tiny-imagenet-200" / "val" / "val_annotations.txt").write_text(f"val_1.JPEG\tn03\n{line}\n")
     with pytest.raises(UserError, match=r"val_annotations\.txt, line 2"):
-        build_rows("tiny-imagenet", tiny)
+        sources.load_rows("tiny-imagenet", tiny)
 
 
 def test_without_words_classes_have_their_ids_and_a_missing_file_is_named(tiny):
     (tiny / "tiny-imagenet-200" / "words.txt").write_text("")
-    assert build_rows("tiny-imagenet", tiny).classes == ("n02", "n01", "n03")
+    assert sources.load_rows("tiny-imagenet", tiny).classes == ("n02", "n01", "n03")
     (tiny / "tiny-imagenet-200" / "words.txt").unlink()
     with pytest.raises(UserError, match=r"words.txt cannot be read: No such file"):
-        build_rows("tiny-imagenet", tiny)
+        sources.load_rows("tiny-imagenet", tiny)
 
 
 @pytest.fixture
@@ -96,20 +96,20 @@ def omniglot(tmp_path):
 
 
 def test_omniglots_characters_are_classes_and_its_drawers_users(omniglot):
-    rows = build_rows("omniglot", omniglot)
+    rows = sources.load_rows("omniglot", omniglot)
     assert rows.classes == tuple(f"{a}/character0{n}" for a in ("Greek", "Latin") for n in (1, 2))
     assert np.bincount(rows.labels[~rows.test]).tolist() == [16] * 4
     assert np.bincount(rows.labels[rows.test]).tolist() == [4] * 4
     assert len(set(rows.users.tolist())) == 40
     assert (rows.users == "Greek 7").sum() == 2  # one of each of its two characters
     assert not set(rows.users[rows.test].tolist()) & set(rows.users[~rows.test].tolist())
-    assert len(build_rows("omniglot?part=all", omniglot).classes) == 6
-    assert build_rows("omniglot?part=evaluation", omniglot).classes[0] == "Tibetan/character01"
+    assert len(sources.load_rows("omniglot(part=all)", omniglot).classes) == 6
+    assert sources.load_rows("omniglot(part=evaluation)", omniglot).classes[0] == "Tibetan/character01"
 
 
 def test_omniglot_refuses_another_part_and_a_picture_without_a_drawer(omniglot):
     with pytest.raises(UserError, match="give background, evaluation or all"):
-        build_rows("omniglot?part=test", omniglot)
+        sources.load_rows("omniglot(part=test)", omniglot)
     touch(omniglot / "omniglot-py", "images_background/Greek/character01/extra.png")
     with pytest.raises(UserError, match=r"extra\.png: its name must end with its drawer's number"):
-        build_rows("omniglot", omniglot)
+        sources.load_rows("omniglot", omniglot)

@@ -213,7 +213,7 @@ SPLIT = "user_id,image_id,class\nann,17,0\nbob,9ad8,7\nann,ff00,7\n"
 def with_ids(tmp_path, split=SPLIT, ids=IDS, labels=(6, 9, 9, 4)):
     (tmp_path / "split.csv").write_text(split)
     (tmp_path / "rows.csv").write_text(ids)
-    return read(f"{tmp_path}/split.csv?ids={tmp_path}/rows.csv", np.array(labels))
+    return read(f'{tmp_path}/split.csv(ids="{tmp_path}/rows.csv")', np.array(labels))
 
 
 def test_ids_of_the_original_data_set_are_read_with_the_table_of_their_rows(tmp_path):
@@ -221,12 +221,15 @@ def test_ids_of_the_original_data_set_are_read_with_the_table_of_their_rows(tmp_
     assert found.names == ("ann", "bob")
     assert found.client.tolist() == [0, 0, 1, -1]
     assert found.notes == ("1 of 4 training examples are in no row of the file and belong to no client",)
-    assert found.scheme == f"file:{tmp_path}/split.csv?ids={tmp_path}/rows.csv"
+    assert found.scheme == f'file:{tmp_path}/split.csv(ids="{tmp_path}/rows.csv")'
+    old = read(f"{tmp_path}/split.csv?ids={tmp_path}/rows.csv", np.array((6, 9, 9, 4)))
+    assert old.hash == found.hash
+    assert old.notes[-1].endswith(f"next release; write {found.scheme}")
 
 
 def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
     (tmp_path / "split.csv").write_text(SPLIT)
-    with pytest.raises(UserError, match=r"image_id 17 is outside.*file:SPLIT\.csv\?ids=TABLE\.csv.*image_id,row"):
+    with pytest.raises(UserError, match=r"image_id 17 is outside.*file:SPLIT\.csv\(ids=TABLE\.csv\).*image_id,row"):
         read(tmp_path / "split.csv", np.array([6, 9, 9, 4]))
     (tmp_path / "split.csv").write_text(SPLIT.replace("17", "0f"))
     with pytest.raises(UserError, match=r"must be a whole number, '0f' given; ids of the original data set"):
@@ -258,7 +261,7 @@ def test_a_table_or_a_split_that_does_not_fit_is_refused_at_its_line(tmp_path, c
 
 def test_a_table_of_ids_is_for_a_csv(tmp_path):
     with pytest.raises(UserError, match=r"is an \.npz, which has rows and not ids"):
-        read(f"{saved(tmp_path / 'p.npz')}?ids=rows.csv")
+        read(f"{saved(tmp_path / 'p.npz')}(ids=rows.csv)")
     for text in ("?ids=rows.csv", "split.csv?ids="):
         with pytest.raises(UserError, match="names no file"):
             read(text)

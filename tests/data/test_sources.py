@@ -1,20 +1,22 @@
 import gzip
 import hashlib
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from photo_tables import write_table
 from unskew.core.errors import UserError
-from unskew.data import folders, published, sources
-from unskew.data.builders import BUILDERS
-from unskew.data.check import check
-from unskew.data.published import AS_PUBLISHED, DAMAGED, OTHER
+from unskew.data import published, sources
+from unskew.data.arrays import from_arrays, measure
+from unskew.data.interface import AS_PUBLISHED, DAMAGED, OTHER, Source
 
 NAMES = [
     "digits", "cifar10", "cifar100", "mnist", "fashion-mnist",
     "emnist", "emnist-byclass", "emnist-bymerge", "emnist-digits", "emnist-letters", "emnist-mnist",
 ]  # fmt: skip
+PHOTOGRAPHS = ["inaturalist", "landmarks", "cinic10", "tiny-imagenet", "omniglot"]
 
 
 def refused(name, data_dir=None):
@@ -33,10 +35,10 @@ def write_python(folder, images, labels, key, names):
 
 
 def test_every_promised_name_is_in_the_table():
-    assert list(sources.SOURCES) == NAMES
+    assert list(sources.SOURCES) == [*NAMES, *PHOTOGRAPHS, "folder", "arrays", "table"]
 
 
-@pytest.mark.parametrize("source", sources.SOURCES.values(), ids=lambda s: s.name)
+@pytest.mark.parametrize("source", published.SETS.values(), ids=lambda s: s.name)
 def test_the_facts_of_a_set_fit_together(source):
     assert len(source.mean) == len(source.std) == source.shape[0]
     assert len(set(source.classes)) == len(source.classes)
@@ -46,7 +48,7 @@ def test_the_facts_of_a_set_fit_together(source):
 
 
 def test_the_numbers_of_classes_are_the_published_ones():
-    counts = {name: len(source.classes) for name, source in sources.SOURCES.items()}
+    counts = {name: len(source.classes) for name, source in published.SETS.items()}
     assert counts["cifar100"] == 100
     assert counts["emnist"] == counts["emnist-bymerge"] == 47
     assert counts["emnist-byclass"] == 62
@@ -70,12 +72,12 @@ def test_digits_come_inside_scikit_learn_with_every_fifth_as_test():
 
 
 def digits_sizes():
-    return sources.SOURCES["digits"].sizes
+    return published.SETS["digits"].sizes
 
 
 def test_the_constants_of_digits_are_those_of_its_training_images():
     digits = sources.load("digits", None)
-    mean, std = folders.measure(digits.train.images)
+    mean, std = measure(digits.train.images)
     assert digits.mean == pytest.approx(mean, abs=1e-12)
     assert digits.std == pytest.approx(std, abs=1e-12)
     assert digits.mean[0] == pytest.approx((digits.train.images / 255).mean(), abs=1e-12)
@@ -161,7 +163,7 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
     labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\1\2")
     assert "t10k-images-idx3-ubyte holds 3 images" in refused("mnist", tmp_path)
-    assert [f.status for f in check("mnist", tmp_path)][-1] == DAMAGED
+    assert [f.status for f in sources.check("mnist", tmp_path)][-1] == DAMAGED
 
 
 def test_images_of_another_size_are_refused(tmp_path, write_idx):
@@ -173,16 +175,16 @@ def test_images_of_another_size_are_refused(tmp_path, write_idx):
 def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
     write_idx(tmp_path / "fashion-mnist")
     notes = sources.load("fashion-mnist", tmp_path).notes
-    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 beside it" in n for n in notes)
+    assert any("train-images-idx3-ubyte.gz is not the published file, nor are 3 next to it" in n for n in notes)
 
 
 def test_a_published_file_needs_no_note(tmp_path, write_idx, monkeypatch):
     write_idx(tmp_path / "mnist")
     md5 = {p.name: hashlib.md5(p.read_bytes()).hexdigest() for p in (tmp_path / "mnist").iterdir()}
-    known = published.Source(**(vars(sources.SOURCES["mnist"]) | {"md5": md5, "sizes": (7, 3)}))
-    monkeypatch.setitem(sources.SOURCES, "mnist", known)
+    known = replace(published.SETS["mnist"], md5=md5, sizes=(7, 3))
+    monkeypatch.setitem(published.SETS, "mnist", known)
     assert sources.load("mnist", tmp_path).notes == ()
-    assert {f.status for f in check("mnist", tmp_path)} == {AS_PUBLISHED}
+    assert {f.status for f in sources.check("mnist", tmp_path)} == {AS_PUBLISHED}
 
 
 def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
@@ -215,25 +217,24 @@ def test_a_set_not_found_lists_where_it_was_looked_for(tmp_path):
     for part in ("cifar-10-batches-bin", "cifar-10-batches-py", "unskew data fetch cifar10 --data-dir"):
         assert part in message
     assert str(tmp_path) in message
-    assert "is not there" in refused("cifar10", tmp_path / "absent")
+    assert "does not exist" in refused("cifar10", tmp_path / "absent")
 
 
 def test_the_survey_lists_every_set_and_where_it_lies(tmp_path, write_cifar10):
     write_cifar10(tmp_path / "cifar-10-batches-bin")
-    rows = {row.name: row for row in sources.survey(tmp_path)}
-    assert list(rows) == [*NAMES, *BUILDERS, "folder:DIR", "arrays:FILE.npz", "table:FILE.csv"]
-    assert rows["digits"].place == "inside scikit-learn"
-    assert rows["cifar10"].place == str(tmp_path / "cifar-10-batches-bin")
-    assert rows["mnist"].place is None
-    assert rows["mnist"].looked == (tmp_path / "mnist", tmp_path / "MNIST/raw", tmp_path)
-    assert all(row.looked == () for row in sources.survey(None))
+    found = {source.spelling: where for source, where in sources.survey(tmp_path)}
+    assert list(found) == [*NAMES, *PHOTOGRAPHS, "folder:DIR", "arrays:FILE.npz", "table:FILE.csv"]
+    assert found["digits"] == "inside scikit-learn"
+    assert found["cifar10"] == str(tmp_path / "cifar-10-batches-bin")
+    assert found["mnist"] == "not found"
+    assert found["folder:DIR"] == ""
 
 
 def test_checking_tells_whole_files_from_damaged_ones(tmp_path, write_cifar10):
     write_cifar10(tmp_path)
-    assert {f.status for f in check("cifar10", tmp_path)} == {OTHER}
+    assert {f.status for f in sources.check("cifar10", tmp_path)} == {OTHER}
     (tmp_path / "data_batch_3.bin").write_bytes(b"")
-    findings = check("cifar10", tmp_path)
+    findings = sources.check("cifar10", tmp_path)
     assert [f.whole for f in findings] == [True, True, False, True, True, True]
     assert "is empty" in findings[2].detail
     assert findings[0].size == 3 * 3073
@@ -244,30 +245,105 @@ def test_checking_a_damaged_gzip_file_names_it(tmp_path, write_idx):
     write_idx(tmp_path / "mnist")
     path = tmp_path / "mnist" / "train-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(b"\0\0\x08\x01\0\0\0\x07" + bytes(7))[:-3])
-    (bad,) = [f for f in check("mnist", tmp_path) if not f.whole]
+    (bad,) = [f for f in sources.check("mnist", tmp_path) if not f.whole]
     assert bad.path == str(path)
     assert "gzip" in bad.detail
 
 
 def test_checking_digits_and_own_files_reads_them(tmp_path):
-    assert check("digits", None)[0].detail == "1,438 training and 359 test images"
+    assert sources.check("digits", None)[0].detail == "1,438 training and 359 test images"
     np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
-    (finding,) = check(f"arrays:{tmp_path / 'a.npz'}", None)
+    (finding,) = sources.check(f"arrays:{tmp_path / 'a.npz'}", None)
     assert finding.whole
     assert finding.size == (tmp_path / "a.npz").stat().st_size
     with pytest.raises(UserError, match="folder"):
-        check(f"folder:{tmp_path}", None)
+        sources.check(f"folder:{tmp_path}", None)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100", "fashion-mnist"])
 def test_the_real_sets_read_whole(real_data, name):
-    if next(row.place for row in sources.survey(real_data) if row.name == name) is None:
+    if {source.name: where for source, where in sources.survey(real_data)}[name] == "not found":
         pytest.skip(f"UNSKEW_TEST_DATA has no {name}")
-    read, facts = sources.load(name, real_data), sources.SOURCES[name]
+    read, facts = sources.load(name, real_data), published.SETS[name]
     assert (len(read.train), len(read.test)) == facts.sizes
     assert read.shape == facts.shape
     counts = np.bincount(read.train.labels)
     assert set(counts) == {facts.sizes[0] // len(facts.classes)}
-    mean, std = folders.measure(read.train.images)
+    mean, std = measure(read.train.images)
     assert mean == pytest.approx(read.mean, abs=1e-3)
     assert std == pytest.approx(read.std, abs=2e-2)
+
+
+# The text that names a data set
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "options"),
+    [
+        ("table:a.csv", "a.csv", {}),
+        ("table:a.csv(size=128)", "a.csv", {"size": 128}),
+        ("table:a.csv (size=128, broken=skip)", "a.csv", {"size": 128, "broken": "skip"}),
+        ("table:a (1), b + c.csv(size=8)", "a (1), b + c.csv", {"size": 8}),
+        ("folder:pictures (old)", "pictures (old)", {}),
+        ("folder:pictures()", "pictures()", {}),
+        ("folder:a:b=c", "a:b=c", {}),
+        ("folder:what?", "what?", {}),
+        ("folder:a?size=8/b", "a?size=8/b", {}),
+        ("table:a.csv?size=128&broken=skip", "a.csv", {"size": 128, "broken": "skip"}),
+        ("inaturalist(balance=0, size=64)", "", {"balance": 0, "size": 64}),
+        ("inaturalist?balance=0&size=64", "", {"balance": 0, "size": 64}),
+        ("inaturalist(split='a (1).csv')", "", {"split": "a (1).csv"}),
+    ],
+)
+def test_options_are_the_last_parentheses_with_option_and_value(text, path, options):
+    source, request = sources.parse(text)
+    assert (request.path, dict(request.call.knobs)) == (path, options)
+    assert source.name == text.partition(":")[0].partition("(")[0].partition("?")[0]
+    assert sources.parse(request.spell())[1].call.knobs == options
+
+
+def test_a_file_of_exactly_that_name_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("pictures(size=8)", "pictures?size=8"):
+        assert sources.parse(f"folder:{name}")[1].path == "pictures"
+        (tmp_path / name).mkdir()
+        assert sources.parse(f"folder:{name}")[1].path == name
+        assert sources.parse(f"folder:{name}(size=4)")[1].call.knobs == {"size": 4}
+        assert sources.make_absolute(f"folder:{name}") == f"folder:{tmp_path / name}"
+
+
+def test_paths_are_made_absolute_in_the_spelling_that_they_have(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert sources.make_absolute("table:a.csv(size=8)") == f"table:{tmp_path}/a.csv(size=8)"
+    assert sources.make_absolute("table:a.csv?size=8&broken=skip") == f"table:{tmp_path}/a.csv?size=8&broken=skip"
+    assert sources.make_absolute("arrays:a.npz") == f"arrays:{tmp_path}/a.npz"
+    for text in ("digits", "nodes", "package.module:function(path=a.csv)", "inaturalist?size=299"):
+        assert sources.make_absolute(text) == text
+
+
+def test_the_old_spelling_reads_the_same_with_one_note(tmp_path):
+    np.savez(tmp_path / "a.npz", x_train=np.zeros((5, 2, 2), np.uint8), y_train=np.arange(5))
+    table = write_table(tmp_path, 10)
+    new, old = sources.load(f"table:{table}(size=8)", None), sources.load(f"table:{table}?size=8", None)
+    np.testing.assert_array_equal(new.train.images[:], old.train.images[:])
+    (note,) = set(old.notes) - set(new.notes)
+    assert note == f"the spelling with ? will not be read by the next release; write table:{table}(size=8)"
+
+
+def load_noise(request, *, examples: int = 10, seed: int = 0):
+    pixels = np.random.default_rng(seed).integers(0, 256, (examples, 4, 4), dtype=np.uint8)
+    return from_arrays({"x_train": pixels, "y_train": np.arange(examples) % 2}, name=request.name, where="noise")
+
+
+def test_a_new_source_is_one_function_and_one_line(monkeypatch):
+    monkeypatch.setitem(sources.SOURCES, "noise", Source("noise", "random pixels", "drawn", load_noise))
+    images = sources.load("noise(examples=20)", None)
+    assert (images.name, len(images.train) + len(images.test)) == ("noise(examples=20)", 20)
+    assert sources.load_examples("noise", None).labels.tolist() == [0, 1, 0, 1, 1, 0, 1, 0]
+    assert sources.check("noise", None)[0].detail == "8 training and 2 test images"
+    assert sources.make_absolute("noise(seed=1)") == "noise(seed=1)"
+    assert ("noise", "inside scikit-learn") not in [(source.name, where) for source, where in sources.survey(None)]
+    with pytest.raises(UserError, match=r"has no knob 'exmples'; did you mean 'examples'\?"):
+        sources.load("noise(exmples=3)", None)
+    with pytest.raises(UserError, match=r"examples must be a whole number, 1\.5 given"):
+        sources.load("noise(examples=1.5)", None)

@@ -9,12 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from photo_tables import write_table
+from photo_tables import load_table, write_table
 from unskew.core.errors import StorageFailure, UserError
 from unskew.data import photographs, store
 from unskew.data.photographs import Files, open_photographs, with_memory
 from unskew.data.store import ENTRY, HEADER, Cache
-from unskew.data.tables import load_table
 
 
 @pytest.fixture
@@ -24,7 +23,7 @@ def cache(tmp_path):
 
 @pytest.fixture
 def table(tmp_path):
-    return f"{write_table(tmp_path, 20)}?size=16"
+    return f"{write_table(tmp_path, 20)}(size=16)"
 
 
 @pytest.fixture
@@ -176,7 +175,7 @@ def test_all_images_of_a_store_in_a_process_share_one_budget(table, cache):
 
 
 def test_the_longest_unused_store_makes_room_unless_it_is_in_use(tmp_path, cache):
-    tables = [f"{write_table(tmp_path / name, 10)}?size=16" for name in "abc"]
+    tables = [f"{write_table(tmp_path / name, 10)}(size=16)" for name in "abc"]
     small = replace(cache, disk=2 * (10 * 768 + HEADER) + 8000)
 
     def stores():
@@ -260,7 +259,7 @@ def test_no_descriptor_is_left_open(table, cache):
     assert len(os.listdir("/dev/fd")) == before
 
 
-@pytest.mark.parametrize(("query", "most"), [("", 6), ("?size=20", 6), ("?size=30", 4)])
+@pytest.mark.parametrize(("query", "most"), [("", 6), ("(size=20)", 6), ("(size=30)", 4)])
 def test_large_photographs_are_decoded_a_few_at_a_time(tmp_path, cache, monkeypatch, query, most):
     path = write_table(tmp_path, 30, low=20, high=21)
     monkeypatch.setattr(photographs, "CHUNK_BYTES", 6 * 3 * 20**2)

@@ -3,13 +3,13 @@ import json
 import numpy as np
 import pytest
 
-from photo_tables import write_table
+from photo_tables import load_table, write_table
 from unskew.core import limits
 from unskew.core.errors import UserError
 from unskew.data import photographs
 from unskew.data.photographs import Parquet
 from unskew.data.store import Cache
-from unskew.data.tables import load_table, read_csv
+from unskew.data.tables import read_csv
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -51,8 +51,8 @@ def test_bytes_structs_and_paths_give_the_images_of_the_csv(tmp_path, cache, tab
     }[form]
     facts = {"label": columns.label, "user": columns.user, "split": columns.split}
     made = write(tmp_path / "t.parquet", {**image, **facts})
-    images = load_table(f"{made}?size=16", cache)
-    wanted = load_table(f"{path}?size=16", cache)
+    images = load_table(f"{made}(size=16)", cache)
+    wanted = load_table(f"{path}(size=16)", cache)
     assert same(images, wanted)
     assert images.classes == wanted.classes
     assert images.users.tolist() == wanted.users.tolist()
@@ -63,20 +63,20 @@ def test_hugging_faces_class_names_are_used(tmp_path, cache, table):
     numbers = [{"ant": 2, "bee": 0, "cat": 1}[label] for label in columns.label]
     about = {"info": {"features": {"label": {"names": ["bee", "cat", "ant", "dog"], "_type": "ClassLabel"}}}}
     made = write(tmp_path / "t.parquet", {"image": contents, "label": numbers}, metadata=about)
-    images = load_table(f"{made}?size=16", cache)
+    images = load_table(f"{made}(size=16)", cache)
     assert images.classes == ("bee", "cat", "ant", "dog")
     train = [number for row, number in enumerate(numbers) if row % 5 != 4]
     assert images.train.labels.tolist() == train
     broken = write(tmp_path / "u.parquet", {"image": contents, "label": [9] * 30}, metadata=about)
     with pytest.raises(UserError, match="row 0: the label is 9, but 4 classes are named"):
-        load_table(f"{broken}?size=16", cache)
+        load_table(f"{broken}(size=16)", cache)
 
 
 def test_rows_beyond_the_budget_are_read_from_the_file_in_any_order(tmp_path, cache, table):
     path, columns, contents = table
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label, "split": columns.split})
-    images = load_table(f"{made}?size=16", Cache(cache.folder, 3000, 0)).train.images
-    wanted = load_table(f"{path}?size=16", cache).train.images
+    images = load_table(f"{made}(size=16)", Cache(cache.folder, 3000, 0)).train.images
+    wanted = load_table(f"{path}(size=16)", cache).train.images
     order = np.random.default_rng(0).integers(0, len(images), 60)
     assert np.array_equal(images.take(order), wanted.take(order))
 
@@ -94,7 +94,7 @@ def test_a_photograph_without_bytes_is_broken(tmp_path, cache, table):
     contents[3] = None
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label})
     with pytest.raises(UserError, match=r"1 of 30 photographs cannot be read: .*t\.parquet row 3 has no bytes"):
-        load_table(f"{made}?size=16", cache)
+        load_table(f"{made}(size=16)", cache)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_whole_numbers_among_which_some_are_missing_are_read(tmp_path, cache, ta
     _, columns, contents = table
     users = [None if row == 3 else float("nan") if row == 4 else float(row % 7) for row in range(30)]
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label, "user": users})
-    images = load_table(f"{made}?size=16", cache)
+    images = load_table(f"{made}(size=16)", cache)
     assert images.users.tolist() == ["" if r == 3 else str(r % 7) for r in range(30) if r % 5 != 4]
 
 
@@ -133,7 +133,7 @@ def test_views_of_texts_and_bytes_are_read(tmp_path, cache, table):
         "split": columns.split,
     }
     made = write(tmp_path / "t.parquet", views)
-    assert same(load_table(f"{made}?size=16", cache), load_table(f"{path}?size=16", cache))
+    assert same(load_table(f"{made}(size=16)", cache), load_table(f"{path}(size=16)", cache))
 
 
 def test_a_path_in_the_place_of_bytes_is_said(tmp_path, cache, table):
@@ -141,7 +141,7 @@ def test_a_path_in_the_place_of_bytes_is_said(tmp_path, cache, table):
     rows = [{"bytes": None, "path": "a.jpg"}, *({"bytes": each, "path": None} for each in contents[1:])]
     made = write(tmp_path / "t.parquet", {"image": rows, "label": columns.label})
     with pytest.raises(UserError, match=r"row 0 has no bytes, only the path 'a.jpg'; put paths into a column path"):
-        load_table(f"{made}?size=16", cache)
+        load_table(f"{made}(size=16)", cache)
 
 
 def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monkeypatch):
@@ -151,8 +151,8 @@ def test_large_photographs_are_read_a_few_at_a_time(tmp_path, cache, table, monk
     monkeypatch.setattr(photographs, "BATCH_BYTES", int(3.5 * average))
     asked, contents_of = [], Parquet.contents
     monkeypatch.setattr(Parquet, "contents", lambda self, rows: asked.append(len(rows)) or contents_of(self, rows))
-    images = load_table(f"{made}?size=16", Cache(cache.folder, 0, 0)).train.images
-    assert np.array_equal(images[:], load_table(f"{path}?size=16", cache).train.images[:])
+    images = load_table(f"{made}(size=16)", Cache(cache.folder, 0, 0)).train.images
+    assert np.array_equal(images[:], load_table(f"{path}(size=16)", cache).train.images[:])
     assert max(asked) == 3
 
 
@@ -161,7 +161,7 @@ def test_pieces_that_do_not_fit_into_memory_are_refused(tmp_path, cache, table, 
     made = write(tmp_path / "t.parquet", {"image": contents, "label": columns.label}, 100)
     monkeypatch.setattr(limits, "physical_memory", lambda: 2 * sum(map(len, contents)))
     with pytest.raises(UserError, match=r"read 30 rows at a time, takes .* write it again with row groups of 100 rows"):
-        load_table(f"{made}?size=16", cache)
+        load_table(f"{made}(size=16)", cache)
 
 
 def test_a_column_of_images_that_is_damaged_inside_is_refused(tmp_path, cache, table):
@@ -172,7 +172,7 @@ def test_a_column_of_images_that_is_damaged_inside_is_refused(tmp_path, cache, t
     raw[start : start + 12] = b"\xff" * 12
     path.write_bytes(raw)
     with pytest.raises(UserError, match=r"t\.parquet is damaged inside \(.*\); write it again") as caught:
-        load_table(f"{path}?size=16", cache)
+        load_table(f"{path}(size=16)", cache)
     assert "\n" not in str(caught.value)
 
 
@@ -183,6 +183,6 @@ def test_a_damaged_file_is_refused(tmp_path, cache, table):
     for content in (b"", b"PAR1", whole[:-20], whole[:1000], b"PAR1" + bytes(3000) + whole[-200:]):
         path.write_bytes(content)
         with pytest.raises(UserError):
-            load_table(f"{path}?size=16", cache)
+            load_table(f"{path}(size=16)", cache)
     with pytest.raises(UserError, match="is not there"):
         load_table(str(tmp_path / "none.parquet"), cache)

@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 
 import unskew
-from photo_tables import HEADER, as_arrays, write_rows, write_table
+from photo_tables import HEADER, as_arrays, load_table, write_rows, write_table
 from unskew.console.main import main
 from unskew.core.errors import UserError
+from unskew.core.text import Call
 from unskew.data import sources
-from unskew.data.check import check
-from unskew.data.published import BROKEN, DAMAGED
+from unskew.data.interface import BROKEN, DAMAGED, Request
 from unskew.data.rows import Rows
-from unskew.data.store import Cache
-from unskew.data.tables import cache_of, facts, from_rows, load_table, read_csv
+from unskew.data.store import Cache, cache_of
+from unskew.data.tables import check_columns, load_rows, read_csv
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def refused(text, cache):
 
 
 def test_a_table_is_an_image_set_with_users_and_places(tmp_path, cache):
-    images = load_table(f"{write_table(tmp_path)}?size=16", cache)
+    images = load_table(f"{write_table(tmp_path)}(size=16)", cache)
     assert images.classes == ("ant", "bee", "cat")
     assert images.shape == (3, 16, 16)
     assert (len(images.train), len(images.test)) == (32, 8)
@@ -55,14 +55,14 @@ def test_a_table_is_an_image_set_with_users_and_places(tmp_path, cache):
 
 
 def test_mean_and_deviation_are_exactly_those_of_the_same_pixels_as_arrays(tmp_path, cache):
-    images = load_table(f"{write_table(tmp_path)}?size=16", cache)
+    images = load_table(f"{write_table(tmp_path)}(size=16)", cache)
     same = sources.load(as_arrays(images, tmp_path / "same.npz"), None)
     assert (images.mean, images.std) == (same.mean, same.std)
-    again = load_table(f"{tmp_path / 'photos.csv'}?size=16", cache)  # now from the kept counts
+    again = load_table(f"{tmp_path / 'photos.csv'}(size=16)", cache)  # now from the kept counts
     assert (again.mean, again.std) == (same.mean, same.std)
     for counts in (tmp_path / "cache").rglob("counts-*"):
         counts.unlink()
-    measured = load_table(f"{tmp_path / 'photos.csv'}?size=16", cache)  # now from the stored pixels
+    measured = load_table(f"{tmp_path / 'photos.csv'}(size=16)", cache)  # now from the stored pixels
     assert (measured.mean, measured.std) == (same.mean, same.std)
 
 
@@ -71,7 +71,7 @@ def test_mean_and_deviation_are_exactly_those_of_the_same_pixels_as_arrays(tmp_p
     [("fedavg + ccvr", "users"), ("scaffold + fedvc(8)", "dirichlet(alpha=0.5, min_size=2)"), ("moon", "iid")],
 )
 def test_a_run_on_a_table_has_the_bits_of_a_run_on_the_same_pixels(tmp_path, cache, method, partition):
-    table = f"table:{write_table(tmp_path)}?size=16"
+    table = f"table:{write_table(tmp_path)}(size=16)"
     arrays = as_arrays(sources.load(table, None, cache), tmp_path / "same.npz")
     clients = {} if partition == "users" else {"clients": 4}
     options = {
@@ -93,7 +93,7 @@ def test_a_run_on_a_table_has_the_bits_of_a_run_on_the_same_pixels(tmp_path, cac
 
 
 def test_the_pool_has_the_bits_of_the_loop(tmp_path):
-    table = f"table:{write_table(tmp_path)}?size=16"
+    table = f"table:{write_table(tmp_path)}(size=16)"
     options = {"data": table, "partition": "users", "rounds": 2, "epochs": 1, "model": "tiny-cnn", "method": "lda"}
     loop = unskew.run(out=tmp_path / "loop", engine="loop", **options)
     pool = unskew.run(out=tmp_path / "pool", engine="pool", workers=1, cache_disk="20kB", **options)
@@ -102,7 +102,7 @@ def test_the_pool_has_the_bits_of_the_loop(tmp_path):
 
 
 def test_everything_after_a_run_works_on_a_table(tmp_path):
-    table = f"table:{write_table(tmp_path)}?size=16"
+    table = f"table:{write_table(tmp_path)}(size=16)"
 
     def stop(event):
         return unskew.STOP if getattr(event, "round", 0) == 1 else None
@@ -126,7 +126,7 @@ def test_everything_after_a_run_works_on_a_table(tmp_path):
 
 
 def test_a_run_is_resumed_with_a_table_that_has_moved(tmp_path):
-    table = f"table:{write_table(tmp_path)}?size=16"
+    table = f"table:{write_table(tmp_path)}(size=16)"
     options = {"data": table, "partition": "users", "rounds": 2, "epochs": 1, "model": "tiny-cnn", "engine": "loop"}
     whole = unskew.run(out=tmp_path / "whole", **options)
     with pytest.raises(unskew.StopRun):
@@ -136,17 +136,19 @@ def test_a_run_is_resumed_with_a_table_that_has_moved(tmp_path):
     (tmp_path / "there").mkdir()
     for entry in ("photos.csv", "pictures"):
         (tmp_path / entry).rename(tmp_path / "there" / entry)
-    with pytest.raises(UserError, match=r"photos.csv is not there; if it has moved, give the folder .* as --data-dir"):
+    with pytest.raises(
+        UserError, match=r"photos.csv does not exist; if it has moved, give its new folder as --data-dir"
+    ):
         unskew.resume(tmp_path / "run")
     said = []
     result = unskew.resume(tmp_path / "run", data_dir=tmp_path / "there", observe=said.append)
     assert result.weights_sha256 == whole.weights_sha256
     (overview,) = (event for event in said if hasattr(event, "images"))
-    assert any("is not there any more, and is read from" in note for note in overview.images.notes)
+    assert any("does not exist any more, and is read from" in note for note in overview.images.notes)
 
 
 def test_another_photograph_is_other_data(tmp_path):
-    table = f"table:{write_table(tmp_path)}?size=16"
+    table = f"table:{write_table(tmp_path)}(size=16)"
     unskew.run(data=table, rounds=1, epochs=1, model="tiny-cnn", clients=2, partition="iid", out=tmp_path / "run")
     os.replace(tmp_path / "pictures" / "1.png", tmp_path / "pictures" / "0.png")
     (tmp_path / "pictures" / "1.png").write_bytes((tmp_path / "pictures" / "2.png").read_bytes())
@@ -155,7 +157,7 @@ def test_another_photograph_is_other_data(tmp_path):
 
 
 def test_every_fifth_row_is_test_without_a_split_and_a_note_says_so(tmp_path, cache):
-    images = load_table(f"{write_table(tmp_path, 10, columns=('path', 'label'))}?size=8", cache)
+    images = load_table(f"{write_table(tmp_path, 10, columns=('path', 'label'))}(size=8)", cache)
     assert (len(images.train), len(images.test)) == (8, 2)
     assert images.users is images.places is None
     assert any("every fifth row is test" in note for note in images.notes)
@@ -165,7 +167,7 @@ def test_a_validation_part_is_left_out_with_a_note(tmp_path, cache):
     path = write_table(tmp_path, 20)
     text = path.read_text().splitlines()
     path.write_text("\n".join([text[0], *(line.replace("train", "val") for line in text[1:4]), *text[4:]]))
-    images = load_table(f"{path}?size=8", cache)
+    images = load_table(f"{path}(size=8)", cache)
     assert len(images.train) == 13
     assert any("3 rows of the validation part" in note for note in images.notes)
 
@@ -173,9 +175,9 @@ def test_a_validation_part_is_left_out_with_a_note(tmp_path, cache):
 def test_whole_numbers_keep_their_order_and_texts_are_sorted(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("path,label\n" + "".join(f"x,{label}\n" for label in (10, 9, 2, 10, 9)))
-    assert facts(read_csv(path)).classes == ("2", "9", "10")
+    assert check_columns(read_csv(path)).classes == ("2", "9", "10")
     path.write_text("path,label\n" + "".join(f"x,{label}\n" for label in ("b", "a", "10", "9", "a")))
-    assert facts(read_csv(path)).classes == ("10", "9", "a", "b")
+    assert check_columns(read_csv(path)).classes == ("10", "9", "a", "b")
 
 
 HEADERS = {
@@ -221,11 +223,11 @@ def test_a_line_is_named_where_it_is_wrong(tmp_path, cache, line):
 def test_rows_that_repeat_a_photograph_are_noted(tmp_path):
     lines = ["a.png,x,train", "b.png,y,train", "a.png,x,train", "a.png,x,test", "c.png,y,test", "b.png,y,validation"]
     (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *lines]) + "\n")
-    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == (
+    assert check_columns(read_csv(tmp_path / "t.csv")).notes[-1] == (
         "2 rows repeat a photograph of another row, 1 of them in train and in test"
     )
     (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"{n // 2}.png,x\n" for n in (0, 1, 2, 4, 6, 8)))
-    assert facts(read_csv(tmp_path / "t.csv")).notes[-1] == "1 row repeats a photograph of another row"
+    assert check_columns(read_csv(tmp_path / "t.csv")).notes[-1] == "1 row repeats a photograph of another row"
 
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
@@ -241,24 +243,27 @@ def test_what_is_not_a_table_is_refused(tmp_path, cache):
     assert "it is a named pipe" in refused(path, cache)
 
 
-QUERIES = {
-    "size=0": "give 1 to 4096",
-    "size=big": "is not a size",
-    "broken=mend": "there are: stop, skip",
-    "colour=grey": "give size=128 or broken=skip",
-    "size=8&size=9": "each once",
-}
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_what_is_asked_for_is_checked(tmp_path, cache, query):
-    assert QUERIES[query] in refused(f"{write_table(tmp_path, 5)}?{query}", cache)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("(size=0)", r"size=0 is not a size; give 1 to 4096, as in \(size=128\)"),
+        ("(size=big)", "data set table: size must be a whole number, big given"),
+        ("(broken=mend)", "broken=mend: there are: stop, skip"),
+        ("(colour=grey)", "data set table has no knob 'colour'; there are: size, broken"),
+        ("(size=8, size=9)", "size is given twice"),
+        ("(size=)", "expected a value"),
+        ("?size=8&size=9", r"'size=9' is not an option; give table\(option=value\), each once"),
+    ],
+)
+def test_the_options_are_checked(tmp_path, cache, options, message):
+    with pytest.raises(UserError, match=message):
+        load_table(f"{write_table(tmp_path, 5)}{options}", cache)
 
 
 def test_photographs_of_differing_sizes_need_a_size(tmp_path, cache):
     message = refused(write_table(tmp_path, 10), cache)
     assert "photographs must have one size" in message
-    assert "photos.csv?size=128 scales and crops all to 128×128" in message
+    assert "the option size=128 scales and crops all to 128×128" in message
     images = load_table(str(write_table(tmp_path, 10, low=24, high=25)), cache)
     assert images.shape == (3, 24, 24)
 
@@ -267,7 +272,7 @@ def test_semicolons_tabs_and_a_byte_order_mark_are_read(tmp_path, cache):
     path = write_table(tmp_path, 5)
     for separator in ";\t":
         path.write_text("\ufeff" + path.read_text().replace("\ufeff", "").replace(",", separator))
-        assert len(load_table(f"{path}?size=8", cache).train) == 4
+        assert len(load_table(f"{path}(size=8)", cache).train) == 4
         path.write_text(path.read_text().replace(separator, ","))
 
 
@@ -275,7 +280,7 @@ def test_columns_that_are_not_used_are_noted(tmp_path, cache):
     path = write_table(tmp_path, 5, columns=("path", "label"))
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0] + ",user_id,camera", *(line + ",u,x" for line in lines[1:])]))
-    notes = load_table(f"{path}?size=8", cache).notes
+    notes = load_table(f"{path}(size=8)", cache).notes
     assert any("columns that are not used: user_id (meant as user?), camera" in note for note in notes)
 
 
@@ -284,13 +289,13 @@ def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, 
     (tmp_path / "pictures" / "3.png").write_text("not a picture")
     (tmp_path / "pictures" / "7.png").unlink()
     (tmp_path / "pictures" / "9.png").write_bytes(b"")
-    message = refused(f"{path}?size=8", cache)
+    message = refused(f"{path}(size=8)", cache)
     assert "3 of 20 photographs cannot be read" in message
     assert "pictures/3.png is not a picture" in message
     assert "pictures/7.png is not there" in message
     assert "pictures/9.png is empty" in message
-    assert "photos.csv?size=8&broken=skip leaves them out" in message
-    images = load_table(f"{path}?size=8&broken=skip", cache)
+    assert "photos.csv(size=8, broken=skip) leaves them out" in message
+    images = load_table(f"{path}(size=8, broken=skip)", cache)
     assert (len(images.train), len(images.test)) == (14, 3)
     assert any("3 of 20 photographs cannot be read and are left out" in note for note in images.notes)
     assert len(images.users) == len(images.train.images) == 14
@@ -301,14 +306,14 @@ def test_a_table_whose_photographs_are_all_broken_is_refused(tmp_path, cache):
     message = refused(path, cache)
     assert "7 of 7 photographs cannot be read" in message
     assert "; and 2 more" in message
-    assert "has no photographs for train" in refused(f"{path}?broken=skip", cache)
+    assert "has no photographs for train" in refused(f"{path}(broken=skip)", cache)
 
 
 def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
-    told = load_table(f"{write_table(tmp_path, 20)}?size=8", cache)
-    read = facts(columns := read_csv(tmp_path / "photos.csv"))
+    told = load_table(f"{write_table(tmp_path, 20)}(size=8)", cache)
+    read = check_columns(columns := read_csv(tmp_path / "photos.csv"))
     rows = Rows(tmp_path, np.array(columns.path), read.labels, read.classes, read.test, read.users, read.places)
-    made = from_rows(rows, name="mine", size=8, cache=cache)
+    made = load_rows(Request("mine", Call("mine", (), {}, 0, "mine"), cache=cache), rows, size=8)
     assert made.name == "mine"
     assert made.train.images.sha256 == told.train.images.sha256
     assert made.users.tolist() == told.users.tolist()
@@ -316,31 +321,31 @@ def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
 
 def test_the_check_of_a_table_counts_its_photographs(tmp_path, cache):
     path = write_table(tmp_path, 10)
-    (found,) = check(f"table:{path}?size=8", None, cache)
+    (found,) = sources.check(f"table:{path}(size=8)", None, cache)
     assert found.whole
     assert "8 training and 2 test images" in found.detail
     for number in range(7):
         (tmp_path / "pictures" / f"{number}.png").write_text("no")
-    *broken, whole = check(f"table:{path}?size=8", None, cache)
+    *broken, whole = sources.check(f"table:{path}(size=8)", None, cache)
     assert [each.path for each in broken] == [str(tmp_path / "pictures" / f"{number}.png") for number in range(7)]
     assert {(each.status, each.detail) for each in broken} == {(BROKEN, "is not a picture")}
     assert whole.status == DAMAGED
     assert whole.detail.startswith("7 of 10 photographs cannot be read; replace them, or leave them out: table:")
     with pytest.raises(UserError, match=r"no.csv is not there; give the path of a table"):
-        check(f"table:{tmp_path / 'no.csv'}", None, cache)
+        sources.check(f"table:{tmp_path / 'no.csv'}", None, cache)
 
 
 def test_the_command_check_names_what_is_broken_and_what_to_do(tmp_path, capsys):
     path = write_table(tmp_path, 15)
     (tmp_path / "pictures" / "3.png").write_text("no")
     where = ["--cache-dir", str(tmp_path / "cache")]
-    code, said, wrong = command(capsys, "data", "check", f"table:{path}?size=8", *where)
+    code, said, wrong = command(capsys, "data", "check", f"table:{path}(size=8)", *where)
     assert code == 2
     assert f"{tmp_path / 'pictures' / '3.png'} is not a picture\n" in said
     assert wrong.endswith(
-        f"1 of 15 photographs cannot be read; replace them, or leave them out: table:{path}?size=8&broken=skip\n"
+        f"1 of 15 photographs cannot be read; replace them, or leave them out: table:{path}(size=8, broken=skip)\n"
     )
-    code, said, _ = command(capsys, "data", "check", f"table:{path}?size=8&broken=skip", *where)
+    code, said, _ = command(capsys, "data", "check", f"table:{path}(size=8, broken=skip)", *where)
     assert code == 0
     assert "3.png is not a picture\n" in said
     assert "11 training and 3 test images" in said
@@ -355,7 +360,7 @@ def test_a_partition_is_made_without_reading_the_photographs(tmp_path, capsys):
     for picture in (tmp_path / "pictures").iterdir():
         if picture.stem == "3":
             picture.write_text("no")
-    for name, said in ((f"table:{path}", "24 examples"), (f"table:{path}?size=8&broken=skip", "23 examples")):
+    for name, said in ((f"table:{path}", "24 examples"), (f"table:{path}(size=8, broken=skip)", "23 examples")):
         where = ["--cache-dir", str(tmp_path / "cache"), "--partition", "iid", "--clients", "1"]
         code, words, _ = command(capsys, "partition", "--data", name, *where, "--out", named)
         assert (code, said in words) == (0, True)
@@ -383,7 +388,7 @@ def test_half_a_million_rows_are_read_in_seconds(tmp_path):
             f"images/{n}.jpg,{n % 1203},u{n % 9275},{n % 90}.5,{n % 180}.25,train\n" for n in range(100_000)
         )
     began = time.process_time()
-    assert len(facts(read_csv(path)).labels) == 100_000
+    assert len(check_columns(read_csv(path)).labels) == 100_000
     assert time.process_time() - began < 3  # 579,184 rows: at most 17 s, on a busy machine
 
 

@@ -94,7 +94,7 @@ def test_any_number_of_ranks_gives_the_bits_of_the_loop(kind, ranks, tmp_path, b
 
 def test_photographs_are_read_by_every_rank(tmp_path, by_the_loop):
     write_table(tmp_path, 60)
-    words = ["--data", f"table:{tmp_path / 'photos.csv'}?size=16", "--partition", "users", "--rounds", "2"]
+    words = ["--data", f"table:{tmp_path / 'photos.csv'}(size=16)", "--partition", "users", "--rounds", "2"]
     found = done(torchrun(2, *RANKS, "run", *words, "--engine", "torchrun", "--out", "run"), tmp_path)
     assert found.returncode == 0, found.stderr
     assert outcome(tmp_path / "run") == by_the_loop(*words)

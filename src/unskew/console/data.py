@@ -15,12 +15,10 @@ from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import sources
-from unskew.data.builders import BUILDERS, build_rows, is_built
-from unskew.data.check import check
-from unskew.data.published import BROKEN, DAMAGED, Finding
+from unskew.data.interface import BROKEN, DAMAGED, Finding
 from unskew.data.rows import table_csv
+from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
-from unskew.data.tables import cache_of
 from unskew.runs.config import OPTIONS
 
 data_app = typer.Typer(
@@ -40,13 +38,13 @@ def data_list(data_dir: DataDir = None) -> None:
     table = Table()
     for column in ("name", "what it is", "train + test", "where"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for row in sources.survey(_folder(data_dir)):
-        channels, height, width = row.shape or (0, 0, 0)
+    for source, where in sources.survey(_folder(data_dir)):
+        channels, height, width = source.shape or (0, 0, 0)
         kind = "grey" if channels == 1 else "colour"
-        counts = " + ".join(f"{count:,}" for count in row.sizes or ())
-        size = f"{counts} of {width}x{height} {kind}" if row.shape else "as they are"
-        here = row.place or ("" if row.origin == "yours" else "not found")
-        table.add_row(row.name, f"{row.what}; {row.classes} classes" if row.classes else row.what, size, here)
+        counts = " + ".join(f"{count:,}" for count in source.sizes or ())
+        size = f"{counts} of {width}x{height} {kind}" if source.shape else "as they are"
+        what = f"{source.what}; {source.classes} classes" if source.classes else source.what
+        table.add_row(source.spelling, what, size, where)
     out.print(table)
     if _folder(data_dir) is None:
         out.print("No data folder was given: use --data-dir DIR or set UNSKEW_DATA.")
@@ -75,7 +73,7 @@ def data_check(
 ) -> None:
     """Read a whole data set and compare its files with the published ones."""
     with StageProgress(out) as say:
-        findings = check(name, _folder(data_dir), cache_of(cache_dir), say)
+        findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
     damaged = [finding for finding in findings if finding.status == DAMAGED]
     table = name.startswith("table:")
     _print_lines(_words(finding) for finding in findings if not (table and finding in damaged))
@@ -95,11 +93,9 @@ def data_table(
     data_dir: DataDir = None,
 ) -> None:
     """Write inaturalist, landmarks, cinic10, tiny-imagenet or omniglot as a table of pictures."""
-    if not is_built(name):
-        raise UserError(f"{name} is not made of pictures in files; give one of {', '.join(BUILDERS)}")
     if file.suffix != ".csv":
         raise UserError(f"--out {file}: a table is written as .csv")
-    rows = build_rows(name, _folder(data_dir))
+    rows = sources.load_rows(name, _folder(data_dir))
     write_whole(file, table_csv(rows, file))
     train = int((~rows.test).sum())
     held = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"

@@ -8,7 +8,6 @@ Shapes: N images [N, ch, H, W], bytes.
 
 import inspect
 import math
-import re
 import tokenize
 import zipfile
 import zlib
@@ -33,6 +32,7 @@ from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_calls
 from unskew.core.types import ImageSet, Split, StoredImages
 from unskew.data.binary import Images
+from unskew.data.interface import Request, Source
 from unskew.data.photographs import Photographs
 
 DAMAGED = (  # all that reading was seen to raise for files with a few bytes changed or cut off
@@ -135,11 +135,19 @@ def fifth(count: int) -> npt.NDArray[np.bool_]:
     return np.equal(np.arange(count) % 5, 4)
 
 
-def load_arrays(text: str) -> ImageSet:
-    """``FILE.npz`` with x_train, y_train and perhaps x_test, y_test, users (of the training part), classes."""
-    path = user_path(text)
-    held, names = _load_npz(path)
-    return from_arrays(held, name=f"arrays:{text}", where=str(path), names=names)
+def load_arrays(request: Request) -> ImageSet:
+    """Load ``arrays:FILE.npz``: x_train, y_train and perhaps x_test, y_test, users (of the training part), classes."""
+    path = user_path(request.path)
+    try:
+        arrays, names = read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist; give the path of an .npz file") from error
+    except DAMAGED as error:
+        raise UserError(f"{path} is not an .npz of plain arrays ({error}); save it with np.savez") from error
+    return from_arrays(arrays, name=request.name, where=str(path), names=names)
+
+
+ARRAYS = Source("arrays", "your own arrays: x_train, y_train, x_test, y_test", "yours", load_arrays, path="FILE.npz")
 
 
 def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Sequence[str] = ()) -> ImageSet:
@@ -275,16 +283,6 @@ def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.
     return np.char.decode(given, "utf-8") if given.dtype.kind == "S" else given.astype(np.str_)
 
 
-def _load_npz(path: Path) -> tuple[dict[str, Array], list[str]]:
-    """The arrays that a data set has, and the names of all that the file has."""
-    try:
-        return read_npz(path, {*KEYS[0], *KEYS[1], *OPTIONAL})
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is not there; give the path of an .npz file") from error
-    except DAMAGED as error:
-        raise UserError(f"{path} is not an .npz of plain arrays ({error}); save it with np.savez") from error
-
-
 def _listed(names: Iterable[str]) -> str:
     """The first names of a file's arrays, each cut to a length that people read."""
     shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names)
@@ -317,13 +315,6 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     if _is_dataset(value):
         return checked(_from_datasets((value,), name), name)
     raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
-
-
-def is_function(name: str) -> bool:
-    """Whether a data set's name is ``package.module:function``, perhaps with knobs."""
-    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*(\(.*\))?", name.strip()) is not None and not name.startswith(
-        "table:"
-    )
 
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:

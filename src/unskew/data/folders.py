@@ -17,7 +17,9 @@ from unskew.core.text import cut
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import measure
 from unskew.data.decode import DAMAGE, DEEP, GREY, flat, square
+from unskew.data.interface import Download, Request, Source
 from unskew.data.rows import Rows
+from unskew.data.tables import check_side, row_source
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
 _IGNORED = {"thumbs.db", "desktop.ini"}
@@ -26,33 +28,34 @@ _UNREADABLE = (*DAMAGE, MemoryError)
 Classes = dict[str, list[Path]]  # the files of each class
 
 
-def load_folder(text: str) -> ImageSet:
-    """``DIR`` or ``DIR?size=64``: a folder for each class, perhaps inside train/ and test/; decoded as they are.
+def load_folder(request: Request, *, size: int | None = None) -> ImageSet:
+    """Load ``folder:DIR``: a folder for each class, perhaps inside train/ and test/.
 
-    Pictures must have one size, or ``size`` scales the shorter side to it (bilinear) and crops the centre.
     Grey if all pictures are grey, RGB otherwise; transparency is dropped; EXIF rotation is not applied.
+
+    Parameters
+    ----------
+    size
+        Scale the shorter side to it (bilinear) and crop the centre; without it pictures must have one size.
     """
-    directory, size = _parse(text)
+    check_side(request, size)
+    directory = user_path(request.path)
+    if not request.path or not is_folder(directory):
+        raise UserError(
+            f"{cut(request.name)}: {brief(request.path)} is not a folder; give one that has a folder for each class"
+        )
     train, test, notes = _list_files(directory)
     if size is not None:
         notes = [*notes, f"pictures are scaled and cropped to {size}×{size}"]
     classes = tuple(train)
     files = [[(path, k) for k, c in enumerate(classes) for path in part.get(c, [])] for part in (train, test)]
-    grey, shape = _survey_files([path for part in files for path, _ in part], directory, size)
+    grey, shape = _survey_files([path for part in files for path, _ in part], request, size)
     splits = [_decode(part, shape, size, "L" if grey else "RGB") for part in files]
     mean, std = measure(splits[0].images)
-    return ImageSet(f"folder:{text}", classes, splits[0], splits[1], mean, std, notes=tuple(notes))
+    return ImageSet(request.name, classes, splits[0], splits[1], mean, std, notes=tuple(notes))
 
 
-def _parse(text: str) -> tuple[Path, int | None]:
-    name, asked, query = text.partition("?size=")
-    shown = cut(text)
-    if asked and not (query.isascii() and query.isdigit() and 1 <= int(query[:6]) <= 4096):
-        raise UserError(f"folder:{shown}: size={cut(query)} is not a size; give 1 to 4096, as in ?size=64")
-    directory = user_path(name)
-    if not name or not is_folder(directory):
-        raise UserError(f"folder:{shown}: {brief(name)} is not a folder; give one that has a folder for each class")
-    return directory, int(query) if asked else None
+FOLDER = Source("folder", "your own pictures, one folder for each class", "yours", load_folder, path="DIR")
 
 
 def _visible(directory: Path) -> list[Path]:
@@ -120,7 +123,7 @@ def _open(path: Path) -> Image.Image:
         raise UserError(f"{path} is not a picture ({type(error).__name__}); remove or replace it") from error
 
 
-def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple[bool, tuple[int, int]]:
+def _survey_files(files: list[Path], request: Request, size: int | None) -> tuple[bool, tuple[int, int]]:
     """Whether all pictures are grey, and their [H, W]; only the files' headers are read.
 
     What all of them unpack to is bounded by what they take on disk, before the first is decoded.
@@ -134,18 +137,18 @@ def _survey_files(files: list[Path], directory: Path, size: int | None) -> tuple
                 raise UserError(f"{path} has more than 8 bits a pixel ({picture.mode}); save it with 8")
             grey = grey and picture.mode in GREY
             first.setdefault(picture.size, path)
-    channels, name = 1 if grey else 3, f"folder:{directory}"
+    channels = 1 if grey else 3
     if size is not None:
-        check_unpacked(pixels * channels, size_on_disk(files), name, at_once=False)
-        check_memory(len(files) * channels * size**2, f"{name}?size={size}", "give a smaller size, or fewer pictures")
+        check_unpacked(pixels * channels, size_on_disk(files), request.name, at_once=False)
+        check_memory(len(files) * channels * size**2, request.name, "give a smaller size, or fewer pictures")
         return grey, (size, size)
     if len(first) > 1:
         (a, here), (b, there) = list(first.items())[:2]
         raise UserError(
             f"pictures must have one size: {here} is {a[0]}×{a[1]}, {there} is {b[0]}×{b[1]}; "
-            f"folder:{directory}?size=64 scales and crops all to 64×64"
+            f"{request.spell(size=64)} scales and crops all to 64×64"
         )
-    check_unpacked(pixels * channels, size_on_disk(files), name)
+    check_unpacked(pixels * channels, size_on_disk(files), request.name)
     ((width, height),) = first
     return grey, (height, width)
 
@@ -173,7 +176,7 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
     90,000 images each, in folders of CIFAR-10's class names (Darlow et al. 2018).
     """
     if valid not in ("out", "train"):
-        raise ValueError(f"cinic10?valid={valid}: give out (they are left out) or train (they are training images too)")
+        raise UserError(f"cinic10(valid={valid}): give out (they are left out) or train (they are training images too)")
     classes = _folders(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
     listed: list[tuple[str, int, bool]] = []
@@ -212,7 +215,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
     within an alphabet, so a user is an alphabet and a number. Users 5, 10, 15 and 20 of each alphabet are test.
     """
     if part not in ("background", "evaluation", "all"):
-        raise ValueError(f"omniglot?part={part}: give background, evaluation or all")
+        raise UserError(f"omniglot(part={part}): give background, evaluation or all")
     classes: list[str] = []
     listed: list[tuple[str, int, bool]] = []
     users: list[str] = []
@@ -276,3 +279,63 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; unpack the whole set there") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a text in UTF-8; unpack the set again") from error
+
+
+CINIC10 = row_source(
+    "cinic10",
+    "CIFAR-10's classes, with pictures of ImageNet too",
+    "Darlow et al. 2018, github.com/BayesWatch/cinic-10",
+    cinic10_rows,
+    folders=("cinic10", "CINIC-10", "cinic-10", "CINIC10"),
+    known_by=("train/airplane",),
+    classes=10,
+    shape=(3, 32, 32),
+    sizes=(90_000, 90_000),
+    download=Download(
+        "https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",
+        "CINIC-10",
+        {"CINIC-10.tar.gz": "6ee4d0c996905fe93221de577967a372"},
+        mirrors=("https://datashare.is.ed.ac.uk/bitstream/handle/10283/3192/",),
+        tree="",
+        whole="(valid=train)",
+    ),
+)
+TINY_IMAGENET = row_source(
+    "tiny-imagenet",
+    "small pictures of ImageNet",
+    "Le & Yang 2015, cs231n.stanford.edu/tiny-imagenet-200.zip",
+    tiny_imagenet_rows,
+    folders=("tiny-imagenet-200", "tiny-imagenet"),
+    known_by=("wnids.txt",),
+    classes=200,
+    shape=(3, 64, 64),
+    sizes=(100_000, 10_000),
+    download=Download(
+        "http://cs231n.stanford.edu/",
+        "tiny-imagenet-200",
+        {"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+        tree="tiny-imagenet-200/",
+    ),
+)
+OMNIGLOT = row_source(
+    "omniglot",
+    "handwritten characters, with their drawers as users",
+    "Lake et al. 2015, github.com/brendenlake/omniglot",
+    omniglot_rows,
+    folders=("omniglot", "omniglot-py", "omniglot/python"),
+    known_by=("images_background", "images_evaluation"),
+    classes=964,
+    shape=(1, 105, 105),
+    sizes=(15_424, 3_856),
+    download=Download(
+        "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/",
+        "omniglot",
+        {
+            "images_background.zip": "68d2efa1b9178cc56df9314c21c6e718",
+            "images_evaluation.zip": "6b91aef0f799c5bb55b94e3f2daec811",
+        },
+        mirrors=("https://github.com/brendenlake/omniglot/raw/master/python/",),
+        tree="",
+        whole="(part=all)",
+    ),
+)

@@ -19,6 +19,7 @@ from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 from unskew.data.rows import Rows, read_split
+from unskew.data.tables import row_source
 
 BLOCK = 1 << 20  # bytes read at a time
 MAX_RECORD = 16 * BLOCK  # characters of one record
@@ -154,7 +155,6 @@ def _no_number(word: str) -> NoReturn:
     raise ValueError(f"{word} is not a number")
 
 
-FOLDERS = ("inaturalist", "inaturalist-2017", "inat2017", "2017")
 ARCHIVES = {"train2017.json": "train_val2017.zip", "val2017.json": "train_val2017.zip",
             "train2017_locations.json": "inat2017_locations.zip",
             "val2017_locations.json": "inat2017_locations.zip"}  # fmt: skip
@@ -225,7 +225,7 @@ def _balanced(
     held = frequency >= max(balance, 1)
     if held.sum() < 2:
         raise UserError(
-            f"inaturalist?balance={balance}: {int(held.sum())} of {len(ids):,} classes have that many training "
+            f"inaturalist(balance={balance}): {int(held.sum())} of {len(ids):,} classes have that many training "
             f"examples, the largest has {int(frequency.max()):,}; give a smaller balance"
         )
     mixed = Key(seed).fold("inaturalist").numpy().permutation(len(train))
@@ -310,3 +310,14 @@ def _open(folder: Path, name: str) -> Iterator[IO[bytes]]:
         raise UserError(f"inaturalist: {path} is not there, nor is {archive.name}; get them from {WHERE}") from error
     except (OSError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         raise UserError(f"inaturalist: {path} cannot be read: {error}; fetch it again from {WHERE}") from error
+
+
+INATURALIST = row_source(
+    "inaturalist",
+    "photographs of species with users and places (iNaturalist-2017)",
+    f"Van Horn et al. 2018, {WHERE}",
+    inaturalist_rows,
+    folders=("inaturalist", "inaturalist-2017", "inat2017", "2017"),
+    known_by=("train2017.json", "train_val2017.zip"),
+    side=224,
+)

@@ -13,10 +13,14 @@ from unskew.core.errors import UserError, brief
 from unskew.core.key import Key
 from unskew.core.units import counted
 from unskew.data.rows import Rows, read_columns, read_split
+from unskew.data.tables import row_source
 
-FOLDERS = ("landmarks", "google-landmark", "gldv2")
 WHERE = "github.com/cvdfoundation/google-landmark"
-IMAGES, USERS, LANDMARKS = 30, 10, 5  # the fewest images of a landmark or user, users of one, landmarks of the other
+MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = (
+    30,
+    10,
+    5,
+)  # the fewest images of a landmark or user, users of one, landmarks of the other
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -29,7 +33,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     landmarks. Test: images of these landmarks whose authors have no training image, at most ``test`` of each, drawn.
     """
     if test < 1:
-        raise ValueError(f"landmarks: test counts the test images of a landmark, give at least 1, not {test}")
+        raise UserError(f"landmarks: test counts the test images of a landmark, give at least 1, not {test}")
     below = "train/" if (folder / "train").is_dir() else ""
     if split is not None:
         return _published(folder, split, below)
@@ -37,9 +41,8 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     known = user > 0
     train = core(landmark, user, known)
     if not train.any():
-        rule = (
-            f"landmarks with {IMAGES} images of {USERS} users and users with {IMAGES} images of {LANDMARKS} landmarks"
-        )
+        rule = f"landmarks with {MIN_IMAGES} images of {MIN_USERS} users"
+        rule += f" and users with {MIN_IMAGES} images of {MIN_LANDMARKS} landmarks"
         raise UserError(f"landmarks: {folder} has no {rule}; give the files as they were published")
     held = _left_over(landmark, user, train, known, test, seed)
     if not held.any():
@@ -79,8 +82,8 @@ def core(landmark: Ints, user: Ints, kept: Flags) -> Flags:
     """
     while True:
         both = np.unique(np.stack([landmark[kept], user[kept]], axis=1), axis=0)
-        landmarks = _enough(landmark, kept, both[:, 0], USERS)
-        users = _enough(user, kept, both[:, 1], LANDMARKS)
+        landmarks = _enough(landmark, kept, both[:, 0], MIN_USERS)
+        users = _enough(user, kept, both[:, 1], MIN_LANDMARKS)
         fewer = kept & landmarks[landmark] & users[user]
         if fewer.sum() == kept.sum():
             return fewer
@@ -90,7 +93,7 @@ def core(landmark: Ints, user: Ints, kept: Flags) -> Flags:
 def _enough(owner: Ints, kept: Flags, others: Ints, least: int) -> Flags:
     """Which owners have enough images, and enough different others (users of a landmark, landmarks of a user)."""
     count = int(owner.max()) + 1
-    enough: Flags = np.bincount(owner[kept], minlength=count) >= IMAGES
+    enough: Flags = np.bincount(owner[kept], minlength=count) >= MIN_IMAGES
     return enough & (np.bincount(others, minlength=count) >= least)
 
 
@@ -138,3 +141,14 @@ def check_ids(images: list[str], path: Path | str) -> None:
 
 def _paths(images: list[str], below: str) -> npt.NDArray[np.str_]:
     return np.array([f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images], np.str_)
+
+
+LANDMARKS = row_source(
+    "landmarks",
+    "photographs of landmarks with users (Google Landmarks v2, cleaned)",
+    f"Weyand et al. 2020, {WHERE}",
+    landmarks_rows,
+    folders=("landmarks", "google-landmark", "gldv2"),
+    known_by=("train_clean.csv",),
+    side=224,
+)

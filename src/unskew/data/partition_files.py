@@ -16,15 +16,17 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError
 from unskew.core.limits import read_plain, user_path
+from unskew.core.text import Call, apply, parse_calls
 from unskew.data.arrays import DAMAGED, read_npz
+from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users
 
 COLUMNS = ("user_id", "image_id", "class")
 MAX_USER_ID = 200  # characters: the longest one decides how much memory all of them take
-IDS = "?ids="  # between the CSV's path and that of the table of ids
+OLD_IDS = "?ids="  # between the CSV's path and that of the table of ids, in the old spelling
 IDS_HELP = (
     "ids of the original data set, as those of iNaturalist and Landmarks, need a table that gives their rows: "
-    "file:SPLIT.csv?ids=TABLE.csv, with the columns image_id,row"
+    "file:SPLIT.csv(ids=TABLE.csv), with the columns image_id,row"
 )
 
 
@@ -243,21 +245,49 @@ def from_arrays(
     return partition
 
 
+def split_ids(text: str) -> tuple[str, str | None, bool]:
+    """Split a file from its table of ids, ``SPLIT.csv(ids=TABLE.csv)``; and whether that is in the old spelling."""
+    path, old, table = text.partition(OLD_IDS)
+    if old:
+        return path, table.strip(), True
+    path, options, _ = split_options(text)
+
+    def take(ids: str) -> str:
+        return ids
+
+    return path, apply(parse_calls(f"file({options})", "partition")[0], take, "partition") if options else None, False
+
+
+def make_file_absolute(text: str) -> str:
+    """Make the paths of a partition ``file:FILE`` absolute, so that a run can be resumed from any folder."""
+    if not text.startswith("file:") or text == "file:":
+        return text
+    path, table, old = split_ids(text.removeprefix("file:"))
+    whole = f"file:{user_path(path).absolute()}"
+    if not table:
+        return f"{whole}{OLD_IDS}" if old else whole
+    table = str(user_path(table).absolute())
+    return f"{whole}{OLD_IDS}{table}" if old else str(Call(whole, (), {"ids": table}, 0, ""))
+
+
 def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -> Partition:
-    """The partition in a file, .npz or CSV by its content; ``split.csv?ids=table.csv`` for a CSV with a table of ids.
+    """The partition in a file, .npz or CSV by its content; ``split.csv(ids=table.csv)`` for a CSV with a table of ids.
 
     A CSV has no seed: it gets this one.
     """
-    text, asked, table = str(file).partition(IDS)
-    if not text.strip() or (asked and not table.strip()):
-        raise UserError(f"partition file:{file} names no file; give file:FILE or file:SPLIT.csv{IDS}TABLE.csv")
+    text, table, old = split_ids(str(file))
+    if not text.strip() or table == "":
+        raise UserError(f"partition file:{file} names no file; give file:FILE or file:SPLIT.csv(ids=TABLE.csv)")
     path = user_path(text)
     content = _content(path)
-    if asked and content.startswith(b"PK"):
-        raise UserError(f"file:{file}: {path} is an .npz, which has rows and not ids; leave {IDS}{table} out")
+    if table and content.startswith(b"PK"):
+        raise UserError(f"file:{file}: {path} is an .npz, which has rows and not ids; leave ids={table} out")
     if not content.startswith(b"PK"):
-        ids = (_content(user_path(table)), table) if asked else None
-        return from_csv(content, labels, name=str(path), seed=seed, ids=ids)
+        ids = (_content(user_path(table)), table) if table else None
+        found = from_csv(content, labels, name=str(path), seed=seed, ids=ids)
+        spelled = Call(f"file:{text}", (), {"ids": table or ""}, 0, "")
+        note = f"the spelling with ? will not be read by the next release; write {spelled}"
+        return replace(found, notes=(*found.notes, note)) if old else found
     try:
         arrays, _ = read_npz(path)
     except DAMAGED as error:

@@ -421,8 +421,11 @@ READING = "reading the photographs"
 
 Bools = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.int64]
 Say = Callable[[str, int, int], None]  # the stage, how much is done, of how much
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Say nothing."""
 
 
 @dataclass(frozen=True)
@@ -431,7 +434,7 @@ class Scanned:
 
     good: Bools  # [N]
     broken: dict[int, str]  # why, by row
-    photographs: Callable[[Rows], Photographs]  # of these rows, all good
+    photographs: Callable[[Numbers], Photographs]  # of these rows, all good
     counts: Counts
     grey: bool
     on_disk: int  # bytes of these photographs in the store
@@ -459,9 +462,9 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
             done += len(rows)
             say(READING, done, len(source))
             if size is None:
-                _check_sizes(source, seen.entries, seen.good, name)
+                _check_sizes(source, seen.entries, seen.good)
         if size is None:
-            _check_sizes(source, seen.entries, seen.good, name)
+            _check_sizes(source, seen.entries, seen.good)
         good, entries = seen.good, seen.entries
         grey = bool((entries["channels"][good] == 1).all())
         photographs = _opener(source, entries, size, store, cache, 1 if grey else 3)
@@ -496,13 +499,13 @@ class _Pass:
         """What the photographs of this table take in the store."""
         return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
 
-    def todo(self, room: int) -> Rows:
+    def todo(self, room: int) -> Numbers:
         """The photographs to decode: those that are not known, and known ones for which there is room now."""
         beyond = self.good & (self.entries["offset"] == NOT_STORED)
         fits = np.cumsum(np.where(beyond, _bytes(self.entries), 0)) <= room
         return np.flatnonzero(~self.good | (beyond & fits))
 
-    def add(self, store: Store, rows: Rows, found: "list[_Decoded | str]", room: int) -> int:
+    def add(self, store: Store, rows: Numbers, found: "list[_Decoded | str]", room: int) -> int:
         """Take what a chunk's decoding gave, and store it; the bytes that were written."""
         self.broken |= {int(row): each for row, each in zip(rows, found, strict=True) if isinstance(each, str)}
         fine = rows[[not isinstance(each, str) for each in found]]
@@ -526,7 +529,7 @@ class _Decoded:
     counts: Counts
 
 
-def _decoded(source: Pictures, todo: Rows, size: int | None) -> Iterator[tuple[Rows, list[_Decoded | str]]]:
+def _decoded(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
     """Chunk after chunk, decoded in threads; a text says why one could not be.
 
     Where no size is given, how large photographs are is known from those before.
@@ -559,7 +562,7 @@ def _examined(content: Picture | None, size: int | None) -> _Decoded | str:
     return _Decoded(pixels, digest.digest(), zlib.crc32(pixels.data), np.broadcast_to(counts, (3, 256)))
 
 
-def _check_sizes(source: Pictures, entries: Entries, good: Bools, name: str) -> None:
+def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
     """Without a size all photographs must have one."""
     rows = np.flatnonzero(good)
     height, width = entries["height"][rows], entries["width"][rows]
@@ -568,14 +571,14 @@ def _check_sizes(source: Pictures, entries: Entries, good: Bools, name: str) -> 
     at = other[0]
     raise UserError(
         f"photographs must have one size: {source.name(int(rows[0]))} is {width[0]}×{height[0]}, "
-        f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}; {name}?size=128 scales and crops all to 128×128"
+        f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}; the option size=128 scales and crops all to 128×128"
     )
 
 
 def _opener(
     source: Pictures, entries: Entries, size: int | None, store: Store, cache: Cache, channels: int
-) -> Callable[[Rows], Photographs]:
-    def photographs(rows: Rows) -> Photographs:
+) -> Callable[[Numbers], Photographs]:
+    def photographs(rows: Numbers) -> Photographs:
         mine = entries[rows]
         where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels")}
         shape = channels, int(mine["height"][0]), int(mine["width"][0])
@@ -585,7 +588,7 @@ def _opener(
     return photographs
 
 
-def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Rows], Photographs], say: Say) -> Counts:
+def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], say: Say) -> Counts:
     """The values of all training pixels; photographs not decoded in this pass are read, unless the counts are kept."""
     train, counts = seen.train & seen.good, seen.counts.copy()
     rest = np.flatnonzero(train & ~seen.counted)

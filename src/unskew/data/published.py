@@ -1,4 +1,4 @@
-"""Reads the files of a published image set, and compares them with what was published.
+"""The image sets with published files: digits, CIFAR and the MNIST family; finding, reading and checking their files.
 
 A file that differs from the published one is legal as long as it reads whole.
 """
@@ -14,13 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from unskew.core.errors import UserError
-from unskew.core.types import Split
+from unskew.core.limits import is_folder
+from unskew.core.types import ImageSet, Split
 from unskew.data import binary
+from unskew.data.arrays import fifth
 from unskew.data.binary import Images, Labels
+from unskew.data.interface import AS_PUBLISHED, DAMAGED, NO_CHECKSUM, OTHER, Download, Finding, Request, Source
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """One way in which a set's files are distributed; idx files come as images and labels."""
 
     kind: str  # "binary" | "python" | "idx"
@@ -30,8 +33,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A published set; ``md5`` holds the checksums known of its files, ``sizes`` its training and test images."""
+class PublishedSet:
+    """The facts of a set; ``md5`` has the known checksums of its files, ``sizes`` its training and test images."""
 
     name: str
     what: str
@@ -41,13 +44,14 @@ class Source:
     sizes: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[FileLayout, ...] = ()
     md5: Mapping[str, str] = field(default_factory=dict)
     augment: bool = False
     label_bytes: int = 1  # in CIFAR's records: CIFAR-100 has the coarse label before the fine one
     first: int = 0  # the smallest label in the files
     transposed: bool = False
     notes: tuple[str, ...] = ()
+    download: Download | None = None
 
 
 _FINE = """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can
@@ -57,10 +61,24 @@ motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear p
 poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
 squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
 wardrobe whale willow_tree wolf woman worm"""
+_TORONTO = "https://www.cs.toronto.edu/~kriz/"
+_GOOGLE = "https://storage.googleapis.com/"
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
 _IDX_FILES = tuple(
     f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
 )
+_MNIST_FILES = {
+    "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+    "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+    "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+    "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+}
+_FASHION_FILES = {
+    "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+    "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+    "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+    "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+}
 _DIGITS = tuple(string.digits)
 _ALL = (*_DIGITS, *string.ascii_uppercase, *string.ascii_lowercase)
 _MERGED = (*_DIGITS, *string.ascii_uppercase, *"abdefghnqrt")  # the other small letters count as capitals
@@ -74,41 +92,50 @@ _EMNIST = {  # classes, training images, test images
 }
 
 
+_EMNIST_DOWNLOAD = Download(
+    "https://biometrics.nist.gov/cs_links/EMNIST/",
+    "emnist",
+    {"gzip.zip": "58c8d27c78d21e728a6bc7b3cc06412e"},
+    tuple(f"gzip/emnist-{split}-{name.replace('t10k', 'test')}.gz" for split in _EMNIST for name in _IDX_FILES),
+)
+
+
 def _cifar(*values: float) -> tuple[float, ...]:
     return tuple(value / 255 for value in values)
 
 
-def _idx_layouts(*folder: str, files: tuple[str, ...] = _IDX_FILES) -> tuple[Layout, ...]:
-    return (Layout("idx", folder, files[:2], files[2:]),)
+def _idx_layouts(*folder: str, files: tuple[str, ...] = _IDX_FILES) -> tuple[FileLayout, ...]:
+    return (FileLayout("idx", folder, files[:2], files[2:]),)
 
 
-def _emnist(split: str) -> Source:
+def _emnist(split: str) -> PublishedSet:
     classes, train, test = _EMNIST[split]
     files = tuple(f"emnist-{split}-{name.replace('t10k', 'test')}" for name in _IDX_FILES)
     same = "normalised by the constants of EMNIST balanced"
-    return Source(
+    return PublishedSet(
         "emnist" if split == "balanced" else f"emnist-{split}",
         f"handwritten letters and digits, split {split}",
         "Cohen et al. 2017, nist.gov/itl/products-and-services/emnist-dataset",
         classes, (1, 28, 28), (train, test), (0.1751,), (0.3332,),
         _idx_layouts("emnist", "EMNIST/raw", "emnist/gzip", "gzip", files=files),
         first=int(split == "letters"), transposed=True, notes=() if split == "balanced" else (same,),
+        download=_EMNIST_DOWNLOAD,
     )  # fmt: skip
 
 
 _TABLE = (
-    Source(
+    PublishedSet(
         "digits", "handwritten digits, inside scikit-learn", "Alpaydin & Kaynak 1998, sklearn.datasets.load_digits",
         _DIGITS, (1, 8, 8), (1438, 359), (0.3058552097821048,), (0.3762791251918089,),
         notes=("every fifth example is test: scikit-learn has no split of this set",),
     ),
-    Source(
+    PublishedSet(
         "cifar10", "photographs of 10 animals and vehicles", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
         (3, 32, 32), (50_000, 10_000), _cifar(125.3, 123.0, 113.9), _cifar(63.0, 62.1, 66.7),
         (
-            Layout("binary", ("cifar-10-batches-bin",), tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",)),
-            Layout("python", ("cifar-10-batches-py",), _BATCHES, ("test_batch",)),
+            FileLayout("binary", ("cifar-10-batches-bin",), tuple(f"{b}.bin" for b in _BATCHES), ("test_batch.bin",)),
+            FileLayout("python", ("cifar-10-batches-py",), _BATCHES, ("test_batch",)),
         ),
         {
             "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25", "data_batch_1": "c99cafc152244af753f735de768cd75f",
@@ -119,87 +146,184 @@ _TABLE = (
             "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d", "test_batch": "40351d587109b95175f43aff81a1287e",
         },
         augment=True,
+        download=Download(
+            _TORONTO, "cifar-10-batches-bin", {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+            tuple(f"cifar-10-batches-bin/{b}.bin" for b in (*_BATCHES, "test_batch")),
+        ),
     ),
-    Source(
+    PublishedSet(
         "cifar100", "photographs of 100 things", "Krizhevsky 2009, cs.toronto.edu/~kriz/cifar.html",
         tuple(_FINE.split()), (3, 32, 32), (50_000, 10_000), _cifar(129.3, 124.1, 112.4), _cifar(68.2, 65.4, 70.4),
         (
-            Layout("binary", ("cifar-100-binary",), ("train.bin",), ("test.bin",)),
-            Layout("python", ("cifar-100-python",), ("train",), ("test",)),
+            FileLayout("binary", ("cifar-100-binary",), ("train.bin",), ("test.bin",)),
+            FileLayout("python", ("cifar-100-python",), ("train",), ("test",)),
         ),
         {"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
         augment=True, label_bytes=2,
+        download=Download(
+            _TORONTO, "cifar-100-binary", {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"},
+            ("cifar-100-binary/train.bin", "cifar-100-binary/test.bin"),
+        ),
     ),
-    Source(
+    PublishedSet(
         "mnist", "handwritten digits", "LeCun et al. 1998",
         _DIGITS, (1, 28, 28), (60_000, 10_000), (0.1307,), (0.3081,), _idx_layouts("mnist", "MNIST/raw"),
-        {
-            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-        },
+        _MNIST_FILES,
+        download=Download(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/", "mnist", _MNIST_FILES,
+            mirrors=(f"{_GOOGLE}cvdf-datasets/mnist/",)
+        ),
     ),
-    Source(
+    PublishedSet(
         "fashion-mnist", "articles of clothing", "Xiao et al. 2017, github.com/zalandoresearch/fashion-mnist",
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         (1, 28, 28), (60_000, 10_000), (0.2860,), (0.3530,), _idx_layouts("fashion-mnist", "FashionMNIST/raw"),
-        {
-            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        },
+        _FASHION_FILES,
+        download=Download(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/", "fashion-mnist", _FASHION_FILES,
+            mirrors=(f"{_GOOGLE}tensorflow/tf-keras-datasets/",),
+        ),
     ),
     *(_emnist(split) for split in _EMNIST),
 )  # fmt: skip
-SOURCES: Mapping[str, Source] = {source.name: source for source in _TABLE}
+SETS: Mapping[str, PublishedSet] = {facts.name: facts for facts in _TABLE}
+_OWNER = {md5: facts.name for facts in SETS.values() for md5 in facts.md5.values()}
 
 
-AS_PUBLISHED = "as published"
-OTHER = "reads whole, but is not the published file"
-NO_CHECKSUM = "no published checksum"
-DAMAGED = "does not read whole"
-BROKEN = "is a broken photograph"
-_OWNER = {md5: source.name for source in SOURCES.values() for md5 in source.md5.values()}
+def load_digits(request: Request) -> ImageSet:
+    """Load the digits that come with scikit-learn."""
+    from sklearn import datasets  # slow to import, and only needed here
+
+    digits, facts = datasets.load_digits(), SETS["digits"]
+    images = np.rint(digits.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
+    labels, out = digits.target.astype(np.int64), fifth(len(images))
+    train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
+    return ImageSet(request.name, facts.classes, train, test, facts.mean, facts.std, notes=facts.notes)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A row of ``unskew data check``: what a file is and what is in it, or what is wrong with it."""
+def load_published(name: str, request: Request) -> ImageSet:
+    """Load a set from its published files; one that differs is legal as long as it reads whole, and is noted."""
+    facts = SETS[name]
+    layout, folder, train_files, test_files = find_files(facts, request.data_dir)
+    train, changed = _read_part(facts, layout, train_files)
+    test, also_changed = _read_part(facts, layout, test_files)
+    notes = list(facts.notes)
+    if changed := [*changed, *also_changed]:
+        more = f", nor are {len(changed) - 1} next to it" if len(changed) > 1 else ""
+        notes.append(f"{changed[0]} is not the published file{more} (by checksum); read as it is")
+    twins = _twins(facts)
+    if twins and not _is_named_for(facts, folder):
+        names = ", ".join(twin.name for twin in twins)
+        notes.append(f"{folder} was taken for {name}: files of {names} have the same names")
+    if (len(train), len(test)) != facts.sizes:
+        published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
+        notes.append(f"{folder} has {len(train):,} training and {len(test):,} test images; {published}")
+    return ImageSet(name, facts.classes, train, test, facts.mean, facts.std, facts.augment, notes=tuple(notes))
 
-    path: str
-    size: int  # bytes
-    status: str  # AS_PUBLISHED | OTHER | NO_CHECKSUM | DAMAGED | BROKEN
-    detail: str
-    notes: tuple[str, ...] = ()
 
-    @property
-    def whole(self) -> bool:
-        """Whether it reads from its beginning to its end."""
-        return self.status not in (DAMAGED, BROKEN)
+def check_published(name: str, request: Request) -> list[Finding]:
+    """Compare every file of a set with the published one."""
+    facts = SETS[name]
+    layout, folder, train, test = find_files(facts, request.data_dir)
+    findings = [_examine(facts, layout, path) for path in (*train, *test)]
+    if all(finding.whole for finding in findings):
+        try:
+            load_published(name, request)
+        except UserError as error:  # each file is whole, but they do not belong together
+            findings.append(Finding(str(folder), 0, DAMAGED, str(error)))
+    return findings
 
 
-def read_part(source: Source, layout: Layout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
+def find_files(
+    facts: PublishedSet, data_dir: Path | None
+) -> tuple[FileLayout, Path, tuple[Path, ...], tuple[Path, ...]]:
+    """Return the first folder that has all files of one layout, and the training and test files in it."""
+    fetch = f"unskew data fetch {facts.name} --data-dir DIR"
+    if data_dir is None:
+        raise UserError(
+            f"{facts.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
+            f"holds {facts.layouts[0].folders[0]}/, or download it: {fetch}"
+        )
+    if not is_folder(data_dir):
+        raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
+    looked = [(layout, data_dir / folder) for layout in facts.layouts for folder in layout.folders]
+    if not any(_is_named_for(twin, data_dir) for twin in _twins(facts)):
+        looked += [(layout, data_dir) for layout in facts.layouts]
+    partly = ""
+    for layout, folder in looked:
+        files = {name: _find_file(folder, name, layout) for name in (*layout.train, *layout.test)}
+        missing = [name for name, path in files.items() if path is None]
+        if not missing:
+            found = {name: path for name, path in files.items() if path is not None}
+            return layout, folder, tuple(found[n] for n in layout.train), tuple(found[n] for n in layout.test)
+        if len(missing) < len(files):
+            partly = partly or f"{folder} lacks {', '.join(missing)}"
+    if partly:
+        raise UserError(f"{facts.name}: {partly}; put the whole set there, or {fetch}")
+    folders = ", ".join(dict.fromkeys(str(folder) for _, folder in looked))
+    raise UserError(
+        f"{facts.name} was not found; looked in {folders}; pass the folder that holds it as --data-dir, or {fetch}"
+    )
+
+
+def _locate(name: str, data_dir: Path | None) -> Path:
+    return find_files(SETS[name], data_dir)[1]
+
+
+PUBLISHED = tuple(
+    Source(
+        facts.name,
+        facts.what,
+        facts.origin,
+        partial(load_published, facts.name) if facts.layouts else load_digits,
+        locate=partial(_locate, facts.name) if facts.layouts else None,
+        check=partial(check_published, facts.name) if facts.layouts else None,
+        classes=len(facts.classes),
+        shape=facts.shape,
+        sizes=facts.sizes,
+        download=facts.download,
+    )
+    for facts in _TABLE
+)
+
+
+def _twins(facts: PublishedSet) -> list[PublishedSet]:
+    """Other sets with files of the same names: MNIST and Fashion-MNIST."""
+    files = {layout.train for layout in facts.layouts}
+    return [other for other in SETS.values() if other.name != facts.name and files & {x.train for x in other.layouts}]
+
+
+def _is_named_for(facts: PublishedSet, folder: Path) -> bool:
+    return any(folder.match(name) for layout in facts.layouts for name in layout.folders)
+
+
+def _find_file(folder: Path, name: str, layout: FileLayout) -> Path | None:
+    """The file under its name or, for idx, gzipped or with the dot that some copies have."""
+    dotted = name.replace("-idx", ".idx")
+    names = (name, f"{name}.gz", dotted, f"{dotted}.gz") if layout.kind == "idx" else (name,)
+    return next((folder / n for n in names if (folder / n).is_file()), None)
+
+
+def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
     """One part of a set, and those of its files that are not the published ones."""
     with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
         raws = list(pool.map(binary.read_file, paths))
-        status = list(pool.map(partial(_checksum, source), paths, raws))
+        status = list(pool.map(partial(_checksum, facts), paths, raws))
     strange = [path for path, each in zip(paths, status, strict=True) if each == OTHER]
     images: Images
     if layout.kind == "idx":
         pixels, numbers = (_read_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
         images, labels = binary.join(
             pixels, numbers, (paths[0], paths[1]),
-            classes=len(source.classes), first=source.first, transposed=source.transposed,
+            classes=len(facts.classes), first=facts.first, transposed=facts.transposed,
         )  # fmt: skip
         images = np.array(images, order="C")
     else:
-        parts = [_batch(source, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
+        parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
-    if images.shape[1:] != source.shape:
-        given, wanted = list(images.shape[1:]), list(source.shape)
-        raise UserError(f"{paths[0]} holds images of {given}, {source.name} has {wanted}; give it as arrays:FILE.npz")
+    if images.shape[1:] != facts.shape:
+        given, wanted = list(images.shape[1:]), list(facts.shape)
+        raise UserError(f"{paths[0]} holds images of {given}, {facts.name} has {wanted}; give it as arrays:FILE.npz")
     return Split(images, labels), strange
 
 
@@ -207,32 +331,32 @@ def _read_idx(path: Path, raw: bytes) -> Images:
     return binary.idx(raw, path, dimensions=3 if "images" in path.name else 1)
 
 
-def _batch(source: Source, layout: Layout, path: Path, raw: bytes) -> tuple[Images, Labels]:
-    classes = len(source.classes)
+def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes) -> tuple[Images, Labels]:
+    classes = len(facts.classes)
     if layout.kind == "binary":
-        return binary.cifar(raw, path, label_bytes=source.label_bytes, classes=classes)
-    key = "labels" if source.label_bytes == 1 else "fine_labels"
+        return binary.cifar(raw, path, label_bytes=facts.label_bytes, classes=classes)
+    key = "labels" if facts.label_bytes == 1 else "fine_labels"
     return binary.check_cifar_python(binary.read(raw, path), path, key=key, classes=classes)
 
 
-def examine(source: Source, layout: Layout, path: Path) -> Finding:
+def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
     """What a file of a set is: as published or not, whole or damaged."""
     size = path.stat().st_size
     try:
         raw = binary.read_file(path)
-        status = _checksum(source, path, raw)
-        held = _read_idx(path, raw) if layout.kind == "idx" else _batch(source, layout, path, raw)[0]
+        status = _checksum(facts, path, raw)
+        held = _read_idx(path, raw) if layout.kind == "idx" else _read_batch(facts, layout, path, raw)[0]
     except UserError as error:
         return Finding(str(path), size, DAMAGED, str(error))
     return Finding(str(path), size, status, f"{len(held):,} {'labels' if held.ndim == 1 else 'images'}")
 
 
-def _checksum(source: Source, path: Path, raw: bytes) -> str:
-    if path.name not in source.md5:
+def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
+    if path.name not in facts.md5:
         return NO_CHECKSUM
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
-    if _OWNER.get(md5, source.name) != source.name:
+    if _OWNER.get(md5, facts.name) != facts.name:
         raise UserError(
-            f"{path} is the published file of {_OWNER[md5]}, not of {source.name}; give --data {_OWNER[md5]}"
+            f"{path} is the published file of {_OWNER[md5]}, not of {facts.name}; give --data {_OWNER[md5]}"
         )
-    return AS_PUBLISHED if md5 == source.md5[path.name] else OTHER
+    return AS_PUBLISHED if md5 == facts.md5[path.name] else OTHER

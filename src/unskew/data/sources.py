@@ -1,229 +1,213 @@
-"""The named image sets: where their files are looked for and how they become arrays; never over a network.
+"""The registry of data sources, and the text by which ``--data`` names one; nothing here uses a network.
 
-A file that differs from the published one is legal as long as it reads whole: the set's notes then say so.
+``digits``, ``inaturalist(balance=0, size=64)``, ``folder:DIR(size=64)``, ``package.module:function(knob=value)``. The
+options of a path are its last pair of parentheses, if that has the form ``(option=value, ...)``; a file or folder of
+exactly the given name wins. The old spelling ``table:FILE.csv?size=128&broken=skip`` is still read, with a note.
 """
 
+import inspect
 import os
-from dataclasses import dataclass
+import re
+from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.limits import is_folder, usable_path
-from unskew.core.types import Examples, ImageSet, Split
-from unskew.data import arrays, folders, tables
-from unskew.data.arrays import is_function, load_from_function
-from unskew.data.builders import BUILDERS, build_rows, is_built, reading_knobs
-from unskew.data.builders import locate as locate_annotations
-from unskew.data.photographs import Say
-from unskew.data.published import SOURCES as SOURCES
-from unskew.data.published import Layout, Source, read_part
+from unskew.core.limits import user_path
+from unskew.core.text import Call, Value, apply, complain, parse_calls
+from unskew.core.types import Examples, ImageSet
+from unskew.data.arrays import ARRAYS, load_from_function
+from unskew.data.folders import CINIC10, FOLDER, OMNIGLOT, TINY_IMAGENET
+from unskew.data.inaturalist import INATURALIST
+from unskew.data.interface import Finding, Request, Source, split_options
+from unskew.data.landmarks import LANDMARKS
+from unskew.data.photographs import Say, silent
+from unskew.data.published import PUBLISHED
 from unskew.data.rows import Rows
 from unskew.data.store import Cache
+from unskew.data.tables import TABLE, describe_images
 
-OWN = {
-    "folder:": ("folder:DIR", "your own pictures, one folder for each class", folders.load_folder),
-    "arrays:": ("arrays:FILE.npz", "your own arrays: x_train, y_train, x_test, y_test", arrays.load_arrays),
-    "table:": (
-        "table:FILE.csv", "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)",
-        tables.load_table,
-    ),
-}  # fmt: skip
-BUILT_SIZE = {"inaturalist": 224, "landmarks": 224}  # pixels of a side, where ?size= is not given
-
-
-@dataclass(frozen=True)
-class Files:
-    """A set's files, all there."""
-
-    layout: Layout
-    folder: Path
-    train: tuple[Path, ...]
-    test: tuple[Path, ...]
-
-
-@dataclass(frozen=True)
-class Listing:
-    """A row of ``unskew data list``; ``place`` is None where it is not in any of ``looked``."""
-
-    name: str
-    what: str
-    origin: str
-    classes: int | None
-    shape: tuple[int, int, int] | None
-    sizes: tuple[int, int] | None
-    mean: tuple[float, ...] | None  # None: measured from the training images
-    std: tuple[float, ...] | None
-    place: str | None
-    looked: tuple[Path, ...]
-
-
-def load(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> ImageSet:
-    """The image set of that name; ``data_dir`` is where published sets are, None where the user named none.
-
-    ``cache`` is where decoded photographs are kept, ``say`` is told how far reading them is.
-    """
-    if name.startswith("table:"):
-        return tables.load_table(name.removeprefix("table:"), cache, say)
-    if is_built(name):
-        return _built(name, data_dir, cache, say)
-    for prefix, (_, _, read) in OWN.items():
-        if name.startswith(prefix):
-            return read(name.removeprefix(prefix))
-    if is_function(name):
-        return load_from_function(name, data_dir)
-    source = find(name)
-    if source.name == "digits":
-        return _digits(source)
-    files = locate(source, data_dir)
-    train, strange = read_part(source, files.layout, files.train)
-    test, also_strange = read_part(source, files.layout, files.test)
-    notes = [*source.notes, *_odd_files([*strange, *also_strange]), *_odd_place(source, files)]
-    if (len(train), len(test)) != source.sizes:
-        published = f"the published set has {source.sizes[0]:,} and {source.sizes[1]:,}"
-        notes.append(f"{files.folder} has {len(train):,} training and {len(test):,} test images; {published}")
-    return ImageSet(name, source.classes, train, test, source.mean, source.std, source.augment, notes=tuple(notes))
-
-
-def load_examples(name: str, data_dir: Path | None, cache: Cache | None = None, say: Say = tables.silent) -> Examples:
-    """The training examples of that set without their images: photographs are not read unless that is needed."""
-    if name.startswith("table:"):
-        return tables.table_examples(name.removeprefix("table:"), cache, say)
-    if is_built(name) and reading_knobs(name)[1] == "stop":
-        return tables.row_examples(_rows(name, data_dir, say))
-    return load(name, data_dir, cache, say).examples
-
-
-def _built(name: str, data_dir: Path | None, cache: Cache | None, say: Say) -> ImageSet:
-    """A set whose rows are made from annotation files or folders: read as a table is."""
-    size, broken = reading_knobs(name)
-    rows = _rows(name, data_dir, say)
-    size = size or BUILT_SIZE.get(name.partition("?")[0])
-    return tables.from_rows(rows, name=name, size=size, broken=broken, cache=cache, say=say)
-
-
-def _rows(name: str, data_dir: Path | None, say: Say) -> Rows:
-    base = name.partition("?")[0]
-    say(f"reading the files of {base} in {locate_annotations(base, data_dir)}", 0, 0)
-    return build_rows(name, data_dir)
-
-
-def moved(name: str, data_dir: Path | None) -> str:
-    """The name of a user's own data; where it is not at its place any more, that of the same in ``data_dir``."""
-    kind, colon, place = name.partition(":")
-    path, asked, query = place.partition("?")
-    if f"{kind}{colon}" not in OWN or not path or os.path.lexists(usable_path(path)):
-        return name
-    if data_dir is not None and os.path.lexists(there := data_dir / Path(path).name):
-        return f"{kind}:{there}{asked}{query}"
-    raise UserError(f"{path} is not there; if it has moved, give the folder that has it now as --data-dir DIR")
-
-
-def find(name: str) -> Source:
-    """The published facts of a named set."""
-    if name not in SOURCES:
-        known = [*SOURCES, *BUILDERS, *(spelling for spelling, _, _ in OWN.values()), "package.module:function"]
-        raise UserError(f"there is no data set {brief(name)}; {nearest(name.lower(), known)}")
-    return SOURCES[name]
-
-
-def survey(data_dir: Path | None) -> list[Listing]:
-    """All sets that can be named, and where each was found."""
-    rows = []
-    for s in SOURCES.values():
-        place = _try_locate(s, data_dir) if s.layouts else "inside scikit-learn"
-        looked = tuple(dict.fromkeys(folder for _, folder in _places(s, data_dir))) if data_dir else ()
-        size = (len(s.classes), s.shape, s.sizes)
-        rows.append(Listing(s.name, s.what, s.origin, *size, s.mean, s.std, place, looked))
-    for name, builder in BUILDERS.items():
-        try:
-            there = str(locate_annotations(name, data_dir))
-        except UserError:
-            there = None
-        facts = (builder.classes, builder.shape, builder.sizes)
-        rows.append(Listing(name, builder.what, builder.origin, *facts, None, None, there, ()))
-    own = [
-        Listing(spelling, what, "yours", None, None, None, None, None, None, ()) for spelling, what, _ in OWN.values()
-    ]
-    return [*rows, *own]
-
-
-def locate(source: Source, data_dir: Path | None) -> Files:
-    """The first folder that has all files of one layout."""
-    fetch = f"unskew data fetch {source.name} --data-dir DIR"
-    if data_dir is None:
-        raise UserError(
-            f"{source.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
-            f"holds {source.layouts[0].folders[0]}/, or download it: {fetch}"
-        )
-    if not is_folder(data_dir):
-        raise UserError(f"{source.name}: the data folder {data_dir} is not there; give another, or {fetch}")
-    partly = ""
-    for layout, folder in _places(source, data_dir):
-        files = {name: _present(folder, name, layout) for name in (*layout.train, *layout.test)}
-        train, test = ([path for n in part if (path := files[n])] for part in (layout.train, layout.test))
-        missing = [name for name, path in files.items() if path is None]
-        if not missing:
-            return Files(layout, folder, tuple(train), tuple(test))
-        if len(missing) < len(files):
-            partly = partly or f"{folder} lacks {', '.join(missing)}"
-    if partly:
-        raise UserError(f"{source.name}: {partly}; put the whole set there, or {fetch}")
-    looked = ", ".join(dict.fromkeys(str(folder) for _, folder in _places(source, data_dir)))
-    raise UserError(
-        f"{source.name} was not found; looked in {looked}; pass the folder that holds it as --data-dir, or {fetch}"
+SOURCES: dict[str, Source] = {
+    source.name: source
+    for source in (
+        *PUBLISHED,
+        INATURALIST,
+        LANDMARKS,
+        CINIC10,
+        TINY_IMAGENET,
+        OMNIGLOT,
+        FOLDER,
+        ARRAYS,
+        TABLE,
     )
+}
 
 
-def _try_locate(source: Source, data_dir: Path | None) -> str | None:
-    try:
-        return str(locate(source, data_dir).folder)
-    except UserError:
-        return None
+def parse(
+    text: str, data_dir: Path | None = None, cache: Cache | None = None, say: Say = silent
+) -> tuple[Source, Request]:
+    """Find the source that a text names, and what it is asked for; the options are checked against the source's.
+
+    Parameters
+    ----------
+    text
+        ``name``, ``name(options)`` or ``kind:PATH(options)``. A user's function is not in the registry: see
+        ``is_function``.
+    data_dir, cache, say
+        As in ``load``.
+    """
+    kind, colon, rest = text.partition(":")
+    base = re.split(r"[(?]", text)[0].strip()
+    path, query = "", ""
+    if colon and kind in SOURCES and SOURCES[kind].path:
+        base = kind
+        path, options, query = split_options(rest)
+        call = parse_calls(f"{kind}({options})", "data set")[0]
+    elif base not in SOURCES or SOURCES[base].path:
+        known = [*(source.spelling for source in SOURCES.values()), "package.module:function"]
+        raise UserError(f"there is no data set {brief(text)}; {nearest(text.lower(), known)}")
+    elif "?" in text.partition("(")[0]:
+        query = text.partition("?")[2]
+    else:
+        call, *more = parse_calls(text, "data set")
+        if more:
+            raise complain(text, more[0].start, "give one data set; data sets cannot be added")
+    if query:
+        call = _parse_query(base, query, text)
+    request = Request(text, call, path, bool(query), data_dir, cache, say)
+    _options(request)
+    return SOURCES[base], request
 
 
-def _places(source: Source, data_dir: Path) -> list[tuple[Layout, Path]]:
-    """Where to look: each layout's own folders, then the data folder itself unless its name is another set's."""
-    below = [(layout, data_dir / folder) for layout in source.layouts for folder in layout.folders]
-    itself = [] if any(_named(t, data_dir) for t in _twins(source)) else [(x, data_dir) for x in source.layouts]
-    return below + itself
+def is_function(text: str) -> bool:
+    """Whether a data set's text is ``package.module:function``, perhaps with knobs."""
+    match = re.fullmatch(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*(\(.*\))?", text.strip(), re.DOTALL)
+    return match is not None and match[1] not in SOURCES
 
 
-def _twins(source: Source) -> list[Source]:
-    """Other sets with files of the same names: MNIST and Fashion-MNIST."""
-    files = {layout.train for layout in source.layouts}
-    return [s for s in SOURCES.values() if s is not source and files & {x.train for x in s.layouts}]
+def load(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> ImageSet:
+    """Load the image set of that text.
+
+    Parameters
+    ----------
+    text
+        What ``--data`` says.
+    data_dir
+        The folder of the published sets; None where the user named none.
+    cache
+        Where decoded photographs are kept; None for the default.
+    say
+        Is told how far reading photographs is.
+    """
+    if is_function(text):
+        return load_from_function(text, data_dir)
+    source, request = parse(text, data_dir, cache, say)
+    images = source.load(request, **_options(request))
+    if not request.old:
+        return images
+    note = f"the spelling with ? will not be read by the next release; write {request.spell()}"
+    return replace(images, notes=(*images.notes, note))
 
 
-def _named(source: Source, folder: Path) -> bool:
-    return any(folder.match(name) for layout in source.layouts for name in layout.folders)
+def load_examples(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> Examples:
+    """Load the training examples without their images: photographs are not read unless that is needed."""
+    if not is_function(text):
+        source, request = parse(text, data_dir, cache, say)
+        if source.examples is not None:
+            return source.examples(request, **_options(request))
+    return load(text, data_dir, cache, say).examples
 
 
-def _present(folder: Path, name: str, layout: Layout) -> Path | None:
-    """The file under its name or, for idx, gzipped or with the dot that some copies have."""
-    dotted = name.replace("-idx", ".idx")
-    names = (name, f"{name}.gz", dotted, f"{dotted}.gz") if layout.kind == "idx" else (name,)
-    return next((folder / n for n in names if (folder / n).is_file()), None)
+def load_rows(text: str, data_dir: Path | None) -> Rows:
+    """List the photographs of a published set, as ``unskew data table`` writes them."""
+    source, request = parse(text, data_dir)
+    if source.rows is None:
+        tables = ", ".join(each.name for each in SOURCES.values() if each.rows)
+        raise UserError(f"{text} is not made of pictures in files; give one of {tables}")
+    options = {option: value for option, value in _options(request).items() if option not in ("size", "broken")}
+    return source.rows(request, **options)
 
 
-def _odd_files(strange: list[Path]) -> list[str]:
-    more = f", nor are {len(strange) - 1} beside it" if len(strange) > 1 else ""
-    return [f"{strange[0]} is not the published file{more} (by checksum); read as it is"] if strange else []
+def check(text: str, data_dir: Path | None, cache: Cache | None = None, say: Say = silent) -> list[Finding]:
+    """Read every file of a set and compare it with what was published.
+
+    What cannot be found or is no data set is a UserError; a file of the set that is damaged is a finding.
+    """
+    where = Path(text)
+    if not is_function(text):
+        source, request = parse(text, data_dir, cache, say)
+        if source.check is not None:
+            return source.check(request, **_options(request))
+        where = user_path(request.path) if request.path else where
+    return [describe_images(where, load(text, data_dir, cache, say))]
 
 
-def _odd_place(source: Source, files: Files) -> list[str]:
-    twins = [t.name for t in _twins(source)]
-    if not twins or _named(source, files.folder):
-        return []
-    return [f"{files.folder} was taken for {source.name}: files of {', '.join(twins)} have the same names"]
+def locate(text: str, data_dir: Path | None) -> Path | None:
+    """Find the folder of a published set; None where there is nothing to find, a UserError where it is not there."""
+    source = None if is_function(text) else parse(text)[0]
+    return None if source is None or source.locate is None else source.locate(data_dir)
 
 
-def _digits(source: Source) -> ImageSet:
-    from sklearn.datasets import load_digits  # slow to import, and only needed here
+def survey(data_dir: Path | None) -> list[tuple[Source, str]]:
+    """List all sources, and where each was found: empty for a user's own files."""
+    found = []
+    for source in SOURCES.values():
+        where = "inside scikit-learn" if source.name == "digits" else ""
+        if source.locate is not None:
+            try:
+                where = str(source.locate(data_dir))
+            except UserError:
+                where = "not found"
+        found.append((source, where))
+    return found
 
-    held = load_digits()
-    images = np.rint(held.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
-    labels, out = held.target.astype(np.int64), arrays.fifth(len(images))
-    train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
-    return ImageSet("digits", source.classes, train, test, source.mean, source.std, notes=source.notes)
+
+def make_absolute(text: str) -> str:
+    """Make the paths in a data set's text absolute, so that a run can be resumed from any folder."""
+    if is_function(text) or re.split(r"[:(?]", text)[0].strip() not in SOURCES:
+        return text
+    request, changed = parse(text)[1], {}
+    if split := request.call.knobs.get("split"):
+        changed["split"] = str(user_path(str(split)).absolute())
+    path = str(user_path(request.path).absolute()) if request.path else ""
+    return _spell(replace(request, path=path), **changed) if path or changed else text
+
+
+def find_moved(text: str, data_dir: Path | None) -> str:
+    """Return the text of a user's own data; where they have moved to ``data_dir``, the text that finds them there."""
+    if is_function(text) or not (path := (request := parse(text)[1]).path) or os.path.lexists(user_path(path)):
+        return text
+    if data_dir is not None and os.path.lexists(moved := data_dir / Path(path).name):
+        return _spell(replace(request, path=str(moved)))
+    raise UserError(f"{path} does not exist; if it has moved, give its new folder as --data-dir DIR")
+
+
+def _spell(request: Request, **changed: Value) -> str:
+    """The text in the spelling that it had: that of a stored configuration must not change."""
+    if not request.old:
+        return request.spell(**changed)
+    head = f"{request.call.name}:{request.path}" if request.path else request.call.name
+    return f"{head}?{'&'.join(f'{knob}={value}' for knob, value in {**request.call.knobs, **changed}.items())}"
+
+
+def _options(request: Request) -> dict[str, Any]:
+    """The options by name, checked against the parameters of the source."""
+
+    def collect(**given: Value) -> dict[str, Value]:
+        return given
+
+    parameters = list(SOURCES[request.call.name].options.values())
+    collect.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    options: dict[str, Any] = apply(request.call, collect, "data set")
+    return options
+
+
+def _parse_query(name: str, query: str, text: str) -> Call:
+    """The options of the old spelling."""
+    knobs: dict[str, Value] = {}
+    for pair in query.split("&"):
+        knob, equals, value = pair.partition("=")
+        if not equals or not knob or not value or knob in knobs:
+            raise UserError(f"{brief(text)}: {brief(pair)} is not an option; give {name}(option=value), each once")
+        knobs[knob] = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+    return Call(name, (), knobs, 0, text)

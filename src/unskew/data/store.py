@@ -19,6 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
+from unskew.core.limits import cache_folder, parse_size
+from unskew.core.machine import physical_memory
+from unskew.core.text import cut
 
 ENTRY = np.dtype([
     ("stamp", "V16"), ("sha256", "V32"), ("offset", "<i8"), ("crc", "<u4"), ("height", "<u2"), ("width", "<u2"),
@@ -29,6 +32,8 @@ NOT_STORED = -1  # instead of an offset: the image is known, but there was no ro
 FILES = ("pixels", "index")
 MARKS = (b"unskew pixels 1\n", b"unskew index  1\n")
 HEADER = 32  # a mark and a random number
+DISK, MEMORY = "20GB", "1GB"  # the default budgets
+MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
 FREE_SHARE = 2  # at most 1/2 of what is free on the disk is used, whatever the budget
 MODE = 0o600
 
@@ -42,6 +47,25 @@ class Cache:
     folder: Path
     disk: int
     memory: int
+
+
+def cache_of(folder: str | None = None, disk: str | None = None, memory: str | None = None) -> Cache:
+    """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
+    most = int(physical_memory() / MEMORY_SHARE)
+    return Cache(
+        cache_folder(folder),
+        parse_size(disk or DISK, f"--cache-disk {cut(disk or DISK)}"),
+        min(most, parse_size(memory or MEMORY, f"--cache-memory {cut(memory or MEMORY)}")),
+    )
+
+
+def check_size(option: str) -> Callable[[str], None]:
+    """A check that refuses a text that is not a size."""
+
+    def check(text: str) -> None:
+        parse_size(text, f"--{option} {cut(text)}")
+
+    return check
 
 
 class Store:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +21,22 @@ import numpy.typing as npt
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import (
     MAX_CLASSES,
-    cache_folder,
     check_memory,
     check_plain,
     check_unpacked,
-    parse_size,
+    is_folder,
     size_on_disk,
     user_path,
 )
-from unskew.core.machine import physical_memory
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import moments
-from unskew.data.photographs import Files, Parquet, Pictures, Say, Scanned, check_pages, open_parquet, reason, scan
+from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Download, Finding, Request, Source
+from unskew.data.photographs import Files, Parquet, Pictures, Scanned, check_pages, open_parquet, reason, scan
 from unskew.data.rows import Rows
-from unskew.data.store import Cache
+from unskew.data.store import cache_of
 
 WANTED = ("path", "image", "label")
 OPTIONAL = ("user", "latitude", "longitude", "split")
@@ -169,7 +169,7 @@ def _meant(name: str, places: dict[str, int]) -> str | None:
     return named or next(iter(get_close_matches(name, free, n=1, cutoff=0.75)), None)
 
 
-def facts(columns: Columns) -> Facts:
+def check_columns(columns: Columns) -> Facts:
     """Labels as numbers, users, places and what is test; rows of a validation part are left out."""
     count = len(columns.label)
     if not count:
@@ -351,187 +351,227 @@ def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
     return None
 
 
-DISK, MEMORY = "20GB", "1GB"  # the default budgets
-MEMORY_SHARE = 4  # at most 1/4 of this machine's memory, whatever the budget
-ASKED = ("size", "broken")
-BROKEN = ("stop", "skip")
 NAMED = 5  # broken photographs in a message
+LOOKED_FOR = 50  # of the pictures that annotations name, check looks for every 50th
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """How photographs are read: the side of their square, what broken ones lead to, where decoded ones are kept."""
+def load_table(request: Request, *, size: int | None = None, broken: str = "stop") -> ImageSet:
+    """Load ``table:FILE.csv`` or ``table:FILE.parquet``.
 
-    size: int | None
-    broken: str
-    cache: Cache
-    say: Say
-
-
-def cache_of(folder: str | None = None, disk: str | None = None, memory: str | None = None) -> Cache:
-    """The cache that these options mean; what is None is the variable UNSKEW_CACHE, or the default."""
-    most = int(physical_memory() / MEMORY_SHARE)
-    return Cache(
-        cache_folder(folder),
-        parse_size(disk or DISK, f"--cache-disk {cut(disk or DISK)}"),
-        min(most, parse_size(memory or MEMORY, f"--cache-memory {cut(memory or MEMORY)}")),
-    )
+    Parameters
+    ----------
+    size
+        The side of the square in pixels that photographs are scaled and cropped to; without it all must have one size.
+    broken
+        What photographs that cannot be read lead to: ``stop`` or ``skip``.
+    """
+    pictures, facts, store = _read_table(request, size, broken)
+    return _image_set(request, pictures, facts, _scan(request, pictures, facts, store, size), size, broken)
 
 
-def check_size(option: str) -> Callable[[str], None]:
-    """A check that refuses a text that is not a size."""
-
-    def check(text: str) -> None:
-        parse_size(text, f"--{option} {cut(text)}")
-
-    return check
+def table_examples(request: Request, *, size: int | None = None, broken: str = "stop") -> Examples:
+    """Return a table's training examples; photographs are read only where broken ones are to be skipped."""
+    if broken == "skip":
+        return load_table(request, size=size, broken=broken).examples
+    return _examples(_read_table(request, size, broken)[1])
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """Say nothing."""
+def check_table(request: Request, *, size: int | None = None, broken: str = "stop") -> list[Finding]:
+    """Return a finding for each broken photograph, then one for the table."""
+    pictures, facts, store = _read_table(request, size, broken)
+    scanned = _scan(request, pictures, facts, store, size)
+    findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
+    if findings and broken == "stop":
+        share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
+        detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
+        return [*findings, Finding(request.name, 0, DAMAGED, detail)]
+    images = _image_set(request, pictures, facts, scanned, size, broken)
+    return [*findings, describe_images(user_path(request.path), images, images.notes)]
 
 
-def load_table(text: str, cache: Cache | None = None, say: Say = silent) -> ImageSet:
-    """``FILE.csv`` or ``FILE.parquet``, with ``?size=128`` and ``&broken=skip`` behind it."""
-    path, wanted = _parse(text, cache, say)
-    pictures, told = _read(path, say)
-    found = scan(pictures, _store_name(path), wanted.size, ~told.test, wanted.cache, say)
-    return _image_set(f"table:{text}", pictures, told, found, wanted)
+def describe_images(where: Path, images: ImageSet, notes: tuple[str, ...] = ()) -> Finding:
+    """Return the finding for data that were read whole."""
+    detail = f"{len(images.train):,} training and {len(images.test):,} test images"
+    size = where.stat().st_size if where.is_file() else images.train.images.nbytes + images.test.images.nbytes
+    return Finding(str(where), size, NO_CHECKSUM, detail, notes)
 
 
-def check_table(
-    text: str, cache: Cache | None = None, say: Say = silent
-) -> tuple[list[tuple[str, str]], int, ImageSet | None]:
-    """Which photographs are broken and why, of how many, and the image set; None where they would stop a run."""
-    path, wanted = _parse(text, cache, say)
-    pictures, told = _read(path, say)
-    found = scan(pictures, _store_name(path), wanted.size, ~told.test, wanted.cache, say)
-    broken = [(pictures.name(row), why) for row, why in sorted(found.broken.items())]
-    if broken and wanted.broken == "stop":
-        return broken, len(pictures), None
-    return broken, len(pictures), _image_set(f"table:{text}", pictures, told, found, wanted)
+TABLE = Source(
+    "table",
+    "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)",
+    "yours",
+    load_table,
+    path="FILE.csv",
+    examples=table_examples,
+    check=check_table,
+)
 
 
-def table_examples(text: str, cache: Cache | None = None, say: Say = silent) -> Examples:
-    """A table's training examples; photographs are read only where broken ones are to be left out."""
-    path, wanted = _parse(text, cache, say)
-    if wanted.broken == "skip":
-        return load_table(text, cache, say).examples
-    return _examples(_read(path, say)[1])
+def row_source(
+    name: str,
+    what: str,
+    origin: str,
+    rows: Callable[..., Rows],
+    *,
+    folders: tuple[str, ...],
+    known_by: tuple[str, ...],
+    side: int | None = None,
+    classes: int | None = None,
+    shape: tuple[int, int, int] | None = None,
+    sizes: tuple[int, int] | None = None,
+    download: Download | None = None,
+) -> Source:
+    """Make the source of a published set of photographs, which is read like a table.
+
+    Parameters
+    ----------
+    rows
+        ``rows(folder, *, options)`` lists the photographs in the set's folder.
+    folders
+        Where the set is looked for below the data folder, which is looked in last.
+    known_by
+        Files or folders of the set, any one of which shows that it is there.
+    side
+        The default of the option ``size``.
+    name, what, origin, classes, shape, sizes, download
+        As in ``Source``.
+    """
+
+    def locate(data_dir: Path | None) -> Path:
+        files = " or ".join(known_by)
+        if data_dir is None or not is_folder(data_dir):
+            given = "no data folder is known" if data_dir is None else f"the data folder {data_dir} does not exist"
+            raise UserError(f"{name}: {given}; pass the folder that has {folders[0]}/{files} as --data-dir DIR")
+        looked = [*(data_dir / folder for folder in folders), data_dir]
+        for folder in looked:
+            if any((folder / file).exists() for file in known_by):
+                return folder
+        places = ", ".join(map(str, looked))
+        raise UserError(f"{name} was not found: {files} is in none of {places}; get it from {origin.split()[-1]}")
+
+    @wraps(rows)
+    def read_rows(request: Request, **options: Any) -> Rows:
+        folder = locate(request.data_dir)
+        request.say(f"reading the files of {name} in {folder}", 0, 0)
+        return rows(folder, **options)
+
+    def load(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> ImageSet:
+        _check_reading(request, size, broken)
+        return load_rows(request, read_rows(request, **options), size=size, broken=broken)
+
+    def examples(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> Examples:
+        _check_reading(request, size, broken)
+        if broken == "skip":
+            return load(request, size=size, broken=broken, **options).examples
+        return _examples(_facts(read_rows(request, **options)))
+
+    def check(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> list[Finding]:
+        """Count the rows, and those of the pictures that are there, of the ones looked for."""
+        made = read_rows(request, **options)
+        train, looked = int(np.count_nonzero(~made.test)), made.paths[::LOOKED_FOR]
+        present = sum((made.root / str(path)).is_file() for path in looked)
+        numbers = f"{train:,} training and {len(made) - train:,} test images of {len(made.classes):,} classes"
+        detail = f"{numbers}; of {counted(len(looked), 'picture')} looked for, {present:,} are there"
+        return [Finding(str(locate(request.data_dir)), 0, NO_CHECKSUM, detail, made.notes)]
+
+    return Source(name, what, origin, load, "", locate, read_rows, examples, check, classes, shape, sizes, download)
 
 
-def row_examples(rows: Rows) -> Examples:
-    """The training examples of these rows."""
-    return _examples(_facts(rows))
+def load_rows(request: Request, rows: Rows, *, size: int | None, broken: str = "stop") -> ImageSet:
+    """Return the image set of these rows."""
+    facts, pictures = _facts(rows), Files.of(rows.root.absolute(), rows.paths.tolist())
+    scanned = _scan(request, pictures, facts, f"{request.call.name} in {rows.root.absolute()}", size)
+    return _image_set(request, pictures, facts, scanned, size, broken)
 
 
-def _examples(told: Facts) -> Examples:
-    train = ~told.test
-    return Examples(
-        told.labels[train], told.classes, None if told.users is None else told.users[train],
-        None if told.places is None else told.places[train],
-    )  # fmt: skip
+def _check_reading(request: Request, size: int | None, broken: str) -> None:
+    check_side(request, size)
+    if broken not in ("stop", "skip"):
+        raise UserError(f"{cut(request.name)}: broken={cut(broken)}: {nearest(broken, ('stop', 'skip'))}")
 
 
-def _read(path: Path, say: Say) -> tuple[Pictures, Facts]:
-    """Where a table's photographs are, and what it says of them."""
-    say("reading the table", 0, 0)
-    if path.suffix.lower() == ".parquet":
-        columns, image = read_parquet(path)
-    else:
-        columns, image = read_csv(path), None
-    told = facts(columns)
-    if image is not None:
-        return Parquet(path.absolute(), image, told.kept), told
-    named = columns.path or ()
-    return Files.of(path.absolute().parent, [named[row] for row in told.kept.tolist()]), told
-
-
-def _store_name(path: Path) -> str:
-    return f"table:{path.absolute()}"
-
-
-def from_rows(
-    rows: Rows, *, name: str, size: int | None, broken: str = "stop", cache: Cache | None = None, say: Say = silent
-) -> ImageSet:
-    """The image set of these rows; ``name`` is the set's own."""
-    told, wanted = _facts(rows), Wanted(size, broken, cache or cache_of(), say)
-    pictures = Files.of(rows.root.absolute(), rows.paths.tolist())
-    store = f"{name.partition('?')[0]} in {rows.root.absolute()}"
-    found = scan(pictures, store, size, ~told.test, wanted.cache, say)
-    return _image_set(name, pictures, told, found, wanted)
+def check_side(request: Request, size: int | None) -> None:
+    """Refuse a side that a square of pixels cannot have."""
+    if size is not None and not 1 <= size <= 4096:
+        raise UserError(f"{cut(request.name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in (size=128)")
 
 
 def _facts(rows: Rows) -> Facts:
     return Facts(np.arange(len(rows)), rows.labels, rows.classes, rows.test, rows.users, rows.places, rows.notes)
 
 
-def _image_set(name: str, pictures: Pictures, told: Facts, found: Scanned, wanted: Wanted) -> ImageSet:
-    notes = [*told.notes, *_broken(name, pictures, found, wanted.broken)]
-    if wanted.size is not None:
-        notes.append(f"photographs are scaled and cropped to {wanted.size}×{wanted.size}")
-    parts = [np.flatnonzero(found.good & part) for part in (~told.test, told.test)]
+def _examples(facts: Facts) -> Examples:
+    train = ~facts.test
+    users = None if facts.users is None else facts.users[train]
+    return Examples(facts.labels[train], facts.classes, users, None if facts.places is None else facts.places[train])
+
+
+def _read_table(request: Request, size: int | None, broken: str) -> tuple[Pictures, Facts, str]:
+    """Read where a table's photographs are, what it says of them, and the name of its store."""
+    _check_reading(request, size, broken)
+    path = user_path(request.path)
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a table; give FILE.csv or FILE.parquet")
+    request.say("reading the table", 0, 0)
+    columns, image = read_parquet(path) if path.suffix.lower() == ".parquet" else (read_csv(path), None)
+    facts = check_columns(columns)
+    store = f"table:{path.absolute()}"
+    if image is not None:
+        return Parquet(path.absolute(), image, facts.kept), facts, store
+    named = columns.path or ()
+    return Files.of(path.absolute().parent, [named[row] for row in facts.kept.tolist()]), facts, store
+
+
+def _scan(request: Request, pictures: Pictures, facts: Facts, store: str, size: int | None) -> Scanned:
+    return scan(pictures, store, size, ~facts.test, request.cache or cache_of(), request.say)
+
+
+def _image_set(
+    request: Request, pictures: Pictures, facts: Facts, scanned: Scanned, size: int | None, broken: str
+) -> ImageSet:
+    name, cache = request.name, request.cache or cache_of()
+    notes = [*facts.notes, *_note_broken(request, pictures, scanned, broken)]
+    if size is not None:
+        notes.append(f"photographs are scaled and cropped to {size}×{size}")
+    parts = [np.flatnonzero(scanned.good & part) for part in (~facts.test, facts.test)]
     for part, rows in zip(("train", "test"), parts, strict=True):
         if not len(rows):
             raise UserError(f"{name} has no photographs for {part}; add some, with split {part}")
-    if len(np.unique(told.labels[parts[0]])) < 2:
+    if len(np.unique(facts.labels[parts[0]])) < 2:
         raise UserError(f"{name}: all training photographs have one label; a classifier needs two or more")
-    train, test = (Split(found.photographs(rows), told.labels[rows]) for rows in parts)
-    mean, std = moments(found.counts[: 1 if found.grey else 3])
-    users = [None if told.users is None else told.users[rows] for rows in parts]
-    notes += _used(found, wanted.cache)
-    return ImageSet(
-        name, told.classes, train, test, mean, std, users=users[0], notes=tuple(notes),
-        places=None if told.places is None else told.places[parts[0]], test_users=users[1],
-    )  # fmt: skip
-
-
-def _broken(name: str, pictures: Pictures, found: Scanned, policy: str) -> list[str]:
-    """A note on the photographs that are left out, or a refusal, which names them."""
-    if not found.broken:
-        return []
-    first = [f"{pictures.name(row)} {why}" for row, why in sorted(found.broken.items())[:NAMED]]
-    more = f"; and {len(found.broken) - NAMED:,} more" if len(found.broken) > NAMED else ""
-    share = f"{len(found.broken):,} of {counted(len(pictures), 'photograph')}"
-    if policy == "skip":
-        return [f"{share} cannot be read and are left out: {'; '.join(first)}{more}"]
-    instead = f"{name}{'&' if '?' in name else '?'}broken=skip leaves them out"
-    raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
-
-
-def _used(found: Scanned, cache: Cache) -> list[str]:
-    disk = f"{format_bytes(found.on_disk)} on disk (at most {format_bytes(cache.disk)})"
-    notes = [f"images: {disk}, at most {format_bytes(cache.memory)} in memory"]
-    if found.beyond:
+    train, test = (Split(scanned.photographs(rows), facts.labels[rows]) for rows in parts)
+    mean, std = moments(scanned.counts[: 1 if scanned.grey else 3])
+    users = [None if facts.users is None else facts.users[rows] for rows in parts]
+    places = None if facts.places is None else facts.places[parts[0]]
+    disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
+    notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
+    if scanned.beyond:
         notes.append(
-            f"{counted(found.beyond, 'photograph')} beyond --cache-disk {format_bytes(cache.disk)} (or half of what is "
-            "free there): each is decoded again when it is needed"
+            f"{counted(scanned.beyond, 'photograph')} beyond --cache-disk {format_bytes(cache.disk)} (or half of what "
+            "is free there): each is decoded again when it is needed"
         )
-    return notes
+    return ImageSet(
+        name,
+        facts.classes,
+        train,
+        test,
+        mean,
+        std,
+        users=users[0],
+        notes=tuple(notes),
+        places=places,
+        test_users=users[1],
+    )
 
 
-def asked_for(name: str, query: str) -> tuple[int | None, str]:
-    """How photographs are read, as said behind the question mark: the size and what happens to broken ones."""
-    asked: dict[str, str] = {}
-    for each in filter(None, query.split("&")):
-        key, _, value = each.partition("=")
-        if key not in ASKED or key in asked:
-            raise UserError(f"{name}: {cut(key)}={cut(value)}: give size=128 or broken=skip, each once")
-        asked[key] = value
-    size, broken = asked.get("size"), asked.get("broken", BROKEN[0])
-    if size is not None and not (size.isascii() and size.isdigit() and 1 <= int(size[:6]) <= 4096):
-        raise UserError(f"{name}: size={cut(size)} is not a size; give 1 to 4096, as in ?size=128")
-    if broken not in BROKEN:
-        raise UserError(f"{name}: broken={cut(broken)}: {nearest(broken, BROKEN)}")
-    return None if size is None else int(size), broken
-
-
-def _parse(text: str, cache: Cache | None, say: Say) -> tuple[Path, Wanted]:
-    """The file, and what is asked for behind the question mark."""
-    match = re.fullmatch(r"(.*?)(?:\?([a-z]+=[^?/]*))?", text, re.DOTALL)
-    name, query = (match[1], match[2] or "") if match else (text, "")
-    size, broken = asked_for(f"table:{cut(text)}", query)
-    path = user_path(name)
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        raise UserError(f"table:{cut(text)}: {brief(name)} is not a table; give FILE.csv or FILE.parquet")
-    return path, Wanted(size, broken, cache or cache_of(), say)
+def _note_broken(request: Request, pictures: Pictures, scanned: Scanned, broken: str) -> list[str]:
+    """Return a note on the photographs that are left out, or refuse them by name."""
+    if not scanned.broken:
+        return []
+    first = [f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())[:NAMED]]
+    more = f"; and {len(scanned.broken) - NAMED:,} more" if len(scanned.broken) > NAMED else ""
+    share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
+    if broken == "skip":
+        return [f"{share} cannot be read and are left out: {'; '.join(first)}{more}"]
+    instead = f"{request.spell(broken='skip')} leaves them out"
+    raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")

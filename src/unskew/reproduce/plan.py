@@ -18,11 +18,6 @@ from unskew.core.key import Key, seeded
 from unskew.core.limits import cache_folder
 from unskew.core.machine import cores, neutral, resolve_device
 from unskew.data import sources
-from unskew.data.arrays import is_function
-from unskew.data.builders import BUILDERS, is_built
-from unskew.data.builders import locate as locate_built
-from unskew.data.fetch import DOWNLOADS
-from unskew.data.published import SOURCES
 from unskew.models import build, initialise, suited
 from unskew.report.write import write_report
 from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training, select_cells
@@ -102,18 +97,10 @@ def find_missing_data(names: Sequence[str], data_dir: str | None) -> dict[str, s
     reasons = {}
     for name in dict.fromkeys(names):
         try:
-            _look(name, Path(folder) if folder else None)
+            sources.locate(name, Path(folder) if folder else None)
         except UserError as error:
             reasons[name] = str(error)
     return reasons
-
-
-def _look(name: str, folder: Path | None) -> None:
-    """Raise a UserError if a published set is not found; a user's own data are checked when they are read."""
-    if is_built(name):
-        locate_built(name.partition("?")[0], folder)
-    elif ":" not in name and not is_function(name) and (source := sources.find(name)).layouts:
-        sources.locate(source, folder)
 
 
 def split_by_data(jobs: Sequence[PlannedRun], data_dir: str | None) -> tuple[list[PlannedRun], dict[str, str]]:
@@ -124,10 +111,10 @@ def split_by_data(jobs: Sequence[PlannedRun], data_dir: str | None) -> tuple[lis
 
 def explain_missing_data(missing: Sequence[str], command: str, stand_ins: Sequence[str]) -> str:
     """One message: which data are missing, how to get them, and what runs without them."""
-    names = list(dict.fromkeys(name.partition("?")[0] for name in missing))
-    fetched = [f"unskew data fetch {name} --data-dir DIR" for name in names if name in DOWNLOADS]
-    others = [name for name in names if name not in DOWNLOADS]
-    text = f"these data are not on this machine: {', '.join(names)}"
+    found = {source.name: source for source, _ in map(sources.parse, missing)}
+    fetched = [f"unskew data fetch {name} --data-dir DIR" for name, source in found.items() if source.download]
+    others = [name for name, source in found.items() if not source.download]
+    text = f"these data are not on this machine: {', '.join(found)}"
     if fetched:
         text += f"; download them with: {'; '.join(fetched)}; then give --data-dir DIR or set UNSKEW_DATA"
     if others:
@@ -224,27 +211,26 @@ PHOTOGRAPHS = {"inaturalist": (120_300, 12_030, 1203), "landmarks": (164_172, 19
 
 def find_size(data: str) -> DataSize | None:
     """The size of a data set by its name; None if it would have to be read."""
-    base, _, query = data.partition("?")
-    if base in SOURCES:
-        source = SOURCES[base]
-        return DataSize(*source.sizes, len(source.classes), source.shape)
-    if base in PHOTOGRAPHS:
-        side = re.search(r"size=(\d+)", query)
-        return DataSize(*PHOTOGRAPHS[base], (3, int(side[1]) if side else 224, int(side[1]) if side else 224))
-    if base in BUILDERS and (built := BUILDERS[base]).sizes and built.classes and built.shape:
-        return DataSize(*built.sizes, built.classes, built.shape)
     if data.startswith(POPULATION):
         knobs = text.parse_calls(data, "data set")[0].knobs
         train, test, classes, width = (int(knobs.get(name, usual)) for name, usual in DRAWN.items())
         return DataSize(train, test, classes, (3, width, width))
-    return None
+    if sources.is_function(data):
+        return None
+    source, request = sources.parse(data)
+    if source.name in PHOTOGRAPHS:
+        side = int(request.call.knobs.get("size", 224))
+        return DataSize(*PHOTOGRAPHS[source.name], (3, side, side))
+    if not source.sizes or not source.classes or not source.shape:
+        return None
+    return DataSize(*source.sizes, source.classes, source.shape)
 
 
 def count_clients(config: Config, size: DataSize) -> int:
     """The number of clients, guessed without reading the data."""
     if config.clients:
         return config.clients
-    name = config.data.partition("?")[0]
+    name = re.split(r"[(?]", config.data)[0]
     if (name, config.partition) in CLIENTS:
         return CLIENTS[name, config.partition]
     users, cell = re.search(r"users=(\d+)", config.data), re.fullmatch(r"geo\(max=(\d+)\)", config.partition)

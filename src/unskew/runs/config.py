@@ -21,9 +21,9 @@ from unskew.core.text import MAX_COUNT
 from unskew.core.types import Local
 from unskew.data.augment import NAMES as NORMALISATIONS
 from unskew.data.batches import AUGMENTATIONS, RESIZED_CROP, SHIFT
-from unskew.data.builders import absolute
-from unskew.data.partition_files import IDS
-from unskew.data.tables import DISK, MEMORY, check_size
+from unskew.data.partition_files import make_file_absolute
+from unskew.data.sources import make_absolute
+from unskew.data.store import DISK, MEMORY, check_size
 from unskew.engines import check_name
 from unskew.models.finetune import check_train
 from unskew.models.pretrained import IMAGENET
@@ -342,8 +342,8 @@ def checked(config: Config) -> Config:
     check_text("--data-dir (or UNSKEW_DATA)", folder or "")
     return replace(
         config,
-        data=_absolute(absolute(config.data), "arrays:", "folder:", "table:"),
-        partition=_absolute(config.partition, "file:"),
+        data=make_absolute(config.data),
+        partition=make_file_absolute(config.partition),
         data_dir=str(Path(folder).absolute()) if folder else None,
         pretrained=_absolute_weights(config.pretrained),
         cache_dir=str(user_path(config.cache_dir).absolute()) if config.cache_dir else None,
@@ -467,13 +467,3 @@ def _absolute_weights(text: str | None) -> str | None:
     if text is None or where == IMAGENET:
         return text
     return f"{usable_path(user_path(where)).absolute()}{asked}{known}"
-
-
-def _absolute(value: str, *prefixes: str) -> str:
-    """The text with its paths made absolute, so that a run can be resumed from anywhere."""
-    for prefix in prefixes:
-        if value.startswith(prefix) and len(value) > len(prefix):
-            path, asked, table = value.removeprefix(prefix).partition(IDS)
-            whole = prefix + str(user_path(path).absolute())
-            return f"{whole}{asked}{user_path(table).absolute()}" if table else whole + asked
-    return value

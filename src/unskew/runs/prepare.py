@@ -26,11 +26,10 @@ from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, normalised
 from unskew.data.batches import RESIZED_CROP, SHIFT, suited
 from unskew.data.partition import partition_examples
-from unskew.data.photographs import Say
+from unskew.data.photographs import Say, silent
 from unskew.data.population import Clients, Ints, Partition, Population, emd, with_validation
-from unskew.data.sources import load, load_examples, moved
-from unskew.data.store import Cache
-from unskew.data.tables import cache_of, silent
+from unskew.data.sources import find_moved, load, load_examples
+from unskew.data.store import Cache, cache_of
 from unskew.engines import Processes
 from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, dataset, pixels
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
@@ -293,10 +292,10 @@ class Prepared:
 def read_data(config: Config, say: Say = silent) -> ImageSet:
     """The data set that a configuration names."""
     folder = Path(config.data_dir) if config.data_dir else None
-    if (place := moved(config.data, folder)) == config.data:
-        return load(config.data, folder, cache_settings(config), say)
-    images = load(place, folder, cache_settings(config), say)
-    note = f"{config.data.partition(':')[2]} is not there any more, and is read from {folder}"
+    images = load(found := find_moved(config.data, folder), folder, cache_settings(config), say)
+    if found == config.data:
+        return images
+    note = f"{config.data.partition(':')[2]} does not exist any more, and is read from {folder}"
     return replace(images, name=config.data, notes=(*images.notes, note))
 
 

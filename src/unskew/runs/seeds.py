@@ -16,8 +16,7 @@ from unskew.core.errors import UserError
 from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
 from unskew.core.text import cut
-from unskew.data.photographs import Say
-from unskew.data.tables import silent
+from unskew.data.photographs import Say, silent
 from unskew.runs import config as configs
 from unskew.runs import train
 from unskew.runs.config import CONFIG, Config

@@ -14,8 +14,7 @@ from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.machine import cores, neutral, resolve_device
 from unskew.core.plugins import require_extra
-from unskew.data.photographs import Say
-from unskew.data.tables import silent
+from unskew.data.photographs import Say, silent
 from unskew.round.local_optimizers import check_rounds, uses_sgd
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, OPTIONS, Config, Value, with_values

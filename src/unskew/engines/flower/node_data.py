@@ -18,7 +18,7 @@ from unskew.data.batches import AUTO, suited
 from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
-from unskew.data.tables import cache_of
+from unskew.data.store import cache_of
 from unskew.engines.flower.agreement import Agreement, ClientFacts, Description
 
 Ints = npt.NDArray[np.int64]

@@ -16,7 +16,7 @@ from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory
 from unskew.core.types import Failure, ImageSet, Tensors, Visit
 from unskew.data.batches import check_visit
-from unskew.data.tables import silent
+from unskew.data.photographs import silent
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.engines.flower.agreement import Agreement
