@@ -15,6 +15,8 @@ settings.load_profile("steady")
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)
+# `nohup make test &` and some CI systems start us with interrupts ignored, and programs that we start would inherit it
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # what fails first tells most: laws and golden values, then the parts, then whole commands, then the browser

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unskew.console import main as commands
-from unskew.console.progress import plain_spelling
+from unskew.console.main import plain_spelling
 
 SOURCE = Path(commands.__file__).parent.parent.parent
 

@@ -5,11 +5,13 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from unskew.console.main import main
+from unskew.console.main import COMMANDS, main
 from unskew.methods import METHODS
 
 FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
@@ -237,10 +239,26 @@ def test_methods_and_data_sets_are_listed(capsys):
     assert unskew(capsys, "data", "check", "digits")[0] == 0
 
 
-def test_help_lists_every_command(capsys):
+def test_help_lists_every_command_in_a_whole_line(capsys):
     code, said, _ = unskew(capsys, "--help")
     assert code == 0
-    assert all(command in said for command in ("run", "resume", "compare", "partition", "methods", "data"))
+    for name, (_, words) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(words)}$", said, re.M), name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(capsys, name):
+    code, said, _ = unskew(capsys, name, "--help")
+    assert code == 0
+    assert said.startswith(f"Usage: unskew {name} ")
+
+
+@pytest.mark.parametrize("words", [["-c", "import unskew"], ["-m", "unskew", "--help"], ["-m", "unskew", "--version"]])
+def test_what_needs_no_pytorch_does_not_import_it(words):
+    told = subprocess.run([sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in told.stderr.splitlines()}
+    assert "unskew" in loaded
+    assert not loaded & {"torch", "numpy", "rich", "scipy", "sklearn", "flwr", "unskew.runs"}
 
 
 def test_brackets_in_names_are_names_and_commas_in_users_stay(capsys, tmp_path):

@@ -3,25 +3,29 @@
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from unskew.analysis.ranking import list_result_settings, rank_settings
-from unskew.core.errors import UserError
-from unskew.core.units import emd_words
+from unskew.console.progress import PlainConsole
+from unskew.core.errors import UserError, nearest
+from unskew.core.units import counted, emd_words
 from unskew.runs.config import OPTIONS
-from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, rounds_to
-from unskew.runs.result import Result, to_json
-from unskew.runs.seeds import spread_over_seeds
+from unskew.runs.journal import Rows, accuracy_at_batch, accuracy_at_round, batches, read_metrics, rounds_to
+from unskew.runs.result import Result, read_result, to_json
+from unskew.runs.seals import unsealed_note
+from unskew.runs.seeds import finished_runs, spread_over_seeds
 
 WORDS = ("run", "method", "data", "partition", "model")  # columns of text, not of numbers
 
@@ -422,3 +426,62 @@ def _cells(key: str, several: Sequence[Figure], form: str) -> dict[str, str]:
         return {key: f"{found.mean:.{decimals}f}"}
     fewer = f" ({found.count} of {len(several)})" if found.count < len(several) else ""
     return {key: found.words(decimals=decimals) + fewer}
+
+
+out = PlainConsole()
+
+
+def note_unsealed(paths: Iterable[Path]) -> None:
+    """A line on standard error for each run folder that has no manifest."""
+    for path in paths:
+        if note := unsealed_note(path):
+            print(f"note: {note}", file=sys.stderr)  # noqa: T201
+
+
+def runs_named(paths: Sequence[Path]) -> list[Path]:
+    """The runs that these folders are or have; a note on standard error says which are not finished."""
+    found, begun = finished_runs(paths)
+    if begun:
+        words = f"{counted(len(begun), 'run')} in the folder not finished and left out"
+        print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
+    return found
+
+
+def compare(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that have some.")],
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
+    ] = None,
+    at_round: Annotated[
+        int | None, typer.Option(help="Accuracy at this round (default: the last that all runs reached).")
+    ] = None,
+    at_batch: Annotated[
+        int | None, typer.Option(help="Accuracy at this batch count (default: the largest that all runs reached).")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help="table | markdown | csv | latex | json")] = "table",
+    each: Annotated[
+        bool, typer.Option("--each", help="A row for each run, also where runs differ in the seed alone.")
+    ] = False,
+) -> None:
+    """Show finished runs side by side; runs that differ in the seed alone are one row, mean ± deviation."""
+    if form not in FORMATS:
+        raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
+    for name, place in (("round", at_round), ("batch", at_batch)):
+        if place is not None and place < 1:
+            raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
+    paths = runs_named(paths)
+    note_unsealed([*paths, *([baseline] if baseline else [])])
+    compared = side_by_side(
+        [read_result(path) for path in paths],
+        [read_metrics(path) for path in paths],
+        baseline=None if baseline is None else read_result(baseline),
+        at_round=at_round,
+        at_batch=at_batch,
+    )
+    sheet = None if each or not several_seeds(compared) else seed_sheet(compared, form)
+    if form == "table":
+        out.print(as_table(compared, out.width, sheet))
+    elif form == "json":
+        print(seeds_json(compared))  # noqa: T201
+    else:
+        print(as_text(compared, form, sheet))  # noqa: T201  for programs: no wrapping, no colour

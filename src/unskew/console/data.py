@@ -1,29 +1,34 @@
 """``unskew data``: list the data sets, fetch one, check one, write one as a table."""
 
+import csv
+import io
 import os
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from unskew.console.progress import DownloadProgress, PlainConsole, StageProgress
+from unskew.console.training import with_options
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
-from unskew.data import sources
+from unskew.data import partition_files, sources
 from unskew.data.interface import BROKEN, DAMAGED, Finding
+from unskew.data.population import Population, emd, sizes_in_words
 from unskew.data.rows import table_csv
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
-from unskew.runs.config import OPTIONS
+from unskew.runs import config as configs
+from unskew.runs.config import OPTIONS, Config
+from unskew.runs.folder import write_arrays
+from unskew.runs.prepare import make_partition, read_examples
 
-data_app = typer.Typer(
-    help="List, fetch and check data sets, and write tables.", no_args_is_help=True, rich_markup_mode=None
-)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 out = PlainConsole()
 
@@ -148,3 +153,44 @@ def _print_lines(lines: Iterable[str]) -> None:
 def _folder(given: str | None) -> Path | None:
     named = given or os.environ.get("UNSKEW_DATA")
     return Path(named) if named else None
+
+
+@with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
+def partition(
+    options: dict[str, Any],
+    file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz (ours) or FILE.csv (published).")],
+    plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """Make a partition, say how skewed it is, write it to a file that --partition file:FILE reads."""
+    if file.suffix not in (".npz", ".csv"):
+        raise UserError(f"--out {file}: a partition is written as .npz or .csv")
+    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
+    config = configs.checked(configs.with_values(Config(), options, "partition"))
+    with StageProgress(out) as say:
+        examples = read_examples(config, say)
+    drawn = make_partition(config, examples)
+    labels, classes = examples.labels, len(examples.classes)
+    if file.suffix == ".npz":
+        write_arrays(file, partition_files.to_arrays(drawn, labels, classes))
+    else:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(drawn, labels))
+        write_whole(file, text.getvalue().encode())
+    sizes = Population.from_partition(drawn).sizes
+    out.print(
+        f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {sizes_in_words(sizes)}, "
+        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
+    )
+    for note in drawn.notes:
+        out.print(f"note: {note}")
+    out.print(f"hash {drawn.hash}\nwritten to {file}")
+    if plot is not None:
+        from unskew.analysis.skew import partition_charts
+        from unskew.charts.files import missing_letters, sheet_bytes
+
+        charts = partition_charts(drawn, labels, examples.classes)
+        if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):
+            out.print("note: the font lacks some characters of the names; they are drawn as boxes")
+        write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
+        out.print(f"drawn to {plot}")

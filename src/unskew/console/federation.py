@@ -127,9 +127,7 @@ def _watcher(group: Group, name: str, folder: Path, heard: dict[str, list[str]],
     return group.start(name, command, dict(os.environ), hear)
 
 
-federation_app = typer.Typer(
-    help="Train between real machines, over TLS, on Flower.", no_args_is_help=True, rich_markup_mode=None
-)
+federation_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's folder.")]

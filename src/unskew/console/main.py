@@ -1,214 +1,117 @@
-"""The command line: flags in, values to the library, results on the screen."""
+"""The command line: commands are imported when they are called, so that ``unskew --help`` is quick."""
 
-import csv
+import codecs
 import errno
-import io
+import importlib
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, NoReturn
 
+import click
 import typer
 import typer.core
 
 import unskew
-from unskew import engines
-from unskew.console import comparison, training
-from unskew.console import comparison as comparing
-from unskew.console.data import data_app
-from unskew.console.federation import federation_app
-from unskew.console.progress import PlainConsole, StageProgress, print_any_letter
-from unskew.console.reproduce import reproduce
-from unskew.console.screen import Screen, summary
-from unskew.console.study import Device, analyse, check, note_unsealed, report, runs_named
-from unskew.console.training import fail, show_methods, sweep, watch_run, with_options
-from unskew.core.errors import ClientFailure, UserError, nearest
-from unskew.core.files import write_whole
-from unskew.core.machine import too_many_files
-from unskew.core.units import counted
-from unskew.data import partition_files
-from unskew.data.population import Population, emd, sizes_in_words
-from unskew.loggers import LOGGERS
-from unskew.runs import config as configs
-from unskew.runs import finished, train
-from unskew.runs.config import OPTIONS, Config
-from unskew.runs.folder import write_arrays
-from unskew.runs.journal import read_metrics
-from unskew.runs.prepare import make_partition, read_examples
-from unskew.runs.result import read_result
+from unskew.core.errors import ClientFailure, UserError
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-app.add_typer(data_app, name="data")
-app.add_typer(federation_app, name="federation")
-
-out = PlainConsole()
-
-LOG = typer.Option(
-    metavar="NAME",
-    help=f"Also log with {' | '.join(LOGGERS)} | package.module:function, into the run folder; repeatable.",
-)
+COMMANDS = {  # command: its function or group of commands, and its line in unskew --help
+    "run": ("training:run", "Train, evaluate and calibrate; write the run directory."),
+    "resume": ("training:resume", "Continue a stopped run, as if it had never stopped."),
+    "calibrate": ("training:calibrate", "Build new classifiers for a finished run."),
+    "sweep": ("training:sweep", "Try many settings on held-out training images."),
+    "reproduce": ("reproduce:reproduce", "Reproduce a paper's table or figure, next to its values."),
+    "analyse": ("study:analyse", "Measure a finished run, or draw several in one figure."),
+    "report": ("study:report", "Write one offline HTML page about a run, or several."),
+    "check": ("study:check", "Check a run directory for damaged files."),
+    "compare": ("comparison:compare", "Compare finished runs in a table."),
+    "partition": ("data:partition", "Draw a partition, report its skew, write it to a file."),
+    "methods": ("training:show_methods", "List the methods, or describe one."),
+    "data": ("data:data_app", "List, download and check data sets; write tables."),
+    "federation": ("federation:federation_app", "Train across real machines, over TLS, on Flower."),
+}
 
 
-@app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Federated training on skewed image data."""
-    if version:
-        print(f"unskew {unskew.__version__}")  # noqa: T201
-        raise typer.Exit
+class LazyGroup(typer.core.TyperGroup):
+    """A group that lists its commands without importing them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that was called, and import it."""
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(name or ""), rest
 
 
-@app.command()
-@with_options(list(OPTIONS))
-def run(
-    options: dict[str, Any],
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; the options below go over it.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run folder (default: runs/<name>).")] = None,
-    log: Annotated[list[str] | None, LOG] = None,
-    page: Annotated[bool, typer.Option("--report", help="Then write the run's report, as unskew report does.")] = False,
-    seeds: Annotated[
-        str | None, typer.Option(metavar="N,N…", help='Several runs, one for each seed: "0,1,2" or "0-4".')
-    ] = None,
-) -> None:
-    """Train, evaluate, write the run folder."""
-    if seeds is not None or ("seed" not in options and training.lists_seeds(recipe)):
-        training.run_seeds(recipe, seeds, out, log, page, options)
-        return
-    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
-    if page:
-        report([result.path])
+def load_command(name: str) -> click.Command:
+    """Import a command."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(importlib.import_module(f"unskew.console.{module}"), attribute)
+    if isinstance(found, typer.Typer):
+        group = typer.main.get_group(found)
+        group.name, group.help = name, COMMANDS[name][1]
+        return group
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    alone.command(name)(found)
+    return typer.main.get_command(alone)
 
 
-@app.command()
-@with_options(train.WORK, default="the run's")
-def resume(
-    options: dict[str, Any],
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
-    log: Annotated[list[str] | None, LOG] = None,
-) -> None:
-    """Continue where a run stopped; the result equals that of a run that never stopped."""
-    note_unsealed([path])
-    watch_run(log, lambda observe: train.resume(path, observe=observe, **options))
+def _make_app() -> click.Group:
+    app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+    @app.callback(invoke_without_command=True)
+    def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+        """Federated training on skewed image data."""
+        if version:
+            print(f"unskew {unskew.__version__}")  # noqa: T201
+            raise typer.Exit
+
+    group = typer.main.get_group(app)
+    for name, (_, words) in COMMANDS.items():
+        group.add_command(click.Command(name, help=words))
+    return group
 
 
-@app.command()
-def calibrate(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder.")],
-    methods_: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | … | package.module:function'
-        ),
-    ],
-    engine: Annotated[
-        str | None, typer.Option(help="auto | loop | pool | torchrun | package.module:function (default: the run's).")
-    ] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Where the data sets are now (default: as for the run).")] = None,
-    device: Device = None,
-) -> None:
-    """Make new classifiers for a finished run, one for each METHOD; the run's own weights stay as they are."""
-    engines.check_command(engine)
-    engines.work_beside(engine)
-    note_unsealed([path])
-    screen = Screen(out)
-    result = finished.calibrate_run(
-        path, *methods_, engine=engine, workers=workers, data_dir=data_dir, device=device, observe=screen
-    )
-    out.print(summary(result))
+app = _make_app()
 
 
-app.command()(sweep)
-app.command()(reproduce)
-app.command()(analyse)
-app.command()(report)
-app.command()(check)
+PLAIN = {
+    "−": "-", "–": "-", "—": "-", "·": "*", "×": "x", "…": "...", "←": "<-", "→": "->", "‖": "||", "≈": "~", "∞": "inf",
+    "√": "sqrt", "∝": "~", "½": "1/2", "ᵀ": "^T", "⟨": "<", "⟩": ">", "′": "'", "ℓ": "l", "≤": "<=", "≥": ">=",
+    "²": "^2", "ḡ": "g", "│": "|", "└": "+",
+}  # fmt: skip
 
 
-@app.command()
-def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that have some.")],
-    baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
-    ] = None,
-    at_round: Annotated[
-        int | None, typer.Option(help="Accuracy at this round (default: the last that all runs reached).")
-    ] = None,
-    at_batch: Annotated[
-        int | None, typer.Option(help="Accuracy at this batch count (default: the largest that all runs reached).")
-    ] = None,
-    form: Annotated[str, typer.Option("--format", help="table | markdown | csv | latex | json")] = "table",
-    each: Annotated[
-        bool, typer.Option("--each", help="A row for each run, also where runs differ in the seed alone.")
-    ] = False,
-) -> None:
-    """Show finished runs side by side; runs that differ in the seed alone are one row, mean ± deviation."""
-    if form not in comparing.FORMATS:
-        raise UserError(f"--format {form}: {nearest(form, comparing.FORMATS)}")
-    for name, place in (("round", at_round), ("batch", at_batch)):
-        if place is not None and place < 1:
-            raise UserError(f"--at-{name} {place}: give a whole number from 1 on")
-    paths = runs_named(paths)
-    note_unsealed([*paths, *([baseline] if baseline else [])])
-    compared = comparing.side_by_side(
-        [read_result(path) for path in paths],
-        [read_metrics(path) for path in paths],
-        baseline=None if baseline is None else read_result(baseline),
-        at_round=at_round,
-        at_batch=at_batch,
-    )
-    sheet = None if each or not comparison.several_seeds(compared) else comparison.seed_sheet(compared, form)
-    if form == "table":
-        out.print(comparing.as_table(compared, out.width, sheet))
-    elif form == "json":
-        print(comparison.seeds_json(compared))  # noqa: T201
-    else:
-        print(comparing.as_text(compared, form, sheet))  # noqa: T201  for programs: no wrapping, no colour
+def print_any_letter() -> None:
+    """Let no character end a command, whatever the encoding of the terminal or pipe."""
+    codecs.register_error("unskew", _replace_letters)
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="unskew")
 
 
-@app.command()
-@with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
-def partition(
-    options: dict[str, Any],
-    file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz (ours) or FILE.csv (published).")],
-    plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
-) -> None:
-    """Make a partition, say how skewed it is, write it to a file that --partition file:FILE reads."""
-    if file.suffix not in (".npz", ".csv"):
-        raise UserError(f"--out {file}: a partition is written as .npz or .csv")
-    if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):
-        raise UserError(f"--plot {plot}: a picture is written as .png, .svg or .pdf")
-    config = configs.checked(configs.with_values(Config(), options, "partition"))
-    with StageProgress(out) as say:
-        examples = read_examples(config, say)
-    drawn = make_partition(config, examples)
-    labels, classes = examples.labels, len(examples.classes)
-    if file.suffix == ".npz":
-        write_arrays(file, partition_files.to_arrays(drawn, labels, classes))
-    else:
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(partition_files.to_csv_rows(drawn, labels))
-        write_whole(file, text.getvalue().encode())
-    sizes = Population.from_partition(drawn).sizes
-    out.print(
-        f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {sizes_in_words(sizes)}, "
-        f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
-    )
-    for note in drawn.notes:
-        out.print(f"note: {note}")
-    out.print(f"hash {drawn.hash}\nwritten to {file}")
-    if plot is not None:
-        from unskew.analysis.skew import partition_charts
-        from unskew.charts.files import missing_letters, sheet_bytes
-
-        charts = partition_charts(drawn, labels, examples.classes)
-        if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):
-            out.print("note: the font lacks some characters of the names; they are drawn as boxes")
-        write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
-        out.print(f"drawn to {plot}")
+def plain_spelling(character: str) -> str:
+    """A character in ASCII: ``α`` is alpha, ``…`` three dots. What is not a sign or a Greek letter is escaped."""
+    if character in PLAIN:
+        return PLAIN[character]
+    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
+        return greek.group(2).lower() if greek.group(1) == "SMALL" else greek.group(2).capitalize()
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
 
 
-app.command(name="methods")(show_methods)
+def _replace_letters(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(map(plain_spelling, error.object[error.start : error.end])), error.end
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print what is wrong in one line, and exit."""
+    print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -231,7 +134,7 @@ def _interrupted(error: BaseException | None) -> bool:
 def _command(arguments: Sequence[str] | None) -> None:
     typer.core.HAS_RICH = False  # help is plain text; typer 0.20 would escape "[required]" as rich wants it
     try:
-        code = app(args=arguments, standalone_mode=False, prog_name="unskew")
+        code = app.main(arguments, standalone_mode=False, prog_name="unskew")
     except (UserError, ClientFailure) as error:
         fail(str(error), 2)
     except KeyboardInterrupt:
@@ -240,18 +143,20 @@ def _command(arguments: Sequence[str] | None) -> None:
         raise
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
+            from unskew.core.machine import too_many_files
+
             fail(too_many_files("too many files are open"), 2)
         fail(f"{error.filename or 'a file'}: {error.strerror or error}", 2)
     except Exception as error:
         if _interrupted(error):
             fail("interrupted", 130)
-        if not hasattr(error, "format_message"):  # typer's own complaints about the words of a command have it
+        if not isinstance(error, click.ClickException):  # a mistake in the command's arguments
             raise
-        said = error.format_message()
-        if said.startswith("Usage:"):  # no command was given
-            print(said)  # noqa: T201
+        message = error.format_message()
+        if message.startswith("Usage:"):  # no command was given
+            print(message)  # noqa: T201
             sys.exit(2)
-        fail(f"{said} (unskew --help shows the options)", 2)
+        fail(f"{message} (see unskew --help)", 2)
     else:
         if code == 130:  # typer has swallowed an interrupt
             fail("interrupted", 130)

@@ -1,10 +1,7 @@
 """The console that commands print to, and progress bars; plain lines where output is piped."""
 
-import codecs
 import os
-import re
 import sys
-import unicodedata
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -35,37 +32,6 @@ class PlainConsole(Console):
         """Rich would end the process here."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-PLAIN = {
-    "−": "-", "–": "-", "—": "-", "·": "*", "×": "x", "…": "...", "←": "<-", "→": "->", "‖": "||", "≈": "~", "∞": "inf",
-    "√": "sqrt", "∝": "~", "½": "1/2", "ᵀ": "^T", "⟨": "<", "⟩": ">", "′": "'", "ℓ": "l", "≤": "<=", "≥": ">=",
-    "²": "^2", "ḡ": "g", "│": "|", "└": "+",
-}  # fmt: skip
-
-
-def print_any_letter() -> None:
-    """Let no character end a command, whatever the encoding of the terminal or pipe."""
-    codecs.register_error("unskew", _replace_letters)
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="unskew")
-
-
-def plain_spelling(character: str) -> str:
-    """A character in ASCII: ``α`` is alpha, ``…`` three dots. What is not a sign or a Greek letter is escaped."""
-    if character in PLAIN:
-        return PLAIN[character]
-    if greek := re.fullmatch(r"GREEK (SMALL|CAPITAL) LETTER (\w+)", unicodedata.name(character, "")):
-        return greek.group(2).lower() if greek.group(1) == "SMALL" else greek.group(2).capitalize()
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
-
-
-def _replace_letters(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(plain_spelling, error.object[error.start : error.end])), error.end
 
 
 class Bar:

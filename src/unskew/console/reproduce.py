@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from unskew.console.main import fail
 from unskew.console.progress import PlainConsole, StageProgress
-from unskew.console.training import fail
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import usable_path
 from unskew.core.units import counted, format_duration

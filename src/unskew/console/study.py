@@ -1,8 +1,7 @@
 """The commands that look at finished runs: analyse and report."""
 
-import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -11,12 +10,11 @@ import typer
 from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
+from unskew.console.comparison import note_unsealed, runs_named
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core.errors import Missing, UserError
-from unskew.core.units import counted
 from unskew.report.write import write_report
 from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
-from unskew.runs.seeds import finished_runs
 
 out = PlainConsole()
 
@@ -40,13 +38,6 @@ def check(
         raise UserError(f"{len(damaged)} damaged: {'; '.join(each.problem for each in damaged)}")
 
 
-def note_unsealed(paths: Iterable[Path]) -> None:
-    """A line on standard error for each run folder that has no manifest."""
-    for path in paths:
-        if note := unsealed_note(path):
-            print(f"note: {note}", file=sys.stderr)  # noqa: T201
-
-
 def _show(path: Path, files: list[Examined]) -> None:
     width = max((len(each.name) for each in files), default=0)
     for each in files:
@@ -57,15 +48,6 @@ def _show(path: Path, files: list[Examined]) -> None:
     out.print(f"{path}: {', '.join(words)}", soft_wrap=True)
     if note := unsealed_note(path):
         out.print(f"note: {note}; seal it as it is with: unskew check {path} --seal", soft_wrap=True)
-
-
-def runs_named(paths: Sequence[Path]) -> list[Path]:
-    """The runs that these folders are or have; a note on standard error says which are not finished."""
-    found, begun = finished_runs(paths)
-    if begun:
-        words = f"{counted(len(begun), 'run')} in the folder not finished and left out"
-        print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
-    return found
 
 
 DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]

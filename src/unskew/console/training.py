@@ -3,12 +3,11 @@
 import functools
 import inspect
 import shlex
-import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.padding import Padding
@@ -17,15 +16,16 @@ from rich.text import Text
 
 from unskew import engines, methods
 from unskew.console import comparison as comparing
-from unskew.console.comparison import flat, seed_sheet
+from unskew.console.comparison import flat, note_unsealed, seed_sheet
+from unskew.console.main import fail
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
-from unskew.loggers import open_logger
+from unskew.loggers import LOGGERS, open_logger
 from unskew.methods.description import GROUPS, Description, describe, describe_method
-from unskew.report.write import write_report
 from unskew.runs import config as configs
+from unskew.runs import finished, train
 from unskew.runs.config import OPTIONS, Option
 from unskew.runs.execute import Observer
 from unskew.runs.journal import read_metrics
@@ -122,24 +122,74 @@ def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], aga
     return result
 
 
-def fail(message: str, code: int) -> NoReturn:
-    """Print what is wrong in one line, and exit."""
-    print(f"unskew: {message}", file=sys.stderr)  # noqa: T201
-    sys.exit(code)
+LOG = typer.Option(
+    metavar="NAME",
+    help=f"Also log to the run directory with {' | '.join(LOGGERS)} | package.module:function; repeatable.",
+)
+RECIPE = typer.Argument(help="A TOML recipe; options on the command line override it.")
 
 
-out = PlainConsole()
-
-
-def lists_seeds(recipe: Path | None) -> bool:
-    """Whether a recipe asks for several seeds."""
-    return recipe is not None and bool(configs.read_recipe(recipe)[1])
-
-
-def run_seeds(
-    recipe: Path | None, seeds: str | None, folder: Path | None, log: Sequence[str] | None, page: bool,
+@with_options(list(OPTIONS))
+def run(
     options: dict[str, Any],
-) -> None:  # fmt: skip
+    recipe: Annotated[Path | None, RECIPE] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory (default: runs/<name>).")] = None,
+    log: Annotated[list[str] | None, LOG] = None,
+    page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N,N…", help='Several runs, one per seed: "0,1,2" or "0-4".')
+    ] = None,
+) -> None:
+    """Train, evaluate and calibrate; write the run directory."""
+    if seeds is not None or ("seed" not in options and recipe is not None and configs.read_recipe(recipe)[1]):
+        _run_seeds(recipe, seeds, out, log, page, options)
+        return
+    result = watch_run(log, lambda observe: train.run(recipe, out=out, observe=observe, **options))
+    if page:
+        _report([result.path])
+
+
+@with_options(train.WORK, default="the run's")
+def resume(
+    options: dict[str, Any],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    log: Annotated[list[str] | None, LOG] = None,
+) -> None:
+    """Continue a run that was stopped; the result is that of an unbroken run."""
+    note_unsealed([path])
+    watch_run(log, lambda observe: train.resume(path, observe=observe, **options))
+
+
+@with_options(["engine", "workers", "data_dir", "device"], default="the run's")
+def calibrate(
+    options: dict[str, Any],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")],
+    methods_: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="METHOD...", help='"ccvr(per_class=2000)" | "lda + secure" | oracle | … | package.module:function'
+        ),
+    ],
+) -> None:
+    """Build new classifiers for a finished run, one per METHOD; the run's own weights do not change."""
+    note_unsealed([path])
+    out.print(summary(finished.calibrate_run(path, *methods_, observe=Screen(out), **options)))
+
+
+def _report(paths: Sequence[Path], file: Path | None = None) -> None:
+    from unskew.console.study import report  # here: most runs need neither measures nor pages
+
+    report(list(paths), file)
+
+
+def _run_seeds(
+    recipe: Path | None,
+    seeds: str | None,
+    folder: Path | None,
+    log: Sequence[str] | None,
+    page: bool,
+    options: dict[str, Any],
+) -> None:
     """Train one setting with each seed, then show mean and deviation."""
     with StageProgress(out) as say:
         plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
@@ -148,18 +198,14 @@ def run_seeds(
     for step in plan.steps:
         if step.state == FINISHED:
             results.append(plan.complete(step))
-            out.print(f"seed {step.seed}: finished already, accuracy {results[-1].accuracy:.2%}")
+            out.print(f"seed {step.seed}: already finished, accuracy {results[-1].accuracy:.2%}")
             continue
         out.print(f"seed {step.seed}", style="bold")
-        again = f"to go on, give the same command again, with --out {shlex.quote(str(plan.path))}"
+        again = f"to continue, repeat the command with --out {shlex.quote(str(plan.path))}"
         results.append(watch_run(log, partial(plan.complete, step), again))
     show_seeds(results)
     if page:
-        target = plan.path / "report.html"
-        found = write_report(*(result.path for result in results), out=target if len(results) > 1 else None)
-        for sentence in found.findings:
-            out.print(sentence, soft_wrap=True)
-        out.print(f"written to {target if len(results) > 1 else results[0].path / 'report.html'}", soft_wrap=True)
+        _report([result.path for result in results], plan.path / "report.html" if len(results) > 1 else None)
 
 
 def show_seeds(results: Sequence[Result]) -> None:
@@ -178,8 +224,6 @@ def show_seeds(results: Sequence[Result]) -> None:
     if results[0].evaluated_on == VALIDATION:
         out.print("accuracy is on the validation images")
 
-
-out = PlainConsole()
 
 MOST_ROWS = 30  # of the table on the screen; table.csv has all
 
@@ -267,9 +311,6 @@ def _show_sweep(made: Sweep) -> None:
     over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
     out.print(f"best: {_describe_trial(made.best)} on the validation images{over}", soft_wrap=True)
     out.print(f"train it on all images with: unskew run {shlex.quote(str(made.path / 'best.toml'))}", soft_wrap=True)
-
-
-out = PlainConsole()
 
 
 def show_methods(
