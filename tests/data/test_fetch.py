@@ -422,7 +422,7 @@ def test_omniglot_is_fetched_unpacked_and_read(tmp_path, server, monkeypatch):
     publish_omniglot(monkeypatch, server)
     folder = fetch("omniglot", tmp_path, mirror=None, report=silent)
     assert {str(p.relative_to(folder)) for p in tmp_path.rglob("*") if p.is_file()} == set(OMNIGLOT)
-    assert len(sources.load_rows("omniglot?part=all", tmp_path).classes) == 2
+    assert len(sources.load_rows("omniglot(part=all)", tmp_path).classes) == 2
     server.files.clear()
     assert fetch("omniglot", tmp_path, mirror=None, report=silent) == folder
 
@@ -468,7 +468,7 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
 
     server.files["/images_background.zip"] = meanwhile
     fetch("omniglot", tmp_path, mirror=None, report=silent)
-    assert said == [f"another process is fetching omniglot into {tmp_path}; wait for its end"]
+    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it is done"]
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
 
 
@@ -569,7 +569,7 @@ EVIL = {
     "tar: another normal form": (tarred(("set/\u00e9", FILE, b"1"), ("set/e\u0301", FILE, b"2")), "twice"),
     "tar: file and folder": (tarred(("set/a", FILE, b"1"), ("set/a/b", FILE, b"2")), "both as a file and as a folder"),
     "tar: folder and file": (tarred(("set/a/b", FILE, b"1"), ("set/a", FILE, b"2")), "both as a file and as a folder"),
-    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has a name that is too long"),
+    "tar: a long name": (tarred(("set/" + "a" * 300, FILE, b"1")), "has too long a name"),
     "tar: a header of gigabytes": (tar_with_a_long_header(tarfile.XHDTYPE), "a header of 20,000,256 bytes"),
     "tar: a name of gigabytes": (tar_with_a_long_header(tarfile.GNUTYPE_LONGNAME), "a header of 20,000,256 bytes"),
     "tar: nothing": (tarred(), "has no files below it"),

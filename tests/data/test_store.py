@@ -1,13 +1,14 @@
 """The cache of decoded photographs: damage, crashes, two processes, budgets; what is read is right or is not read."""
 
-import fcntl
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from photo_tables import load_table, write_table
 from unskew.core.errors import StorageFailure, UserError
@@ -40,7 +41,7 @@ def pixels(images):
 
 
 def files(cache):
-    (folder,) = (cache.folder / "images").iterdir()
+    (folder,) = filter(Path.is_dir, (cache.folder / "images").iterdir())
     return folder / "pixels", folder / "index"
 
 
@@ -179,13 +180,13 @@ def test_the_longest_unused_store_makes_room_unless_it_is_in_use(tmp_path, cache
     small = replace(cache, disk=2 * (10 * 768 + HEADER) + 8000)
 
     def stores():
-        return {path.name for path in (small.folder / "images").iterdir()}
+        return {path.name for path in (small.folder / "images").iterdir() if path.is_dir()}
 
     used = load_table(tables[0], small)
     (first,) = stores()
     load_table(tables[1], small)
     (second,) = stores() - {first}
-    os.utime(small.folder / "images" / first / "lock", (1, 1))
+    os.utime(small.folder / "images" / first, (1, 1))
     load_table(tables[2], small)
     assert first in stores(), "in use"
     assert second not in stores()
@@ -203,17 +204,18 @@ def test_two_readers_at_once_decode_a_table_once_between_them(table, cache, deco
 
 def test_a_reader_waits_for_another_and_says_so(table, cache):
     load_table(table, cache)
-    lock = os.open(files(cache)[0].parent / "lock", os.O_RDWR)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    told = []
+    lock = FileLock(files(cache)[0].parent.with_suffix(".lock"), thread_local=False)
+    stages = []
 
     def say(stage, done, total):
-        told.append(stage)
+        stages.append(stage)
         if "waiting" in stage:
-            threading.Timer(0.1, os.close, [lock]).start()
+            threading.Timer(0.1, lock.release).start()
 
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
     assert len(load_table(table, cache, say).train) == 16
-    assert told[-1] == "waiting for another process that reads this table"
+    assert stages[-1] == "waiting for another process that reads this table"
 
 
 def test_a_full_disk_is_a_budget_that_was_reached(table, cache, monkeypatch):

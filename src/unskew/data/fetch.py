@@ -1,10 +1,9 @@
 """Fetches a published image set into the data folder: what is downloaded from where, and what is kept of it."""
 
-import fcntl
 import gzip
 import hashlib
 import http.client
-import os
+import io
 import shutil
 import tarfile
 import time
@@ -19,6 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
+
+from filelock import FileLock, Timeout
 
 from unskew.core.errors import UserError, brief
 from unskew.core.limits import check_unpacked, size_on_disk
@@ -229,180 +230,138 @@ def _checksum(path: Path) -> str:
 MAX_MEMBERS = 2_000_000
 MAX_READ = 1 << 24  # bytes of a tar archive that are read at once: far more than the header of a name has
 MAX_PART = 255  # bytes of a part of a path, as file systems have it
+EVERY = 25_000  # files between two lines on how far unpacking is
 _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError, NotImplementedError)
-_MEMBER_BLOCK = 1 << 20
-
-ReportFiles = Callable[[int], None]  # files so far
 
 
 @dataclass(frozen=True)
 class Member:
-    """What an archive has under a name; ``open`` is None for what is neither file nor folder."""
+    """What an archive has under a name."""
 
     name: str
-    size: int
-    folder: bool
-    kind: str  # "file", or what it is instead
-    open: Callable[[], IO[bytes]] | None
+    kind: str  # "file", "folder", or what else it is
+    open: Callable[[], IO[bytes] | None]
 
 
 def unpack_members(archive: Path, name: str, wanted: tuple[str, ...], folder: Path) -> None:
     """Copy the wanted members, and nothing else, into ``folder`` under their last names."""
-    missing, seen = set(wanted), set[str]()
+    found = set[str]()
     with _damage(name):
         for member in _members(archive, name):
-            if member.name in seen and member.name in wanted:
-                raise UserError(f"{name} has {brief(member.name)} twice; it is not the published archive")
-            seen.add(member.name)
-            if member.name in missing and member.open is not None:
-                missing.remove(member.name)
-                _copy(member, folder / member.name.rpartition("/")[2], name)
-    if missing:
-        raise UserError(f"{name} lacks {', '.join(sorted(missing)[:3])}; it is not the published archive")
-
-
-def unpack_tree(
-    archive: Path, name: str, folder: Path, *, inside: str = "", report: ReportFiles = lambda count: None
-) -> int:
-    """Copy all files below ``inside`` into ``folder``, and give their number; each is checked before it is written."""
-    folders, files = set[str](), set[str]()
-    count = 0
-    with _damage(name):
-        for place, member in enumerate(_members(archive, name), 1):
-            if place > MAX_MEMBERS:
-                raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
-            path = _checked(member, name)
-            if path is None or member.folder:
+            if member.name not in wanted or member.kind != "file":
                 continue
-            _claim(path, folders, files, name)
+            if member.name in found:
+                raise UserError(f"{name} has {brief(member.name)} twice; it is not the published archive")
+            found.add(member.name)
+            _copy(member, folder / member.name.rpartition("/")[2], name)
+    if missing := sorted(set(wanted) - found):
+        raise UserError(f"{name} lacks {', '.join(missing[:3])}; it is not the published archive")
+
+
+def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", say: Say = lambda line: None) -> int:
+    """Copy all files below ``inside`` into ``folder`` and return their number; each is checked before it is written."""
+    folders, files, count = set[str](), set[str](), 0
+    with _damage(name):
+        for number, member in enumerate(_members(archive, name), 1):
+            if number > MAX_MEMBERS:
+                raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
+            path = _check_member(member, folders, files, name)
             below = path.as_posix().removeprefix(inside)
-            if not path.as_posix().startswith(inside) or not below:
+            if member.kind != "file" or not path.as_posix().startswith(inside) or not below:
                 continue
             with on_disk(folder):
                 (folder / below).parent.mkdir(parents=True, exist_ok=True)
             _copy(member, folder / below, name)
             count += 1
-            report(count)
+            if count % EVERY == 0:
+                say(f"unpacking {name}: {count:,} files")
     if not count:
         raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
     return count
 
 
-def _checked(member: Member, name: str) -> PurePosixPath | None:
-    """The member's path; None for the archive's own root."""
-    given = member.name
-    path = PurePosixPath(given)
+def _check_member(member: Member, folders: set[str], files: set[str], name: str) -> PurePosixPath:
+    """Return the path of a member that may be written, and note it in ``folders`` and ``files``.
+
+    The data filter of ``tarfile`` would let links and absolute paths pass in another form, and is not for zip archives.
+    """
+    given, path = member.name, PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in given or "\0" in given or given[1:2] == ":":
         raise UserError(f"{name}: the member {brief(given)} leads out of its folder; nothing of it was written")
     if any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
-        raise UserError(
-            f"{name}: the member {brief(given)} has a name that is too long; it is not the published archive"
-        )
-    if member.open is None and not member.folder:
+        raise UserError(f"{name}: the member {brief(given)} has too long a name; it is not the published archive")
+    if member.kind not in ("file", "folder"):
         raise UserError(f"{name}: the member {brief(given)} is {member.kind}; only files and folders are unpacked")
-    return path if path.parts else None
-
-
-def _claim(path: PurePosixPath, folders: set[str], files: set[str], name: str) -> None:
-    """Note a file's name and its folders'; refuse one that is taken on any file system."""
-    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]
-    own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
-    if own in files:
-        raise UserError(
-            f"{name} has {brief(str(path))} twice, perhaps in other capitals; it is not the published archive"
-        )
-    if own in folders or above & files:
-        raise UserError(
-            f"{name} has {brief(str(path))} both as a file and as a folder; it is not the published archive"
-        )
-    files.add(own)
-    folders |= above
+    if member.kind == "file":
+        parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # as any file system has it
+        own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
+        if own in files:
+            raise UserError(
+                f"{name} has {brief(given)} twice, perhaps in other capitals; it is not the published archive"
+            )
+        if own in folders or above & files:
+            raise UserError(
+                f"{name} has {brief(given)} both as a file and as a folder; it is not the published archive"
+            )
+        files.add(own)
+        folders |= above
+    return path
 
 
 def _members(archive: Path, name: str) -> Iterator[Member]:
-    """The members of a tar or zip archive; what it unpacks to is bounded before it is."""
+    """List the members of a tar or zip archive; what it unpacks to is bounded before it is."""
+    packed = size_on_disk([archive])
     if name.endswith(".zip"):
-        yield from _zip_members(archive, name)
+        with zipfile.ZipFile(archive) as zipped:
+            unpacked = sum(info.file_size for info in zipped.infolist())
+            check_unpacked(unpacked, packed, name, at_once=False)
+            check_space(archive.parent, unpacked, f"unpacking {name}")
+            for info in zipped.infolist():
+                if info.flag_bits & 1:
+                    raise UserError(
+                        f"{name}: the member {brief(info.filename)} is encrypted; give the published archive"
+                    )
+                mode = 4 if info.is_dir() else info.external_attr >> 28  # as Unix has it, where that made the archive
+                kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
+                yield Member(info.filename, kind, partial(zipped.open, info))
         return
-    with gzip.open(archive) as stream, _tar(_Limited(stream, size_on_disk([archive]), name)) as tar:
+    with gzip.open(archive) as stream, _open_tar(_Limited(stream, packed, name)) as tar:
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
-            check_unpacked(stream.tell() + entry.size, size_on_disk([archive]), name, at_once=False)
+            check_unpacked(stream.tell() + entry.size, packed, name, at_once=False)
             check_space(archive.parent, entry.size, f"unpacking {name}")
-            kind = "a link" if entry.islnk() or entry.issym() else "file" if entry.isreg() else "a device or a pipe"
-            yield Member(entry.name, entry.size, entry.isdir(), kind, _tar_opener(tar, entry))
+            kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
+            kind = "file" if entry.isreg() else "folder" if entry.isdir() else kind
+            yield Member(entry.name, kind, partial(tar.extractfile, entry))
+
+
+def _open_tar(stream: Any) -> tarfile.TarFile:
+    return tarfile.open(fileobj=stream, mode="r:")
 
 
 class _Limited:
     """An archive's stream as tarfile may read it: a header can claim gigabytes, which it would read at once."""
 
-    def __init__(self, stream: gzip.GzipFile, on_disk: int, name: str) -> None:
-        self._stream, self._on_disk, self._name = stream, on_disk, name
+    def __init__(self, stream: gzip.GzipFile, packed: int, name: str) -> None:
+        self._stream, self._packed, self._name, self.tell = stream, packed, name, stream.tell
 
     def read(self, size: int) -> bytes:
-        """The next bytes."""
         if not 0 <= size <= MAX_READ:
             raise ValueError(f"a header of {size:,} bytes")
-        self._check(self.tell() + size)
+        check_unpacked(self.tell() + size, self._packed, self._name, at_once=False)
         return self._stream.read(size)
 
-    def seek(self, place: int) -> int:
-        """Go to that byte."""
-        self._check(place)
-        return self._stream.seek(place)
-
-    def tell(self) -> int:
-        """The number of the next byte."""
-        return self._stream.tell()
-
-    def _check(self, end: int) -> None:
-        check_unpacked(end, self._on_disk, self._name, at_once=False)
-
-
-def _tar(stream: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode="r:")
-
-
-def _zip_members(archive: Path, name: str) -> Iterator[Member]:
-    with zipfile.ZipFile(archive) as held:
-        unpacked = sum(info.file_size for info in held.infolist())
-        check_unpacked(unpacked, size_on_disk([archive]), name, at_once=False)
-        check_space(archive.parent, unpacked, f"unpacking {name}")
-        for info in held.infolist():
-            if info.flag_bits & 1:
-                raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; give the published archive")
-            mode = info.external_attr >> 28  # the kind of file, where the archive was made on Unix
-            kind = {0: "file", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
-            folder = info.is_dir() or mode == 4
-            opener = _zip_opener(held, info) if kind == "file" and not folder else None
-            yield Member(info.filename, info.file_size, folder, kind, opener)
-
-
-def _tar_opener(tar: tarfile.TarFile, entry: tarfile.TarInfo) -> Callable[[], IO[bytes]] | None:
-    if not entry.isreg():
-        return None
-
-    def opened() -> IO[bytes]:
-        content = tar.extractfile(entry)
-        if content is None:
-            raise ValueError(f"{entry.name} has no content")
-        return content
-
-    return opened
-
-
-def _zip_opener(held: zipfile.ZipFile, info: zipfile.ZipInfo) -> Callable[[], IO[bytes]]:
-    return lambda: held.open(info)
+    def seek(self, position: int) -> int:
+        check_unpacked(position, self._packed, self._name, at_once=False)
+        return self._stream.seek(position)
 
 
 def _copy(member: Member, path: Path, name: str) -> None:
-    """A member under its name, whole or not at all."""
-    if member.open is None:
-        return
+    """Write a member under its name, whole or not at all."""
     part = path.with_name(path.name + ".part")
     try:
-        with member.open() as stream, on_disk(path), part.open("wb") as out:
-            while block := _read_member(stream, name):
+        with member.open() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
+            while block := _read_block(stream, name):
                 out.write(block)
         with on_disk(path):
             part.replace(path)
@@ -410,11 +369,9 @@ def _copy(member: Member, path: Path, name: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def _read_member(stream: IO[bytes], name: str) -> bytes:
-    try:
-        return stream.read(_MEMBER_BLOCK)
-    except (OSError, *_BROKEN) as error:
-        raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
+def _read_block(stream: IO[bytes], name: str) -> bytes:
+    with _damage(name):
+        return stream.read(1 << 20)
 
 
 @contextmanager
@@ -423,9 +380,6 @@ def _damage(name: str) -> Iterator[None]:
         yield
     except (OSError, *_BROKEN) as error:
         raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
-
-
-EVERY = 25_000  # files between two lines on how far unpacking is
 
 
 def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda words: None) -> Path:
@@ -474,7 +428,7 @@ def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -
             unpack_members(archive, file, wanted.members, place)
         else:
             say(f"unpacking {file}")
-            unpack_tree(archive, file, place, inside=wanted.tree, report=partial(_unpacked, file, say))
+            unpack_tree(archive, file, place, inside=wanted.tree, say=say)
     except DiskError:
         raise
     except UserError:
@@ -485,29 +439,23 @@ def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -
     archive.unlink(missing_ok=True)
 
 
-def _unpacked(file: str, say: Say, count: int) -> None:
-    if count % EVERY == 0:
-        say(f"unpacking {file}: {count:,} files")
-
-
 @contextmanager
 def _alone(data_dir: Path, folder: str) -> Iterator[None]:
     """One process at a time fetches into a folder: two would write to the same files."""
-    lock = data_dir / f".{folder}.lock"
-    with on_disk(lock):
+    path = data_dir / f".{folder}.lock"
+    lock = FileLock(path)
+    with on_disk(path):
         data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise UserError(f"another process is fetching {folder} into {data_dir}; wait until it is done") from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another process is fetching {folder} into {data_dir}; wait for its end") from error
-        try:
-            yield
-        finally:
-            lock.unlink(missing_ok=True)
+        yield
     finally:
-        os.close(descriptor)
+        with suppress(OSError):
+            path.unlink()
+        lock.release()
 
 
 def _find_whole(source: Source, download: Download, data_dir: Path) -> Path | None:

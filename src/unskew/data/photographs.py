@@ -318,9 +318,10 @@ class Photographs:
         self.memory = memory
         self.recent = _RECENT.setdefault((store[1], memory), Recent(memory))
         self._file = pixels_file(*store)
-        for descriptor in (self._file, mark_in_use(store[0])):
-            if descriptor is not None:
-                weakref.finalize(self, os.close, descriptor)
+        if self._file is not None:
+            weakref.finalize(self, os.close, self._file)
+        if (lock := mark_in_use(store[0])) is not None:
+            weakref.finalize(self, lock.release)
 
     @property
     def nbytes(self) -> int:
