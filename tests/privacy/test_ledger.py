@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from unskew.core.files import record_from
 from unskew.privacy.ledger import PrivateRounds, Release, Spent, spent_on, total, with_release
 
 accounting = pytest.importorskip("dp_accounting")
@@ -45,7 +46,6 @@ def test_the_same_release_counts_once_and_another_is_never_taken_back():
     assert with_release(both, None) is both
     assert [each.id for each in with_release(both, release("a")).releases] == ["a", "b"]
     assert both.words() == "ε 12.26 at δ 1e-05 for every example, over 2 releases of statistics"
-    assert Spent.of_json(None) is None
 
 
 ROUNDS = PrivateRounds(3.0, 1e-5, 20, 1.0, 2.0, "poisson", replaced=False, example_epsilon=4.0)
@@ -76,10 +76,10 @@ def test_rounds_and_statistics_add_up_for_every_example():
 def test_what_was_spent_is_read_back_from_json_and_what_is_not_it_is_refused():
     for spent in (spent_on((), ROUNDS), with_release(spent_on((), ROUNDS), release("a")), spent_on([release("a")])):
         written = json.loads(json.dumps(asdict(spent)))
-        assert Spent.of_json(written) == spent
+        assert record_from(Spent, written) == spent
         if spent.updates is None:
-            assert Spent.of_json({key: value for key, value in written.items() if key != "updates"}) == spent
+            assert record_from(Spent, {key: value for key, value in written.items() if key != "updates"}) == spent
     broken = json.loads(json.dumps(asdict(spent_on((), ROUNDS))))
     broken["updates"]["rounds"] = "many"
-    with pytest.raises(ValueError, match="rounds must be a whole number"):
-        Spent.of_json(broken)
+    with pytest.raises(ValueError, match=r"updates\.rounds: expected int, got str"):
+        record_from(Spent, broken)

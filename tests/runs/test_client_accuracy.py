@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import unskew
 from unskew.console.comparison import as_text, side_by_side
 from unskew.core.errors import UserError
+from unskew.core.files import record_from
 from unskew.core.types import ImageSet, Split
 from unskew.data.population import Partition
 from unskew.round.evaluation import Evaluation
@@ -209,7 +210,7 @@ def test_a_damaged_summary_is_one_message(finished, tmp_path, odd):
 def test_a_summary_comes_back_from_json():
     inner = summarise_clients(ByClient(np.array([0.5, 1.0]), np.ones(2), np.ones(2, bool)))
     outer = ClientSpread(**{**asdict(inner), "own_images": inner})
-    assert ClientSpread.of_json(asdict(outer)) == outer
+    assert record_from(ClientSpread, asdict(outer)) == outer
     of_before = {name: value for name, value in asdict(inner).items() if name not in ("p20", "p40", "own_images")}
-    assert ClientSpread.of_json(of_before).p20 is None
+    assert record_from(ClientSpread, of_before).p20 is None
     assert outer.words().endswith("; on their own test images worst 50.00%, tenth 55.00%, median 75.00%")

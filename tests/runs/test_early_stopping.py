@@ -11,7 +11,7 @@ from unskew.core.tensors import sha256
 from unskew.core.types import ServerState
 from unskew.round.driver import Metrics
 from unskew.runs import execute, train
-from unskew.runs.checkpoint import Progress, kept_state, load_state
+from unskew.runs.checkpoint import RunProgress, kept_state, load_state
 from unskew.runs.execute import BestRound, best_row, is_better
 from unskew.runs.finished import FinishedRun, calibrate_run, state_after
 from unskew.runs.folder import read_model
@@ -21,7 +21,7 @@ from unskew.runs.result import read_result
 ACCURACIES = [0.2, 0.5, 0.4, 0.5, 0.45, 0.3, 0.9, 0.1]
 OPTIONS = {"clients": 4, "partition": "iid", "rounds": 8, "epochs": 1, "lr": 0.05, "checkpoint_seconds": 0,
            "patience": 3}  # fmt: skip
-PROGRESS = Progress(0, 0.0, "", "", "")
+PROGRESS = RunProgress(0, 0.0, "", "", "")
 
 
 @pytest.fixture
@@ -157,13 +157,13 @@ def test_a_lost_or_foreign_best_state_is_refused_in_a_sentence(tmp_path, scripte
     file = kept_state(path, 2)
     content = file.read_bytes()
     file.unlink()
-    with pytest.raises(UserError, match="is missing, the state after the best round so far"):
+    with pytest.raises(UserError, match="the state after the best round so far, is missing"):
         train.resume(path)
     file.write_bytes(content[:-1])
     with pytest.raises(UserError, match="is damaged"):
         train.resume(path)
     file.write_bytes((path / "checkpoint" / "state.safetensors").read_bytes())
-    with pytest.raises(UserError, match="is the state of round 4, not 2"):
+    with pytest.raises(UserError, match="is the state after round 4, not 2"):
         train.resume(path)
     file.write_bytes(content)
     assert train.resume(path).best_round == 2
@@ -200,7 +200,7 @@ def test_an_older_result_has_no_best_round(tmp_path, scripted):
     [
         ({"patience": 0}, "--patience 0: give 1 or more"),
         ({"monitor": "speed"}, "--monitor speed: there are: accuracy, loss"),
-        ({"monitor": "loss", "patience": None}, "--monitor loss: nothing watches it; give --patience N too"),
+        ({"monitor": "loss", "patience": None}, "--monitor loss needs --patience; give --patience N too"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, wrong, message):

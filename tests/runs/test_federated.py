@@ -135,7 +135,7 @@ def test_a_calibration_that_misses_a_client_ends_the_run_and_a_resumed_one_makes
             exchange.pause(5)
 
     options = {"method": "fedavg + lda", "rounds": 2}
-    with pytest.raises(UserError, match="node node-1 is not connected; the run is finished without it; with all nodes"):
+    with pytest.raises(UserError, match="node node-1 is not connected; the run is finished without it; resume the run"):
         federated(tmp_path, exchange, observe=observe, rules=Rules(wait=30), **options)
     assert read_result(tmp_path / "run").calibrations == {}
     exchange.answers.update(away)

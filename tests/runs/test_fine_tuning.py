@@ -17,6 +17,7 @@ from unskew.engines import features
 from unskew.runs import prepare
 from unskew.runs.config import Config
 from unskew.runs.execute import Stage
+from unskew.runs.given import Given
 
 OPTIONS = {"data": "digits", "clients": 3, "rounds": 2, "epochs": 1, "batch": 64, "lr": 0.05, "engine": "loop"}
 
@@ -231,10 +232,8 @@ def test_the_first_convolution_is_found_wherever_it_is_in_the_file(tmp_path):
     grey, shape = image_set(20), (3, 8, 8)
     network = models.build("resnet-18(norm=group)", shape, 4)
     torch.save(dict(reversed(network.state_dict().items())), tmp_path / "backwards.pth")  # conv1 comes after layer1's
-    start = prepare.first_model(
-        Config(model="resnet-18(norm=group)", pretrained=str(tmp_path / "backwards.pth")), grey, None, None
-    )
-    assert start.shape == shape
+    config = Config(model="resnet-18(norm=group)", pretrained=str(tmp_path / "backwards.pth"), partition="iid")
+    assert prepare.prepare(config, given=Given(data=grey)).blueprint.shape == shape
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The run folder: a crash at any moment leaves whole files, and what is read back is what was written."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from unskew.core.files import part_beside, read_json, write_whole
 from unskew.core.key import Key
 from unskew.core.types import Failure, ServerState
 from unskew.round.driver import Metrics
-from unskew.runs.checkpoint import CHECKPOINT, Progress, load_checkpoint, save_checkpoint
+from unskew.runs.checkpoint import CHECKPOINT, RunProgress, load_checkpoint, save_checkpoint
 from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, model_bytes, unused_path, write_arrays
 from unskew.runs.journal import LineFile, Mark, metrics_row, read_metrics
 
-PROGRESS = Progress(
+PROGRESS = RunProgress(
     metrics_bytes=123, seconds=4.5, data_sha256="d" * 64, partition_hash="p" * 64, config_sha256="c" * 64
 )
 
@@ -127,7 +128,7 @@ def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
     (tmp_path / "new" / "run" / "x").touch()
     with pytest.raises(UserError, match="not empty; choose another --out, or continue with: unskew resume"):
         create_run_folder(tmp_path / "new" / "run")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="is not a folder; choose another --out"):
         create_run_folder(tmp_path / "new" / "run" / "x")
     with pytest.raises(UserError, match="cannot be made"):
         create_run_folder(tmp_path / "new" / "run" / "x" / "below a file")
@@ -150,6 +151,20 @@ def test_a_second_holder_is_refused_until_the_first_lets_go(tmp_path):
         )
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "in use by another process" in other.stderr
+    with locked_folder(tmp_path):
+        pass
+
+
+def test_a_killed_process_releases_its_lock(tmp_path):
+    code = (
+        "import time\nfrom unskew.runs.folder import locked_folder\nfrom pathlib import Path\n"
+        f"with locked_folder(Path({str(tmp_path)!r})):\n    print('held', flush=True)\n    time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="in use by another process"), locked_folder(tmp_path):
+            pass
+        holder.kill()
     with locked_folder(tmp_path):
         pass
 
@@ -208,7 +223,7 @@ def test_syncing_makes_the_lines_durable(tmp_path, monkeypatch):
 
 
 def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
-    line = b'{"round": 1, "examples": 2, "seconds": 0.5, "bytes_up": 3, "bytes_down": 3}\n'
+    line = json.dumps(metrics()).encode() + b"\n"
     for length in range(2 * len(line) + 1):
         (tmp_path / "metrics.jsonl").write_bytes((2 * line)[:length])
         assert len(read_metrics(tmp_path)) == length // len(line)
@@ -216,7 +231,7 @@ def test_a_last_line_is_ignored_wherever_it_was_cut(tmp_path):
 
 def test_a_line_that_lacks_what_every_line_has_is_named(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"round": 1, "exampels": 2}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1: it has no examples"):
+    with pytest.raises(UserError, match=r"metrics\.jsonl is damaged: line 1: unknown field 'exampels'"):
         read_metrics(tmp_path)
 
 

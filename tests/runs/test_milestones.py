@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unskew.core.errors import UserError
 from unskew.runs.journal import accuracy_at_batch, accuracy_at_round, batches, rounds_to
 
 # evaluated every second round; batches counted by the end of each: 10, 30, 35, 45
@@ -87,18 +86,3 @@ def test_a_count_by_the_end_of_a_round_says_what_the_round_says(rows):
 def test_more_accuracy_never_takes_fewer_rounds(rows, one, other):
     fewer, more = (rounds_to(rows, accuracy) or len(rows) + 1 for accuracy in sorted((one, other)))
     assert fewer <= more
-
-
-@pytest.mark.parametrize("steps", [{}, {"batches_max": None}, {"batches_max": "many"}])
-def test_rounds_without_a_count_of_batches_are_refused(steps):
-    rows = [*ROWS, {"round": 5} | steps]
-    for ask in (batches, lambda rows: accuracy_at_batch(rows, 1)):
-        with pytest.raises(UserError, match="round 5 has no batches_max"):
-            ask(rows)
-    assert accuracy_at_round(rows, 5) == 0.6
-
-
-@pytest.mark.parametrize("accuracy", ["high", float("nan"), [0.5]])
-def test_an_accuracy_that_is_no_number_is_refused(accuracy):
-    with pytest.raises(UserError, match=r"round 1 has the accuracy .*, which is not a number"):
-        accuracy_at_round([{"round": 1, "accuracy": accuracy}], 1)

@@ -44,7 +44,7 @@ def test_secure_updates_give_the_rounded_result_to_the_last_bit_and_send_words_o
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients come to a round, and .* needs 3"),
+    ({"method": SECURE, "per_round": 2}, r"secure\(updates=true\): 2 of 6 clients take part .* needs 3"),
     ({"method": SECURE, "during": "norms"}, r"secure\(updates=true\) and --during norms: it would record single"),
     ({"method": PRIVATE, "during": "silhouette + drift"}, "private-updates and --during drift: it would record single"),
     ({"method": PRIVATE, "start": "lda"}, "private-updates with --start lda: .* noise does not cover"),

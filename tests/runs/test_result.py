@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import unskew
+from unskew.core.errors import UserError
 from unskew.runs.result import Calibration, Result, accuracy_picture, read_result, to_json
 
 RESULT = Result(
@@ -32,18 +33,12 @@ def test_the_history_is_the_rows_of_the_rounds(finished):
     assert read_result(finished.path).history == finished.history
 
 
-def test_a_result_has_every_option_that_decides_it_also_one_that_was_written_without(finished, tmp_path):
+def test_a_result_has_every_option_that_decides_it(finished):
     assert finished.settings["lr"] == 0.01
     assert finished.settings["method"] == "fedavg + lda"
     assert finished.settings["seed"] == 0
     assert not {"engine", "workers", "data_dir", "during"} & set(finished.settings)
     assert read_result(finished.path).settings == finished.settings
-    values = to_json(finished)
-    del values["settings"]
-    (tmp_path / "result.json").write_text(json.dumps(values))
-    assert read_result(tmp_path).settings == {}
-    (tmp_path / "config.toml").write_text((finished.path / "config.toml").read_text())
-    assert read_result(tmp_path).settings == finished.settings
 
 
 @pytest.mark.parametrize(("rounds", "said"), [(1, "1 round, "), (2, "2 rounds, ")])
@@ -92,6 +87,50 @@ def test_one_round_and_many_rounds_are_drawn():
         ElementTree.fromstring(accuracy_picture(rows, {"ccvr": 0.5}))
 
 
-def test_a_result_of_an_older_version_is_read(tmp_path):
-    (tmp_path / "result.json").write_text(json.dumps(to_json(replace(RESULT, path=tmp_path))))
-    assert read_result(tmp_path) == replace(RESULT, path=tmp_path)
+# result.json as version 0.1 wrote it, in November 2026
+WRITTEN = """{
+  "method": "fedavg + lda + private(epsilon=2)", "data": "digits", "partition": "iid", "clients": 2, "per_round": 2,
+  "rounds": 3, "seed": 0, "engine": "loop", "accuracy": 0.5, "loss": 1.25, "examples": 1234, "seconds": 75.0,
+  "examples_per_second": 16.0, "bytes_up": 1500, "bytes_down": 2500000, "weights_sha256": "0123", "model": "tiny-cnn",
+  "partition_hash": "4567", "data_sha256": "89ab", "emd": 0.0, "failures": 0,
+  "calibrations": [
+    {"name": "lda", "accuracy": 0.75, "loss": 0.5, "bytes_up": 300, "seconds": 1,
+     "clients_accuracy": {"clients": 2, "left_out": 0, "partly": 0, "worst": 0.4, "p10": 0.4, "p50": 0.5, "p90": 0.6,
+                          "mean": 0.5, "by_examples": 0.5, "deviation": 0.1, "jain": 0.96,
+                          "own_images": {"clients": 2, "left_out": 0, "partly": 0, "worst": 0.3, "p10": 0.4,
+                                         "p50": 0.5, "p90": 0.6, "mean": 0.5, "by_examples": 0.5, "deviation": 0.1,
+                                         "jain": 0.96}}}
+  ],
+  "weights_seal": "cdef",
+  "privacy": {"epsilon": 2.0, "delta": 1e-05,
+              "releases": [{"id": "a1", "epsilon": 2.0, "delta": 1e-05, "clip": 1.0, "calibrations": ["lda"]}]},
+  "settings": {"data": "digits", "lr": 0.01}, "notes": ["a note"], "evaluated_on": "test"
+}"""
+
+
+def test_a_result_json_of_today_stays_readable(tmp_path):
+    (tmp_path / "result.json").write_text(WRITTEN)
+    result = read_result(tmp_path)
+    assert (result.path, result.rounds, result.accuracy, result.notes) == (tmp_path, 3, 0.5, ["a note"])
+    assert result.calibrations["lda"].clients_accuracy.own_images.worst == 0.3
+    assert result.privacy.releases[0].calibrations == ("lda",)
+    assert result.settings == {"data": "digits", "lr": 0.01}
+    assert json.loads(json.dumps(to_json(result))) == json.loads(WRITTEN)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"rounds": 3', '"rounds": "3"', "rounds: expected int, got str"),
+        ('"rounds": 3, ', "", "object missing required field rounds"),
+        ('"rounds": 3', '"rounds": 3, "extra": 1', "unknown field 'extra'"),
+        ('"accuracy": 0.75', '"accuracy": null', r"calibrations\[...\].accuracy: expected float, got null"),
+        ('"calibrations": [\n', '"calibrations": [1,', "calibrations: expected a list of records with names"),
+        ('"epsilon": 2.0, "delta"', '"delta"', "privacy: object missing required field epsilon"),
+    ],
+)
+def test_a_damaged_result_json_is_refused_by_file_and_field(tmp_path, old, new, message):
+    assert old in WRITTEN
+    (tmp_path / "result.json").write_text(WRITTEN.replace(old, new, 1))
+    with pytest.raises(UserError, match=rf"result\.json is damaged, or not a result of this version: {message}"):
+        read_result(tmp_path)

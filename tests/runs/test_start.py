@@ -15,9 +15,8 @@ from unskew.core.errors import UserError
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
 from unskew.runs.checkpoint import load_checkpoint
-from unskew.runs.execute import Calibrated
+from unskew.runs.execute import Calibrated, InitialModel
 from unskew.runs.finished import FinishedRun
-from unskew.runs.prepare import InitialModel
 
 SMALL = {"data": "digits", "clients": 5, "epochs": 1, "engine": "loop", "lr": 0.0001}
 

@@ -42,7 +42,7 @@ from unskew.privacy.sessions import Sessions
 from unskew.round import driver
 from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
-from unskew.runs.checkpoint import MEMORIES, Progress, load_checkpoint, open_memories, save_checkpoint
+from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
 
 AFTER_TRAINING = ("finish", "withhold", "secure", "private")  # slots that no round looks at
 
@@ -415,7 +415,7 @@ def resumes(method: Candidate) -> str | None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         half = fed.run(2, rounds_planned=4, folder=folder)
-        save_checkpoint(folder, half, Progress(0, 0.0, "", "", ""))
+        save_checkpoint(folder, half, RunProgress(0, 0.0, "", "", ""))
         kept = load_checkpoint(folder)
         if kept is None or not same(half, kept[0]):
             return "a checkpoint after round 2 does not give back the state"

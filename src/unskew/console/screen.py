@@ -36,9 +36,9 @@ from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
 from unskew.round.sampling import draw
 from unskew.runs.config import Config
-from unskew.runs.execute import Event, Stage
+from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
-from unskew.runs.prepare import InitialModel, Overview
+from unskew.runs.prepare import Overview
 from unskew.runs.result import (
     Result,
     accuracy_picture,

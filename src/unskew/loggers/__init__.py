@@ -19,10 +19,10 @@ from unskew.core.plugins import load_function
 from unskew.loggers.backends import Backend as Backend
 from unskew.loggers.backends import MLflow, TensorBoard, WeightsAndBiases
 from unskew.round.driver import Metrics
-from unskew.runs.execute import Calibrated, Event
+from unskew.runs.execute import Calibrated, Event, InitialModel
 from unskew.runs.folder import calibration_file
 from unskew.runs.journal import read_metrics
-from unskew.runs.prepare import InitialModel, Overview
+from unskew.runs.prepare import Overview
 
 LOGGERS: dict[str, Callable[[], Backend]] = {
     "tensorboard": TensorBoard,

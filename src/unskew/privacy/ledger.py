@@ -10,11 +10,9 @@ not is a client whose data are replaced; with that ε the rounds and the statist
 Reference: Dong, Roth, Su, "Gaussian Differential Privacy", JRSS B 2022, corollary 3.3 (composition).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from unskew.core.files import record_from
 from unskew.core.plugins import require_extra
 from unskew.core.units import counted
 
@@ -61,19 +59,6 @@ class Spent:
     releases: tuple[Release, ...]
     updates: PrivateRounds | None = None
 
-    @staticmethod
-    def of_json(values: Any) -> "Spent | None":
-        """What result.json has, as a value. Raises ValueError."""
-        if values is None:
-            return None
-        if not isinstance(values, Mapping) or not isinstance(values.get("releases"), list):
-            raise ValueError("privacy has no list of releases")
-        rounds = values.get("updates")
-        return record_from(
-            Spent, values, releases=tuple(map(_release, values["releases"])),
-            updates=None if rounds is None else record_from(PrivateRounds, rounds),
-        )  # fmt: skip
-
     def words(self) -> str:
         """The total in words."""
         count = len(self.releases)
@@ -82,13 +67,6 @@ class Spent:
         over = f"{count} releases" if count > 1 else "one release"
         total = f"ε {self.epsilon:.4g} at δ {self.delta:g} for every example, over {over} of statistics"
         return total if self.updates is None else f"{total} and all updates; the updates alone: {self.updates.words()}"
-
-
-def _release(row: Any) -> Release:
-    names = row.get("calibrations") if isinstance(row, Mapping) else None
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError("a release has no list of calibrations")
-    return record_from(Release, row, calibrations=tuple(names))
 
 
 def with_release(spent: Spent | None, release: Release | None) -> Spent | None:

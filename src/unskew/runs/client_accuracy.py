@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from unskew.core.errors import UserError
-from unskew.core.files import record_from
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.population import Clients, Ints, Partition
 from unskew.round.evaluation import Evaluation
@@ -47,7 +46,7 @@ class ClientSpread:
     by_examples: float  # the mean weighted by what each client has: training examples, or test images
     deviation: float
     jain: float
-    p20: float | None = None  # the other deciles; None in results of before
+    p20: float | None = None  # the other deciles; None in some of recipes/results
     p30: float | None = None
     p40: float | None = None
     p60: float | None = None
@@ -63,15 +62,6 @@ class ClientSpread:
 
     def _marks(self) -> str:
         return f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}"
-
-    @staticmethod
-    def of_json(values: Any) -> "ClientSpread | None":
-        """What ``asdict`` gave, checked. Raises ValueError."""
-        if values is None:
-            return None
-        if not isinstance(values, dict):
-            raise ValueError("clients_accuracy is not an object")
-        return record_from(ClientSpread, values, own_images=ClientSpread.of_json(values.get("own_images")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +165,7 @@ def to_arrays(seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> dict[str,
 
 
 def read_clients(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a run's clients.npz; empty where it has none, as runs of before."""
+    """The arrays of a run's clients.npz; empty if it has none, as the run of a federation."""
     require_sealed(path, CLIENTS)
     if not (path / CLIENTS).exists():
         return {}

@@ -43,8 +43,7 @@ class Option:
     """One option of a run.
 
     ``default`` is None where the data or the machine decides; ``otherwise`` then says in words what is taken. An option
-    that does not ``decide`` the result may differ between a run and its resumption. ``added_later`` marks options that
-    older checkpoints do not know: their default leaves the fingerprint as it was.
+    that does not ``decide`` the result may differ between a run and its resumption.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Option:
     choices: tuple[str, ...] = ()
     check: Callable[[str], None] | None = None  # raises a UserError for a text that is not possible
     decides: bool = True
-    added_later: bool = False
 
     @property
     def flag(self) -> str:
@@ -114,15 +112,14 @@ class Config:
     )
     cache_dir: str | None = _work(
         None, "Where decoded photographs and the features of a frozen part are kept.", metavar="DIR",
-        otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew", added_later=True,
+        otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew",
     )  # fmt: skip
     cache_disk: str = _work(
         DISK, "What decoded photographs may take on disk.", metavar="SIZE", check=check_size("cache-disk"),
-        added_later=True,
     )  # fmt: skip
     cache_memory: str = _work(
         MEMORY, "What decoded photographs may take in memory: in this process, and in its workers together.",
-        metavar="SIZE", check=check_size("cache-memory"), added_later=True,
+        metavar="SIZE", check=check_size("cache-memory"),
     )  # fmt: skip
     partition: str = _option(
         "dirichlet(alpha=0.1)",
@@ -146,31 +143,30 @@ class Config:
     )
     pretrained: str | None = _option(
         None, "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
-        metavar="FILE", otherwise="none: drawn from the seed", added_later=True,
+        metavar="FILE", otherwise="none: drawn from the seed",
     )  # fmt: skip
     train: str = _option(
         "all", 'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
-        metavar="TEXT", check=check_train, added_later=True,
+        metavar="TEXT", check=check_train,
     )  # fmt: skip
     resize: int | None = _option(
         None, "Scale the images to N×N pixels before the network.", metavar="N", least=1, most=MAX_SIDE,
-        otherwise="as they are", added_later=True,
+        otherwise="as they are",
     )  # fmt: skip
     normalise: str | None = _option(
         None, "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.", metavar="NAME",
         otherwise="as the pretrained network expects, or as the data set says", choices=NORMALISATIONS,
-        added_later=True,
     )  # fmt: skip
     views: int | None = _option(
         None, "How many augmented views of each image are stored behind a frozen part.", metavar="N", least=1,
-        most=MAX_VIEWS, otherwise="none: only the plain image", added_later=True,
+        most=MAX_VIEWS, otherwise="none: only the plain image",
     )  # fmt: skip
     rounds: int = _option(
         20, "How many rounds; 0 trains nothing and calibrates the initial model.", metavar="N", least=0, most=MAX_COUNT
     )
     start: str | None = _option(
         None, "A calibration whose classifier training starts from: lda | ridge | ccvr | …", metavar="TEXT",
-        otherwise="the model's own classifier", added_later=True,
+        otherwise="the model's own classifier",
     )  # fmt: skip
     epochs: int = _count(5, "How often a client passes over its examples in a round.")
     batch: int = _count(64, "How many examples make a step.")
@@ -180,31 +176,29 @@ class Config:
     schedule: str = _option(
         "constant",
         "The clients' rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
-        metavar="TEXT", check=check_schedule, added_later=True,
+        metavar="TEXT", check=check_schedule,
     )  # fmt: skip
     optimizer: str = _option(
         "sgd", "How clients step: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
-        metavar="TEXT", check=check_optimizer, added_later=True,
+        metavar="TEXT", check=check_optimizer,
     )  # fmt: skip
     clip: float = _option(
         0.0, "The longest gradient that is used as it is, longer ones are scaled down to it; 0: none is.",
-        metavar="X", least=0, added_later=True,
+        metavar="X", least=0,
     )  # fmt: skip
     decay: str = _option(
         "all", "What --weight-decay shrinks: all parameters, or weights alone (no biases, no norms).",
-        metavar="|".join(DECAYS), choices=DECAYS, added_later=True,
+        metavar="|".join(DECAYS), choices=DECAYS,
     )  # fmt: skip
     patience: int | None = _count(
         None, "Stop after this many rounds without a better --monitor; the best round's model is the result.",
-        otherwise="no stopping", added_later=True,
+        otherwise="no stopping",
     )  # fmt: skip
-    monitor: str = _option(
-        "accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS, added_later=True
-    )
+    monitor: str = _option("accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS)
     augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
     augmentation: str = _option(
         "auto", "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
-        "of 64 pixels or more.", metavar="NAME", choices=AUGMENTATIONS, added_later=True,
+        "of 64 pixels or more.", metavar="NAME", choices=AUGMENTATIONS,
     )  # fmt: skip
     engine: str = _work(
         "auto", "auto | loop | pool | torchrun | package.module:function", metavar="NAME", check=check_name
@@ -216,7 +210,7 @@ class Config:
     validation: float = _option(
         0.0,
         "The share of the training images that is held out; accuracy is then measured on it, never on the test images.",
-        metavar="SHARE", least=0, below=1, added_later=True,
+        metavar="SHARE", least=0, below=1,
     )  # fmt: skip
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(
@@ -236,7 +230,6 @@ class Config:
     )  # fmt: skip
     device: str = _work(
         "auto", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", metavar="NAME", check=check_device_name,
-        added_later=True,
     )  # fmt: skip
 
     def local(self) -> Local:
@@ -257,6 +250,13 @@ def _described() -> dict[str, Option]:
 
 
 OPTIONS: dict[str, Option] = _described()
+
+# In fingerprints and settings even at their defaults. A new option must not be: runs without it keep theirs.
+ALWAYS_LISTED = (
+    "data", "data_dir", "partition", "clients", "per_round", "method", "model", "rounds", "epochs", "batch", "lr",
+    "momentum", "weight_decay", "augment", "engine", "workers", "seed", "evaluate_every", "on_failure",
+    "checkpoint_seconds", "baseline", "during",
+)  # fmt: skip
 
 
 CONFIG = "config.toml"
@@ -369,20 +369,19 @@ def fingerprint(config: Config) -> str:
     values = []
     for option in OPTIONS.values():
         value = getattr(config, option.name) if option.decides else option.default
-        if not (option.added_later and value == option.default):
+        if option.name in ALWAYS_LISTED or value != option.default:
             values.append((option.name, value))
     return hashlib.sha256(("\n".join([HEADER, *_lines(values)]) + "\n").encode()).hexdigest()
 
 
 def deciding(config: Config) -> dict[str, Value]:
-    """The options that decide the result, with the values that the run had.
-
-    An option that is None is left out, and so is one that older runs do not know while it has its default: otherwise
-    the settings of two equal runs of different versions would differ.
-    """
-    values = {option.name: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
-    later = {option.name: option.default for option in OPTIONS.values() if option.added_later}
-    return {name: value for name, value in values.items() if value is not None and later.get(name, ...) != value}
+    """The options that decide the result, with the values that the run had; None and most defaults are left out."""
+    values = {option: getattr(config, option.name) for option in OPTIONS.values() if option.decides}
+    return {
+        option.name: value
+        for option, value in values.items()
+        if value is not None and (option.name in ALWAYS_LISTED or value != option.default)
+    }
 
 
 def from_python(value: Any) -> bool:

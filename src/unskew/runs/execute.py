@@ -12,24 +12,25 @@ from unskew import engines
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.feasible import named
 from unskew.calibration.federated import Federation, Forecasted, Gathering, Known
+from unskew.calibration.finisher import RealFeatures
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import default_workers
 from unskew.core.types import Engine, ServerState, Tensors
 from unskew.data.batches import steps_for
-from unskew.engines.blueprint import build
-from unskew.privacy.ledger import with_release
+from unskew.privacy.ledger import PrivateRounds, Spent, spent_on, with_release
+from unskew.privacy.private_updates import PrivateUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import Evaluation, evaluate
 from unskew.runs import config as configs
-from unskew.runs import journal, recording
+from unskew.runs import recording
 from unskew.runs.checkpoint import (
     CHECKPOINT,
-    Progress,
+    RunProgress,
     drop_memories,
     kept_state,
     load_checkpoint,
@@ -54,18 +55,361 @@ from unskew.runs.folder import (
     write_sealed,
 )
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, metrics_row
-from unskew.runs.prepare import (
-    InitialModel,
-    Overview,
-    Prepared,
-    begin,
-    evaluate_start,
-    first_visits,
-    notes_on_protections,
-    overview,
-    spent_in_rounds,
-)
+from unskew.runs.prepare import Overview, Prepared, overview
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
+
+# What an observer is called with, besides the Overview and each round's Metrics
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """The model before the first round: how well it does, and the calibration that made its classifier, if any."""
+
+    accuracy: float
+    loss: float
+    start: Calibration | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A calibrated classifier, its result, and notes on it."""
+
+    result: Calibration
+    classifier: CalibratedClassifier
+    notes: tuple[str, ...]
+    score: Evaluation
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Progress of work that is neither a round nor a calibration."""
+
+    words: str
+    done: int
+    total: int
+
+
+Event = Gathering | Forecasted | Calibrated | Stage | InitialModel
+Observer = Callable[[Overview | Metrics | Event], Any]  # returning STOP ends the run after the round
+
+
+# The run
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a run is: the server's state, and how much of each growing file belongs to it."""
+
+    state: ServerState
+    metrics: Mark
+    during: Mark
+
+
+def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
+    """Train the remaining rounds, calibrate, and write the result; the run directory can be resumed at any moment."""
+    with ExitStack() as resources, memories_named(path):
+        run = Execution(prepared, path, observe, resources)
+        try:
+            run.begin()
+            run.train()
+            return run.finish()
+        except BaseException:
+            if run.position.state.round:
+                run.save()
+            raise
+
+
+class Execution:
+    """A run in progress. ``position`` is replaced as a whole, so whatever interrupts the run finds it consistent."""
+
+    def __init__(self, prepared: Prepared, path: Path, observe: Observer, resources: ExitStack) -> None:
+        config, side = prepared.config, prepared.side
+        self.prepared, self.path, self.observe = prepared, path, observe
+        self.side, self.algorithm, self.key = side, side.algorithm, Key(config.seed)
+        self.by_image = prepared.test_owners is not None
+        self.score: tuple[int, Evaluation] | None = None  # the latest evaluation that can be used, and its round
+        prepared.initialise(side.network)
+        state, self.progress = load_or_start(prepared, path)
+
+        workers = min(config.workers or default_workers(config.device), len(prepared.first_visits))
+        self.engine_name = choose_engine(prepared, workers, config.rounds - state.round)
+        observe(overview(prepared, path, state, self.engine_name, engines.processes(self.engine_name, workers)))
+
+        self.metrics, self.during = open_journals(path, state, self.progress)
+        resources.callback(self.metrics.close)
+        resources.callback(self.during.close)
+        self.position = Position(state, self.metrics.mark, self.during.mark)
+        self.best: BestRound | None = None
+        if config.patience:
+            self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state)
+
+        memories = open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
+        setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories)
+        opened = prepared.nodes.open_engine(setup) if prepared.nodes else engines.open_engine(self.engine_name, setup)
+        self.recorder = recording.Recorder(prepared.recordings, config.rounds, side, self.key)
+        self.engine = recording.RecordingEngine(opened, self.recorder.watched)
+        resources.callback(self.engine.close)
+        if state.round < config.rounds:
+            self.engine.pin(state.clients.values())
+        self.saved = time.monotonic()
+        self.began = time.monotonic() - self.progress.seconds
+
+    def begin(self) -> None:
+        """Make the classifier that --start asks for; evaluate a model that no round will train."""
+        if self.prepared.start is not None and self.progress.start is None:
+            model, initial = self.position.state.tensors, self.prepared.start
+            state, begun = make_start(model, initial, self.side, self.engine, self.key, self.observe)
+            self.progress = replace(self.progress, start=begun.start)
+            self.position = replace(self.position, state=state)
+            self.save()
+            self.observe(begun)
+        elif self.prepared.config.rounds == 0:
+            score = self._evaluate(self.position.state)
+            self.observe(InitialModel(score.accuracy, score.loss, self.progress.start))
+
+    def train(self) -> None:
+        """Train the remaining rounds, until the last one or until --patience runs out."""
+        config = self.prepared.config
+        if self.best is not None and self.best.over:
+            return
+        rounds = driver.run(
+            self.algorithm,
+            self.engine,
+            self.position.state,
+            self.key,
+            rounds=config.rounds,
+            per_round=config.per_round or 0,
+            skip_failures=config.on_failure == "skip",
+        )
+        for state, row in rounds:
+            last = state.round == config.rounds
+            if last or state.round % config.evaluate_every == 0:
+                row = self._evaluate_round(state, row, last)
+            if state.round == 1 and self.progress.start is not None:  # --start counts as part of the first round
+                row = replace(row, bytes_up=row.bytes_up + self.progress.start.bytes_up)
+            if (line := self.recorder.line(state, self.engine)) is not None:
+                self.during.append(line)
+            if "model" in self.recorder.due(state.round):
+                save_state(kept_state(self.path, state.round), state, self.progress)
+            self.position = Position(state, self.metrics.append(metrics_row(row)), self.during.mark)
+            if self.best is not None:
+                self.best.see(state, getattr(row, config.monitor))
+                last = last or self.best.over
+            self.observe(row)
+            if last or time.monotonic() - self.saved >= config.checkpoint_seconds:
+                self.save()
+            if last:
+                break
+
+    def save(self) -> None:
+        """Write a checkpoint of the current position; what it refers to is durable before it is written."""
+        position = self.position
+        self.metrics.sync()
+        self.during.sync()
+        self.engine.sync()
+        progress = replace(
+            self.progress,
+            metrics_bytes=position.metrics.bytes,
+            metrics_sha256=position.metrics.sha256,
+            during_bytes=position.during.bytes,
+            during_sha256=position.during.sha256,
+            seconds=time.monotonic() - self.began,
+        )
+        if self.best is not None:
+            self.best.save(position.state, progress)
+        save_checkpoint(self.path, position.state, progress)
+        if self.best is not None:
+            self.best.clear(lambda number: "model" in self.recorder.due(number))
+        self.engine.pin(position.state.clients.values())
+        self.saved = time.monotonic()
+
+    def finish(self) -> Result:
+        """Calibrate the final model and write the result; if a calibration fails, write what was trained."""
+        final = self.position.state if self.best is None or self.best.best is None else self.best.best.state
+        model = driver.as_used(self.algorithm, final.tensors, self.side.classifier)
+        if self.score is None or self.score[0] != final.round:  # resumed after the last round, or an earlier was best
+            self.score = final.round, self._evaluate(final, by_image=self.by_image)
+        seconds = time.monotonic() - self.began  # calibrations report their own
+        calibrated: list[Calibrated] = []
+
+        def keep(event: Event) -> None:
+            if isinstance(event, Calibrated):
+                calibrated.append(event)
+            self.observe(event)
+
+        try:
+            finish(self.engine, self.side, model, self.algorithm, self.key, keep, by_image=self.by_image)
+        except UserError as error:
+            self._conclude(model, calibrated, seconds)
+            later = f"add another with: unskew calibrate {self.path} METHOD"
+            if self.prepared.nodes is not None:  # most likely a node was away
+                later = "resume the run when all nodes are connected to add it"
+            raise UserError(f"{error}; the run is finished without it; {later}") from error
+        return self._conclude(model, calibrated, seconds)
+
+    def _evaluate(self, state: ServerState, *, by_image: bool = False) -> Evaluation:
+        count, exchange = len(self.prepared.images.test), self.algorithm.exchange
+        return evaluate(self.engine, state.tensors, count, self.key, by_image=by_image, exchange=exchange)
+
+    def _evaluate_round(self, state: ServerState, row: Metrics, last: bool) -> Metrics:
+        score = self._evaluate(state, by_image=self.by_image and last)
+        self.score = (state.round, score) if last or not self.by_image else None
+        return replace(row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures))
+
+    def _conclude(self, model: Tensors, calibrated: Sequence[Calibrated], seconds: float) -> Result:
+        """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""
+        assert self.score is not None
+        prepared, path, config = self.prepared, self.path, self.prepared.config
+        classifier, model, rows = self.side.classifier, prepared.whole(model), self.metrics.rows()
+        score, start = self.score[1], self.progress.start
+        scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
+        held = prepared.partition, prepared.images.train.labels, prepared.test_owners
+        by_client = {} if prepared.nodes else {name: measure_clients(*held, each) for name, each in scores.items()}
+        spreads = {name: summarise_clients(*each) for name, each in by_client.items()}
+        spent = spent_in_rounds(prepared, len(rows))
+        for each in calibrated:
+            spent = with_release(spent, each.classifier.report.release)
+        best = best_row(rows, config.monitor) if config.patience else None
+        examples = sum(row["examples"] for row in rows)
+        reference = None if prepared.baseline is None else prepared.baseline.accuracy
+        result = Result(
+            path=path,
+            method=config.method,
+            data=config.data,
+            partition=config.partition,
+            clients=prepared.partition.clients,
+            per_round=config.per_round or 0,
+            rounds=len(rows),
+            seed=config.seed,
+            engine=self.engine_name,
+            accuracy=score.accuracy,
+            loss=score.loss,
+            emd=prepared.emd,
+            examples=examples,
+            seconds=seconds,
+            examples_per_second=examples / max(sum(row["seconds"] for row in rows), 1e-9),
+            bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
+            bytes_down=sum(row["bytes_down"] for row in rows),
+            weights_sha256=tensors.sha256(model),
+            model=config.model or "",
+            partition_hash=prepared.partition.hash,
+            data_sha256=prepared.data_sha256,
+            failures=sum(len(row.get("failures", ())) for row in rows),
+            calibrations={
+                each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
+                for each in calibrated
+            },
+            clients_accuracy=spreads.get(OWN),
+            settings=configs.deciding(config),
+            privacy=spent,
+            notes=[*prepared.model_notes, *notes_on_protections(prepared.algorithm, bool(config.validation))],
+            best_round=best["round"] if best else None,
+            stopped_at=len(rows) if len(rows) < config.rounds else None,
+            evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
+            start=start,
+            weights_seal=seal(plain_names(model), classifier_words(classifier)),
+            baseline=config.baseline,
+            baseline_accuracy=reference,
+            relative_accuracy=None if reference is None else score.accuracy / reference,
+        )
+        files = {MODEL: model_bytes(model, classifier)}
+        if by_client:
+            files[CLIENTS] = arrays_bytes(to_arrays(by_client))
+        if not rows:
+            files[METRICS] = b""  # a run without rounds has the file too
+        for each in calibrated:
+            files[calibration_file(path, each.result.name).name] = calibration_bytes(each.result.name, each.classifier)
+        drop_memories(path)  # before the result, which says that nothing is left to do
+        grown = {METRICS: self.metrics.mark.sha256}
+        if self.during.mark.bytes:
+            grown[DURING] = self.during.mark.sha256
+        write_sealed(path, {**files, RESULT: json_bytes(to_json(result))}, grown=grown)
+        return result
+
+
+# Where it begins
+
+
+def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, RunProgress]:
+    """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
+    checkpoint, fingerprint = load_checkpoint(path), configs.fingerprint(prepared.config)
+    if checkpoint is None:
+        side = prepared.side
+        state = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
+        return state, RunProgress(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
+    state, progress = checkpoint
+    if progress.data_sha256 != prepared.data_sha256:
+        raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
+    if progress.partition_hash != prepared.partition.hash:
+        raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
+    if progress.config_sha256 != fingerprint:
+        raise UserError(
+            f"{path / CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or replaced; restore "
+            "it, or start another run"
+        )
+    return state, progress
+
+
+def open_journals(path: Path, state: ServerState, progress: RunProgress) -> tuple[LineFile, LineFile]:
+    """metrics.jsonl and during.jsonl, cut off after the lines that belong to the state."""
+    metrics, during = LineFile(path / METRICS, progress.metrics), LineFile(path / DURING, progress.during)
+    if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, state.round + 1)):
+        raise UserError(
+            f"{path / METRICS} has {len(rounds)} rounds up to the checkpoint's, which is after round {state.round}; "
+            f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
+        )
+    return metrics, during
+
+
+def choose_engine(prepared: Prepared, workers: int, rounds: int) -> str:
+    """The name of the engine; ``auto`` weighs the pool's start against the work of so many rounds."""
+    config, local = prepared.config, prepared.side.algorithm.local
+    if prepared.nodes is not None:
+        return prepared.nodes.name
+    if not prepared.blueprint.crosses:
+        return "loop"
+    if config.engine != "auto":
+        return engines.choose(config.engine, workers, 0.0, 0)
+    sizes = prepared.first_sizes
+    steps = rounds * sum(steps_for(size, local) for size in sizes)
+    if not config.rounds:  # statistics and evaluation: one pass over all images, without gradients
+        steps = steps_for(prepared.population.roster.examples, replace(local, epochs=1)) // 3
+    work = steps * engines.seconds_per_step(prepared.side, min(config.batch, max(1, sum(sizes) // len(sizes))))
+    return engines.choose("auto", workers, work, len(sizes))
+
+
+def make_start(
+    model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
+) -> tuple[ServerState, InitialModel]:
+    """The state before the first round with the classifier of --start, and how well its model does.
+
+    What the methods send and what the server keeps is made from the model with the new classifier.
+    """
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        model, classifier, sent, seconds = calibrate_start(model, start, side, engine, key, observe)
+    state = driver.start(side.algorithm, model, side.classifier)
+    score = evaluate(engine, state.tensors, len(side.test.labels), key, exchange=side.algorithm.exchange)
+    made = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
+    notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
+    return state, InitialModel(score.accuracy, score.loss, made, tuple(notes))
+
+
+def calibrate_start(
+    model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
+) -> tuple[Tensors, CalibratedClassifier, int, float]:
+    """The model with the calibration's classifier; the calibration itself, the bytes and seconds that it took."""
+    federation = Federation(engine, side, model, start, key, observe, {})
+    classifier, sent, seconds = federation.calibrated(start.finish[0])
+    linear = classifier.linear()
+    new = dict(zip(side.classifier, (linear.weight.detach(), linear.bias.detach()), strict=True))
+    changed = {name: new[name].to(value) if name in new else value for name, value in model.items()}
+    return changed, classifier, sent, seconds + classifier.report.seconds
+
+
+# Early stopping. A round is better if its measure is better than that of every round before: of two equal ones the
+# earlier stays. Which round is the best follows from metrics.jsonl, so a resumed run stops in the same round.
 
 
 @dataclass(frozen=True)
@@ -78,7 +422,7 @@ class Best:
 
 
 def best_row(rows: Iterable[Mapping[str, Any]], monitor: str) -> Mapping[str, Any] | None:
-    """The evaluated round with the best measure, the first of equal ones; None where no round was evaluated."""
+    """The evaluated round with the best measure, the first of equal ones; None if no round was evaluated."""
     best: Mapping[str, Any] | None = None
     for row in rows:
         value = row.get(monitor)
@@ -93,7 +437,7 @@ def is_better(value: float, other: float, monitor: str) -> bool:
 
 
 class BestRound:
-    """Follows a run's rounds. Between two checkpoints the best state is in memory, at a checkpoint also on disk."""
+    """Tracks the best round. Between two checkpoints its state is in memory, at a checkpoint also on disk."""
 
     def __init__(
         self, path: Path, monitor: str, patience: int, rows: Sequence[Mapping[str, Any]], now: ServerState
@@ -109,21 +453,21 @@ class BestRound:
             self.over = rows[-1].get(monitor) is not None and now.round - number >= patience
 
     def see(self, state: ServerState, measured: float | None) -> None:
-        """A round has ended; ``measured`` is None where it was not evaluated."""
+        """Take note of a finished round; ``measured`` is None if it was not evaluated."""
         if measured is None:
             return
         if self.best is None or is_better(measured, self.best.value, self._monitor):
             self.best = Best(state.round, measured, state)
         self.over = state.round - self.best.round >= self._patience
 
-    def save(self, now: ServerState, progress: Progress) -> None:
-        """Before a checkpoint of ``now`` is written: what it does not have itself."""
+    def save(self, now: ServerState, progress: RunProgress) -> None:
+        """Before a checkpoint of ``now`` is written: write the best state, unless it is that one."""
         if self.best is not None and self.best.round not in {now.round, *self._written}:
             save_state(kept_state(self._path, self.best.round), self.best.state, progress)
             self._written.add(self.best.round)
 
     def clear(self, kept: Callable[[int], bool]) -> None:
-        """After the checkpoint was written: remove states that are no longer the best and not kept for another use."""
+        """After the checkpoint was written: remove states that are no longer the best and not kept for other uses."""
         for number in self._written - ({self.best.round} if self.best else set()):
             if not kept(number):
                 kept_state(self._path, number).unlink(missing_ok=True)
@@ -133,45 +477,34 @@ class BestRound:
         file = kept_state(self._path, number)
         if not file.exists():
             raise UserError(
-                f"{file} is missing, the state after the best round so far; restore it from a copy, or delete "
+                f"{file}, the state after the best round so far, is missing; restore it from a copy, or delete "
                 f"{self._path / CHECKPOINT} to start the run from the beginning"
             )
         state, _ = load_state(file)
         if state.round != number:
-            raise UserError(f"{file} is the state of round {state.round}, not {number}; restore it from a copy")
+            raise UserError(f"{file} is the state after round {state.round}, not {number}; restore it from a copy")
         self._written.add(number)
         return state
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """A calibrated classifier, its result, and notes on it."""
-
-    result: Calibration
-    classifier: CalibratedClassifier
-    notes: tuple[str, ...]
-    score: Evaluation
-
-
-@dataclass(frozen=True)
-class Stage:
-    """How far work is that is neither a round nor a calibration."""
-
-    words: str
-    done: int
-    total: int
-
-
-Event = Gathering | Forecasted | Calibrated | Stage | InitialModel
+# Calibrations, and what private updates promise at the end
 
 
 def finish(
-    engine: Engine, side: ClientSide, model: Tensors, algorithm: Algorithm, key: Key,
-    observe: Callable[[Event], None], known: Known | None = None, *, by_image: bool = False,
-) -> list[Calibrated]:  # fmt: skip
-    """Each of the algorithm's calibrations in turn; statistics that are ``known`` already are not gathered twice.
+    engine: Engine,
+    side: ClientSide,
+    model: Tensors,
+    algorithm: Algorithm,
+    key: Key,
+    observe: Callable[[Event], None],
+    known: Known | None = None,
+    *,
+    by_image: bool = False,
+) -> list[Calibrated]:
+    """Make and evaluate each of the algorithm's calibrations in turn.
 
-    With ``by_image`` the scores say which test images are right.
+    Statistics that are ``known`` already are not gathered again. With ``by_image`` the scores mark which test images
+    are right.
     """
     federation = Federation(engine, side, model, algorithm, key, observe, {} if known is None else known)
     done = []
@@ -179,11 +512,15 @@ def finish(
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             classifier, sent, seconds = federation.calibrated(finisher)
-        values = tensors.prefixed(classifier.tensors(), "calibrated/")
         score = evaluate(
-            engine, model | values, len(side.test.labels), key, job="evaluate-calibrated", by_image=by_image,
+            engine,
+            model | tensors.prefixed(classifier.tensors(), "calibrated/"),
+            len(side.test.labels),
+            key,
+            job="evaluate-calibrated",
+            by_image=by_image,
             exchange=algorithm.exchange,
-        )  # fmt: skip
+        )
         seconds += classifier.report.seconds
         result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
         notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
@@ -192,259 +529,35 @@ def finish(
     return done
 
 
-def conclude(
-    prepared: Prepared, path: Path, model: Tensors, classifier: Sequence[str], calibrated: Sequence[Calibrated],
-    engine: str, seconds: float, metrics: LineFile, during: LineFile, score: Evaluation,
-    start: Calibration | None = None,
-) -> Result:  # fmt: skip
-    """Write the model, the calibrations and the result, sealed with the metrics; the result comes last.
-
-    ``score`` is how well the model does, ``start`` what made its initial classifier.
-    """
-    config, rows, model = prepared.config, metrics.rows(), prepared.whole(model)
-    spent = spent_in_rounds(prepared, len(rows))
-    for each in calibrated:
-        spent = with_release(spent, each.classifier.report.release)
-    best = best_row(rows, config.monitor) if config.patience else None
-    scores = {OWN: score} | {each.result.name: each.score for each in calibrated}
-    held = prepared.partition, prepared.images.train.labels, prepared.test_owners
-    seen = {} if prepared.nodes else {name: measure_clients(*held, each) for name, each in scores.items()}
-    spreads = {name: summarise_clients(*each) for name, each in seen.items()}
-    examples = sum(row["examples"] for row in rows)
-    working = sum(row["seconds"] for row in rows)
-    result = Result(
-        path=path,
-        method=config.method,
-        data=config.data,
-        partition=config.partition,
-        clients=prepared.partition.clients,
-        per_round=config.per_round or 0,
-        rounds=len(rows),
-        seed=config.seed,
-        engine=engine,
-        accuracy=score.accuracy,
-        loss=score.loss,
-        emd=prepared.emd,
-        examples=examples,
-        seconds=seconds,
-        examples_per_second=examples / max(working, 1e-9),
-        bytes_up=sum(row["bytes_up"] for row in rows) or (0 if start is None else start.bytes_up),
-        bytes_down=sum(row["bytes_down"] for row in rows),
-        weights_sha256=tensors.sha256(model),
-        model=config.model or "",
-        partition_hash=prepared.partition.hash,
-        data_sha256=prepared.data_sha256,
-        failures=sum(len(row.get("failures", ())) for row in rows),
-        calibrations={
-            each.result.name: replace(each.result, clients_accuracy=spreads.get(each.result.name))
-            for each in calibrated
-        },
-        clients_accuracy=spreads.get(OWN),
-        settings=configs.deciding(config),
-        privacy=spent,
-        notes=[*prepared.first_model.notes, *notes_on_protections(prepared.algorithm, bool(config.validation))],
-        best_round=best["round"] if best else None,
-        stopped_at=len(rows) if len(rows) < config.rounds else None,
-        evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
-        start=start,
-        weights_seal=seal(plain_names(model), classifier_words(classifier)),
+def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
+    """What so many rounds of private updates promise; None if they are not private or have no noise."""
+    mechanism = prepared.algorithm.mechanism
+    if not isinstance(mechanism, PrivateUpdates) or not mechanism.noise or not rounds:
+        return None
+    clients = len(prepared.population.roster.inhabited)
+    drawn = min(prepared.config.per_round or clients, clients)
+    drawing = mechanism.drawing(drawn, clients)
+    updates = PrivateRounds(
+        epsilon=mechanism.epsilon(rounds, drawn, clients) or 0.0,
+        delta=mechanism.delta,
+        rounds=rounds,
+        clip=mechanism.clip,
+        noise=mechanism.noise,
+        sampling="everyone" if drawing.everyone else "poisson" if drawing.poisson else "fixed",
+        replaced=drawing.replaces,
+        example_epsilon=mechanism.epsilon(rounds, drawn, clients, replaced=True) or 0.0,
     )
-    if prepared.baseline is not None:
-        reference = prepared.baseline.accuracy
-        result = replace(
-            result, baseline=config.baseline, baseline_accuracy=reference, relative_accuracy=result.accuracy / reference
-        )
-    files = {MODEL: model_bytes(model, classifier)}
-    if seen:
-        files[CLIENTS] = arrays_bytes(to_arrays(seen))
-    if not metrics.mark.bytes:
-        files[METRICS] = b""  # a run without rounds has the file too
-    files |= {calibration_file(path, each.result.name).name: calibration_bytes(each.result.name, each.classifier)
-              for each in calibrated}  # fmt: skip
-    drop_memories(path)  # before the result, which says that nothing is left to do
-    grown = {METRICS: metrics.mark.sha256} | ({DURING: during.mark.sha256} if during.mark.bytes else {})
-    write_sealed(path, {**files, RESULT: json_bytes(to_json(result))}, grown=grown)
-    return result
+    return spent_on((), updates)
 
 
-Observer = Callable[[Overview | Metrics | Event], Any]  # STOP as an answer ends the run after the round
-
-
-def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
-    """Run the rounds that are left, then the calibrations; keep the run folder on the way."""
-    config, key = prepared.config, Key(prepared.config.seed)
-    data = prepared.data
-    side = build(prepared.blueprint, data)
-    prepared.initialise(side.network)
-    first, progress = _beginning(prepared, side, path)
-    workers = min(config.workers or default_workers(config.device), len(first_visits(prepared)))
-    chosen = _choose(prepared, side, workers, config.rounds - first.round)
-    observe(overview(prepared, path, first, data, chosen, engines.processes(chosen, workers)))
-    with ExitStack() as stack, memories_named(path):
-        metrics, during = _growing(path, first, progress)
-        stack.callback(metrics.close)
-        stack.callback(during.close)
-        memories = open_memories(path) if side.algorithm.remember and prepared.nodes is None else None
-        recorder = recording.Recorder(prepared.recordings, config.rounds, side, key)
-        engine = recording.RecordingEngine(
-            _open(prepared, chosen, engines.EngineSetup(prepared.blueprint, data, workers, memories)),
-            recorder.watched,
-        )
-        stack.callback(engine.close)
-        if first.round < config.rounds:
-            engine.pin(first.clients.values())
-        leading = BestRound(path, config.monitor, config.patience, metrics.rows(), first) if config.patience else None
-        done = (first, metrics.mark, during.mark)  # a state and how much of each file belongs to it, changed as one
-        scored: tuple[int, Evaluation] | None = None  # the last evaluation, and after which round it was
-        by_image = prepared.test_owners is not None
-        saved, began = time.monotonic(), time.monotonic() - progress.seconds
-        begun: InitialModel | None = None
-
-        def save() -> None:
-            metrics.sync()
-            during.sync()
-            engine.sync()
-            marked = _marked(progress, *done[1:], time.monotonic() - began)
-            if leading is not None:
-                leading.save(done[0], marked)
-            save_checkpoint(path, done[0], marked)
-            if leading is not None:
-                leading.clear(lambda number: "model" in recorder.due(number))
-            engine.pin(done[0].clients.values())
-
-        try:
-            if prepared.start is not None and progress.start is None:
-                first, begun = begin(first.tensors, prepared.start, side, engine, key, observe)
-                progress, done = replace(progress, start=begun.start), (first, metrics.mark, during.mark)
-                save()
-                observe(begun)
-            elif config.rounds == 0:
-                observe(replace(evaluate_start(first, side, engine, key), start=progress.start))
-            rounds = driver.run(
-                side.algorithm, engine, first, key, rounds=config.rounds, per_round=config.per_round or 0,
-                skip_failures=config.on_failure == "skip",
-            )  # fmt: skip
-            for state, row in () if leading is not None and leading.over else rounds:
-                last = state.round == config.rounds
-                if last or state.round % config.evaluate_every == 0:
-                    score = evaluate(
-                        engine, state.tensors, len(prepared.images.test), key, by_image=by_image and last,
-                        exchange=side.algorithm.exchange,
-                    )  # fmt: skip
-                    scored = (state.round, score) if last or not by_image else None
-                    row = replace(
-                        row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures)
-                    )
-                if state.round == 1 and progress.start is not None:  # as what a survey asks before the first round
-                    row = replace(row, bytes_up=row.bytes_up + progress.start.bytes_up)
-                if (line := recorder.line(state, engine)) is not None:
-                    during.append(line)
-                if "model" in recorder.due(state.round):
-                    save_state(kept_state(path, state.round), state, progress)
-                done = (state, metrics.append(metrics_row(row)), during.mark)
-                if leading is not None:
-                    leading.see(state, getattr(row, config.monitor))
-                    last = last or leading.over
-                observe(row)
-                if last or time.monotonic() - saved >= config.checkpoint_seconds:
-                    save()
-                    saved = time.monotonic()
-                if last:
-                    break
-            final = done[0] if leading is None or leading.best is None else leading.best.state
-            model, calibrated = driver.as_used(side.algorithm, final.tensors, side.classifier), list[Calibrated]()
-            if scored is None or scored[0] != final.round:  # resumed after its last round, or an earlier one was best
-                again = evaluate(
-                    engine, final.tensors, len(prepared.images.test), key, by_image=by_image,
-                    exchange=side.algorithm.exchange,
-                )  # fmt: skip
-                scored = (final.round, again)
-            ending = scored[1], progress.start
-            trained = time.monotonic() - began  # calibrations tell their own seconds, whenever they are made
-
-            def keep(event: Event) -> None:
-                if isinstance(event, Calibrated):
-                    calibrated.append(event)
-                observe(event)
-
-            try:
-                finish(engine, side, model, side.algorithm, key, keep, by_image=by_image)
-            except UserError as error:  # what was trained is written now: for want of a calibration nothing is lost
-                conclude(prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending)
-                instead = f"the run is finished without it; {_later(prepared, path)}"
-                raise UserError(f"{error}; {instead}") from error
-            return conclude(
-                prepared, path, model, side.classifier, calibrated, chosen, trained, metrics, during, *ending
-            )
-        except BaseException:
-            if done[0].round:
-                save()
-            raise
-
-
-def _later(prepared: Prepared, path: Path) -> str:
-    """How a run gets a calibration that could not be made."""
-    if prepared.nodes is not None:  # most likely a node was away
-        return "with all nodes there, resume the run and it is made"
-    return f"another: unskew calibrate {path} METHOD"
-
-
-def _beginning(prepared: Prepared, side: ClientSide, path: Path) -> tuple[ServerState, Progress]:
-    """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
-    checkpoint = load_checkpoint(path)
-    if checkpoint is None:
-        start = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
-        return start, Progress(
-            0, 0.0, prepared.data_sha256, prepared.partition.hash, configs.fingerprint(prepared.config)
-        )
-    state, progress = checkpoint
-    if progress.data_sha256 != prepared.data_sha256:
-        raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
-    if progress.partition_hash != prepared.partition.hash:
-        raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
-    if progress.config_sha256 != configs.fingerprint(prepared.config):
-        raise UserError(
-            f"{path / CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or replaced since; "
-            "restore it, or start another run"
-        )
-    return state, progress
-
-
-def _growing(path: Path, first: ServerState, progress: Progress) -> tuple[LineFile, LineFile]:
-    """The files that grow with the rounds, cut off after the state's own."""
-    during = LineFile(path / DURING, progress.during or journal.mark_after(path, first.round))
-    metrics = LineFile(path / METRICS, progress.metrics)
-    if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, first.round + 1)):
-        raise UserError(
-            f"{path / METRICS} has {len(rounds)} rounds up to the checkpoint's, which is after round {first.round}; "
-            f"restore it from a copy, or delete {path / 'checkpoint'} to start the run from the beginning"
-        )
-    return metrics, during
-
-
-def _marked(progress: Progress, metrics: Mark, during: Mark, seconds: float) -> Progress:
-    return replace(
-        progress, metrics_bytes=metrics.bytes, metrics_sha256=metrics.sha256, during_bytes=during.bytes,
-        during_sha256=during.sha256, seconds=seconds,
-    )  # fmt: skip
-
-
-def _open(prepared: Prepared, chosen: str, setup: engines.EngineSetup) -> Engine:
-    return engines.open_engine(chosen, setup) if prepared.nodes is None else prepared.nodes.open_engine(setup)
-
-
-def _choose(prepared: Prepared, side: ClientSide, workers: int, rounds: int) -> str:
-    config = prepared.config
-    if prepared.nodes is not None:
-        return prepared.nodes.name
-    if not prepared.blueprint.crosses:
-        return "loop"
-    if config.engine != "auto":
-        return engines.choose(config.engine, workers, 0.0, 0)
-    visits = first_visits(prepared)
-    held = [visit.take or prepared.population.roster.size(visit.client) for visit in visits]
-    steps = rounds * sum(steps_for(size, side.algorithm.local) for size in held)
-    if not config.rounds:  # statistics and evaluation: a pass over all images, without gradients
-        steps = steps_for(prepared.population.roster.examples, replace(side.algorithm.local, epochs=1)) // 3
-    work = steps * engines.seconds_per_step(side, min(config.batch, max(1, sum(held) // len(held))))
-    return engines.choose("auto", workers, work, len(visits))
+def notes_on_protections(algorithm: Algorithm, validation: bool) -> list[str]:
+    """What the noise of private updates does not cover."""
+    if algorithm.mechanism is None:
+        return []
+    notes = []
+    if algorithm.private is None:
+        open_ones = [each.text for each in algorithm.finish if not isinstance(each.needs, RealFeatures)]
+        notes += [f"{text}: its statistics have no noise, (ε, δ) does not cover it" for text in open_ones]
+    if validation:
+        notes.append("accuracy is measured on clients' own examples, which (ε, δ) does not cover")
+    return notes

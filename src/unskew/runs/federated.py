@@ -31,9 +31,8 @@ from unskew.runs.config import CONFIG, NODES, Config
 from unskew.runs.execute import Observer, execute
 from unskew.runs.folder import create_run_folder, json_bytes, locked_folder, read_sealed, start_manifest, write_sealed
 from unskew.runs.given import Given, Nodes
-from unskew.runs.prepare import Prepared, prepare, read_data
+from unskew.runs.prepare import Prepared, prepare, read_data, rehearse
 from unskew.runs.result import RESULT, Result, read_result
-from unskew.runs.train import rehearse
 
 FEDERATION = "federation.json"
 
@@ -67,9 +66,7 @@ def read_terms(path: Path) -> Terms:
         raise UserError(f"{path} is not the folder of a federated run: it has no {FEDERATION}")
     values = json_object(content, path / FEDERATION)
     try:
-        clients = [record_from(Known, each) for each in values.pop("clients", [])]
-        lists: dict[str, Any] = {name: tuple(values.pop(name)) for name in ("classes", "shape", "mean", "std")}
-        return record_from(Terms, values, **lists, clients={each.name: each for each in clients})
+        return record_from(Terms, {**values, "clients": {each["name"]: each for each in values["clients"]}})
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 

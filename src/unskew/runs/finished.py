@@ -42,7 +42,7 @@ from unskew.runs import journal, recording
 from unskew.runs.checkpoint import (
     CHECKPOINT,
     MEMORIES,
-    Progress,
+    RunProgress,
     kept_state,
     load_checkpoint,
     load_state,
@@ -50,7 +50,7 @@ from unskew.runs.checkpoint import (
 )
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
 from unskew.runs.config import NODES, Config
-from unskew.runs.execute import Calibrated, Event, Stage, finish
+from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.folder import (
     MODEL,
@@ -70,7 +70,7 @@ from unskew.runs.folder import (
 )
 from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
-from unskew.runs.prepare import Prepared, calibrate_start, prepare, read_data
+from unskew.runs.prepare import Prepared, prepare, read_data
 from unskew.runs.result import RESULT, Result, read_result, to_json
 from unskew.runs.seals import unsealed_note
 
@@ -264,8 +264,7 @@ def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
 def final_weights(path: Path, result: Result) -> tuple[Tensors, dict[str, str]]:
     """The run's final weights by the network's own names, if they are those of its result; the words beside them."""
     weights, about = read_model(path)
-    sealed = result.weights_seal is None or seal(weights, about) == result.weights_seal
-    if not sealed or tensors.sha256(weights) != result.weights_sha256:
+    if seal(weights, about) != result.weights_seal or tensors.sha256(weights) != result.weights_sha256:
         raise UserError(
             f"{path / MODEL} does not have the weights that result.json names; it was changed after the run: restore "
             "it from a copy"
@@ -392,7 +391,7 @@ def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
     return None
 
 
-def _of_this_run(run: "FinishedRun", progress: Progress) -> bool:
+def _of_this_run(run: "FinishedRun", progress: RunProgress) -> bool:
     """Whether a kept state was made with the run's data, partition and configuration, or with its checkpoint's."""
     if (progress.data_sha256, progress.partition_hash) != (run.result.data_sha256, run.result.partition_hash):
         return False

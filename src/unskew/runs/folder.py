@@ -6,7 +6,6 @@ next to the old ones; afterwards only the new ones. In between either is accepte
 directory whose files all match.
 """
 
-import fcntl
 import hashlib
 import io
 import json
@@ -21,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
@@ -63,7 +63,7 @@ class Manifest:
 
 def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
     """Begin a run folder with these files: what is written with ``write_sealed`` from now on is sealed too."""
-    with _locked(path):
+    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         _replace_files(path, Manifest({}, {}), contents, {})
 
 
@@ -81,7 +81,7 @@ def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[st
         for name, content in contents.items():
             write_whole(path / name, content)
         return
-    with _locked(path):
+    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         _replace_files(path, _settled(path), contents, grown or {})
 
 
@@ -117,7 +117,7 @@ def _checked(
 
 def seal_as_it_is(path: Path, names: list[str]) -> None:
     """A new manifest over these files as they are now."""
-    with _locked(path):
+    with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         hashes = {name: sha256 for name in names if (sha256 := file_sha256(path / name)) is not None}
         _write(path, Manifest(hashes, {}))
 
@@ -207,17 +207,15 @@ def _sha256(content: bytes) -> str:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """One writer at a time: measures and calibrations of one run may be made at once."""
+def _locked(file: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a lock file; the operating system releases it when the process ends, however it ends."""
     try:
-        file = open(path / MANIFEST_LOCK, "w", encoding="utf-8")  # noqa: SIM115  closed below
+        held = FileLock(file).acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise UserError(f"{file.parent} is in use by another process; wait for it or stop it") from None
     except OSError as error:
-        raise UserError(f"{path / MANIFEST_LOCK} cannot be written: {error.strerror or error}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise UserError(f"{path / MANIFEST_LOCK} cannot be locked: {error.strerror or error}") from error
+        raise UserError(f"{file} cannot be locked: {error.strerror or error}") from error
+    with held:
         yield
 
 
@@ -248,7 +246,6 @@ def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
 LARGE_BYTES = 64 * 2**20  # of arrays that are packed quickly
 LOCK = ".lock"
 MODEL = "model.safetensors"
-PLACES = (".", "checkpoint", "states", "figures")  # the folders of a run folder that files are written to
 
 
 def create_run_folder(path: Path) -> None:
@@ -282,16 +279,9 @@ def unused_path(parent: Path, name: str) -> Path:
 
 @contextmanager
 def locked_folder(path: Path) -> Iterator[None]:
-    """Lock the run folder for this process alone; the lock ends with the process, however it ends.
-
-    Parts of files that a killed process left behind are removed.
-    """
-    with open(path / LOCK, "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UserError(f"{path} is in use by another process; wait for it or stop it") from None
-        clear_parts(*(path / place for place in PLACES))
+    """Lock the run directory for this process alone, and remove what a killed process left half written."""
+    with _locked(path / LOCK, wait=False):
+        clear_parts(*(path / name for name in (".", "checkpoint", "states", "figures")))
         yield
 
 

@@ -2,26 +2,22 @@
 
 import hashlib
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
-from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-
 from unskew.core.errors import UserError
-from unskew.core.files import check_fields, json_lines, read_content
+from unskew.core.files import json_lines, read_content, record_from
 from unskew.round.driver import Metrics
 from unskew.runs.folder import read_sealed
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A place in a file, and SHA-256 over what is before it; empty in checkpoints of earlier versions."""
+    """A position in a file, and SHA-256 over what is before it; empty if nothing vouches for that."""
 
     bytes: int = 0
     sha256: str = ""
@@ -43,7 +39,9 @@ class LineFile:
         """One line; the mark after it."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         try:
-            self._open().write(line)
+            if self._file is None:
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close
+            self._file.write(line)
         except OSError as error:
             raise UserError(f"{self._path} cannot be written: {error.strerror or error}") from error
         self._digest.update(line)
@@ -68,21 +66,12 @@ class LineFile:
             self._file.close()
             self._file = None
 
-    def _open(self) -> BinaryIO:
-        if self._file is None:
-            try:
-                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115  closed by close
-            except OSError as error:
-                raise UserError(f"{self._path} cannot be written: {error.strerror or error}") from error
-        assert self._file is not None
-        return self._file
-
 
 def check_beginning(path: Path, keep: Mark) -> "hashlib._Hash":
     """The running hash over the file up to the mark; refused where that is not what the mark vouches for."""
     content = (read_content(path) or b"")[: keep.bytes]
     if len(content) < keep.bytes:
-        raise UserError(f"{path} is shorter than the checkpoint says; it was changed: {_restore(path)}")
+        raise UserError(f"{path} is shorter than when the checkpoint was written: {_restore(path)}")
     digest = hashlib.sha256(content)
     if keep.sha256 and digest.hexdigest() != keep.sha256:
         raise UserError(f"{path} was changed since the checkpoint was written: {_restore(path)}")
@@ -94,8 +83,33 @@ def _restore(path: Path) -> str:
 
 
 METRICS = "metrics.jsonl"
+DURING = "during.jsonl"
 
-_COUNTED = ("round", "examples", "seconds", "bytes_up", "bytes_down")  # what every line of metrics.jsonl has
+
+@dataclass(frozen=True)
+class RecordedVectors:
+    """Vectors that were recorded after a round: the server's, and one for each of the clients."""
+
+    clients: list[int]
+    local: list[list[float]]
+    server: list[float]
+
+
+@dataclass(frozen=True)
+class RecordedDrift(RecordedVectors):
+    """Vectors with an entry for each of these layers."""
+
+    layers: list[str]
+
+
+@dataclass(frozen=True)
+class DuringRow:
+    """A line of during.jsonl."""
+
+    round: int
+    norms: RecordedVectors | None = None
+    drift: RecordedDrift | None = None
+    silhouette: float | None = None
 
 
 def metrics_row(metrics: Metrics) -> dict[str, Any]:
@@ -108,55 +122,30 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = json_lines(read_sealed(path, METRICS) or b"", path / METRICS)
     for number, row in enumerate(rows, 1):
         try:
-            if missing := [name for name in _COUNTED if name not in row]:
-                raise ValueError(f"it has no {missing[0]}")
-            check_fields(Metrics, row)
-            if not isinstance(row.get("failures", []), list):
-                raise ValueError("failures must be a list")
+            record_from(Metrics, {"train_loss": None, **row})
         except ValueError as error:
             raise UserError(f"{path / METRICS} is damaged: line {number}: {error}") from error
     return rows
 
 
-DURING = "during.jsonl"
-
-
-def mark_after(path: Path, number: int) -> Mark:
-    """The part of during.jsonl up to that round, for checkpoints of earlier versions, which do not tell."""
-    content = read_content(path / DURING) or b""
-    kept = sum(row["round"] <= number for row in _checked(json_lines(content, path / DURING), path))
-    return Mark(sum(len(line) + 1 for line in content.split(b"\n")[:kept]))
-
-
 def read_during(path: Path) -> list[dict[str, Any]]:
     """The rows that were recorded while training, without a last line that a crash cut short."""
-    return _checked(json_lines(read_sealed(path, DURING) or b"", path / DURING), path)
+    rows = json_lines(read_sealed(path, DURING) or b"", path / DURING)
+    for number, row in enumerate(rows, 1):
+        try:
+            record = record_from(DuringRow, row)
+            for vectors in filter(None, (record.norms, record.drift)):
+                widths = {len(each) for each in (vectors.server, *vectors.local)}
+                widths |= {len(vectors.layers)} if isinstance(vectors, RecordedDrift) else set()
+                if len(widths) > 1 or len(vectors.clients) != len(vectors.local):
+                    raise ValueError("its vectors have different lengths")
+        except ValueError as error:
+            raise UserError(f"{path / DURING} is damaged: line {number}: {error}") from error
+    return rows
 
 
-def _checked(rows: list[dict[str, Any]], path: Path) -> list[dict[str, Any]]:
-    try:
-        for row in rows:
-            _check_recorded(row)
-        return rows
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{path / DURING} is damaged: {type(error).__name__} {error}") from error
-
-
-def _check_recorded(row: dict[str, Any]) -> None:
-    """Refuse a line of during.jsonl that the recorder did not write."""
-    if isinstance(row["round"], bool) or not isinstance(row["round"], int) or row["round"] < 1:
-        raise ValueError(f"{row['round']!r} is not a round")
-    if not math.isfinite(row.get("silhouette") or 0.0):
-        raise ValueError(f"round {row['round']} has the silhouette {row['silhouette']!r}")
-    for name in ("norms", "drift"):
-        if name in row:
-            seen = row[name]
-            table = np.array([seen["server"], *seen["local"]], float)  # unequal rows are refused here
-            widths = {len(seen["server"]), *([len(seen["layers"])] if name == "drift" else [])}
-            clients = [int(client) for client in seen["clients"]]
-            if len(widths) > 1 or len(clients) + 1 != len(table) or not np.isfinite(table).all():
-                raise ValueError(f"round {row['round']} has {name} of other lengths")
-
+# Milestones: what a run had reached by which round, after Hsu, Qi and Brown (ECCV 2020). A round that was not evaluated
+# has no ``accuracy``.
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -177,14 +166,14 @@ def accuracy_at_batch(rows: Rows, batches: int) -> float | None:
 
     Reference: Hsu et al. 2020, Table 2.
     """
-    within = sum(count <= batches for count in accumulate(_steps(rows)))
+    within = sum(count <= batches for count in accumulate(row["batches_max"] for row in rows))
     reached = [accuracy for _, accuracy in _evaluated(rows[:within])]
     return reached[-1] if reached else None
 
 
 def batches(rows: Rows) -> int:
     """The steps of each round's largest client, summed over rounds. Reference: Hsu et al. 2020, Table 2."""
-    return sum(_steps(rows))
+    return sum(row["batches_max"] for row in rows)
 
 
 def rounds_to(rows: Rows, accuracy: float) -> int | None:
@@ -197,22 +186,5 @@ def rounds_to(rows: Rows, accuracy: float) -> int | None:
 
 
 def _evaluated(rows: Rows) -> list[tuple[int, float]]:
-    """Round and accuracy wherever there is an accuracy."""
-    evaluated = [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]
-    for number, accuracy in evaluated:
-        if not isinstance(accuracy, int | float) or not isfinite(accuracy):
-            raise UserError(
-                f"round {number} has the accuracy {accuracy!r}, which is not a number; the file was changed"
-            )
-    return evaluated
-
-
-def _steps(rows: Rows) -> list[int]:
-    """The steps of each round's largest client."""
-    for row in rows:
-        if not isinstance(row.get("batches_max"), int):
-            raise UserError(
-                f"round {row['round']} has no batches_max, the steps of its largest client; the file was changed or is "
-                "of an older version: start a new run"
-            )
-    return [row["batches_max"] for row in rows]
+    """Round and accuracy of every evaluated round."""
+    return [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]

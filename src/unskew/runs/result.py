@@ -12,7 +12,6 @@ from unskew.core.errors import UserError
 from unskew.core.files import json_object, record_from
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.privacy.ledger import Spent
-from unskew.runs import config as configs
 from unskew.runs.client_accuracy import ClientSpread
 from unskew.runs.folder import read_sealed
 from unskew.runs.journal import read_metrics
@@ -31,7 +30,7 @@ class Calibration:
     loss: float
     bytes_up: int
     seconds: float
-    clients_accuracy: ClientSpread | None = None  # None: made before it was measured
+    clients_accuracy: ClientSpread | None = None  # None in a federation
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,10 +183,7 @@ def privacy_rows(result: Result) -> list[tuple[str, str]]:
     """What the run's private releases add up to, in words; no row where there are none."""
     if result.privacy is None:
         return []
-    counted = {name for release in result.privacy.releases for name in release.calibrations}
-    older = [name for name in result.calibrations if " + private(" in name and name not in counted]
-    more = f"; without {', '.join(older)}, from before releases were counted" if older else ""
-    return [("privacy", result.privacy.words() + more)]
+    return [("privacy", result.privacy.words())]
 
 
 def accuracy_picture(
@@ -223,11 +219,6 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
     return {key: _known(value) if key in nested else value for key, value in values.items() if value is not None}
 
 
-def _calibration(row: Any) -> Calibration:
-    spread = row.get("clients_accuracy") if isinstance(row, dict) else None
-    return record_from(Calibration, row, clients_accuracy=ClientSpread.of_json(spread))
-
-
 def read_result(path: Path) -> Result:
     """The result of a finished run."""
     file = path / RESULT
@@ -237,44 +228,16 @@ def read_result(path: Path) -> Result:
             raise UserError(f"there is no folder {path}")
         hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run folder"
         raise UserError(f"{path} has no result.json; {hint}")
-    values = json_object(content, file)
-    if not isinstance(values.get("settings"), dict | None):
-        raise UserError(f"{file} is damaged, or not a result of this version: its settings are not an object")
-    return result_from({**values, "settings": values.get("settings") or _settings(path)}, file, path)
+    return result_from(json_object(content, file), file, path)
 
 
 def result_from(values: Mapping[str, Any], file: Path, path: Path) -> Result:
-    """A result from what ``to_json`` made of it; ``file`` is where it was read, ``path`` the run folder."""
-    values = dict(values)
+    """A result from what ``to_json`` made of it; ``file`` is where it was read, ``path`` the run directory."""
     try:
-        rows, settings = values.pop("calibrations", None), values.pop("settings", None)
-        start = values.pop("start", None)
-        if not isinstance(rows, list):
-            raise ValueError("it has no list of calibrations")
-        if not isinstance(settings, dict):
-            raise ValueError("its settings are not an object")
-        calibrations = [_calibration(row) for row in rows]
-        ready = {
-            "calibrations": {each.name: each for each in calibrations},
-            "privacy": Spent.of_json(values.pop("privacy", None)),
-            "settings": settings,
-            "notes": _texts(values.pop("notes", None)),
-            "clients_accuracy": ClientSpread.of_json(values.pop("clients_accuracy", None)),
-            "start": None if start is None else record_from(Calibration, start),
-        }
-        return record_from(Result, values, path=path, **ready)
+        rows = values.get("calibrations")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and "name" in row for row in rows):
+            raise ValueError("calibrations: expected a list of records with names")
+        calibrations = {str(row["name"]): row for row in rows}
+        return record_from(Result, {**values, "calibrations": calibrations, "path": path})
     except ValueError as error:
         raise UserError(f"{file} is damaged, or not a result of this version: {error}") from error
-
-
-def _texts(value: Any) -> list[str]:
-    if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
-        raise ValueError("its notes are not a list of texts")
-    return value or []
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    """The settings of a run whose result.json does not have them, from its config.toml; empty where that is missing."""
-    if not (path / configs.CONFIG).is_file():
-        return {}
-    return dict(configs.deciding(configs.read_run(path)))

@@ -7,7 +7,7 @@ from pathlib import Path
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
 from unskew.runs import journal
-from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, is_sealed, load_state
+from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
@@ -90,7 +90,7 @@ def _examined(path: Path, name: str, manifest: Manifest | None) -> Examined:
     try:
         if checkpoint:
             load_state(path / name)
-            return Examined(name, WHOLE if is_sealed(path / name) else UNSEALED)
+            return Examined(name, WHOLE)
         kind = any(Path(name).match(each) for each in SEALED_KINDS)
         if kind:
             require_sealed(path, name)
@@ -108,8 +108,5 @@ def _vouched(path: Path, name: str) -> bool:
     if not (path / CHECKPOINT).exists():
         return False
     progress = load_state(path / CHECKPOINT)[1]
-    mark = progress.metrics if name == METRICS else progress.during
-    if mark is None or not mark.sha256:
-        return False
-    check_beginning(path / name, mark)
+    check_beginning(path / name, progress.metrics if name == METRICS else progress.during)
     return True

@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from unskew import engines
-from unskew.calibration.feasible import check
 from unskew.core.errors import UserError
-from unskew.core.key import Key
 from unskew.core.limits import usable_path
 from unskew.core.machine import neutral
 from unskew.data import partition_files
-from unskew.data.batches import check_visit
 from unskew.data.photographs import Say
-from unskew.engines.blueprint import build
 from unskew.round.driver import Metrics
-from unskew.round.sampling import draw
 from unskew.runs import config as configs
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Event, Observer, Stage, execute
@@ -33,7 +28,7 @@ from unskew.runs.folder import (
     write_sealed,
 )
 from unskew.runs.given import take_same, take_values
-from unskew.runs.prepare import Overview, Prepared, check_protections, check_start, first_visits, prepare
+from unskew.runs.prepare import Overview, Prepared, prepare, rehearse
 from unskew.runs.result import RESULT, Result
 
 
@@ -166,22 +161,6 @@ def _telling(observe: Observer | None) -> Say:
             observe(Stage(words, done, total))
 
     return say
-
-
-def rehearse(prepared: Prepared) -> None:
-    """Build what the run needs and draw its first visits, so that it is refused now and not after a folder is made."""
-    check_protections(prepared)
-    data = prepared.data
-    side = build(prepared.blueprint, data)
-    prepared.initialise(side.network)
-    for size in {visit.take or prepared.population.roster.size(visit.client) for visit in first_visits(prepared)}:
-        check_visit(size, side.algorithm.local, prepared.blueprint.shape)
-    draw(side.algorithm, Key(prepared.config.seed), 1, prepared.population.roster, prepared.config.per_round or 1)
-    engines.rehearse(prepared.config.engine, engines.EngineSetup(prepared.blueprint, data))
-    if prepared.start is not None:
-        check_start(prepared.start, side)
-    for finisher in side.algorithm.finish:
-        check(finisher, side.algorithm, side)
 
 
 def _partition_bytes(prepared: Prepared) -> bytes:
