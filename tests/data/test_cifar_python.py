@@ -42,7 +42,7 @@ def python2_text():
 
 def refused(raw):
     with pytest.raises(UserError, match="some/batch") as caught:
-        binary.read(raw, HERE)
+        binary.read_pickle(raw, HERE)
     return str(caught.value)
 
 
@@ -51,20 +51,20 @@ def refused(raw):
 def test_batches_of_every_protocol_and_kind_of_key_read_alike(protocol, as_key):
     batch = {"data": DATA, "labels": [0, 1, 300], "batch_label": b"testing 1", "none": None, "empty": b"", "é": "ü€"}
     raw = pickle.dumps({k if k == "é" else as_key(k): v for k, v in batch.items()}, protocol=protocol)
-    read = binary.read(raw, HERE)
+    read = binary.read_pickle(raw, HERE)
     np.testing.assert_array_equal(read.pop("data"), DATA)
     assert read == {k: v for k, v in batch.items() if k != "data"}
 
 
 def test_a_batch_written_by_python_2_reads():
-    read = binary.read(python2(), HERE)
+    read = binary.read_pickle(python2(), HERE)
     np.testing.assert_array_equal(read["data"], DATA)
     assert read["labels"] == [1, 2, 9]
     assert read["filenames"] == [b"a.png", b"b.png"]
 
 
 def test_a_batch_written_as_text_by_python_2_reads():
-    read = binary.read(python2_text(), HERE)
+    read = binary.read_pickle(python2_text(), HERE)
     assert read["data"].tobytes() == b"a\x00\n'\\"
     assert read["labels"] == [7, 8]
 
@@ -73,7 +73,7 @@ def test_a_batch_written_as_text_by_python_2_reads():
 @pytest.mark.parametrize("dtype", ["u1", "<i8", ">i8"])
 def test_arrays_keep_their_order_and_byte_order(protocol, dtype):
     array = np.asfortranarray(np.arange(6, dtype=dtype).reshape(2, 3))
-    np.testing.assert_array_equal(binary.read(pickle.dumps({"x": array}, protocol), HERE)["x"], array)
+    np.testing.assert_array_equal(binary.read_pickle(pickle.dumps({"x": array}, protocol), HERE)["x"], array)
 
 
 @given(
@@ -87,7 +87,7 @@ def test_arrays_keep_their_order_and_byte_order(protocol, dtype):
     st.integers(1, 5),
 )  # fmt: skip
 def test_any_flat_dict_comes_back(held, protocol):
-    assert binary.read(pickle.dumps(held, protocol), HERE) == held
+    assert binary.read_pickle(pickle.dumps(held, protocol), HERE) == held
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_any_flat_dict_comes_back(held, protocol):
     [python2(), python2_text(), *(pickle.dumps({"data": DATA, b"labels": [1, 70000, "x"]}, p) for p in range(6))],
 )
 def test_a_batch_truncated_at_any_byte_is_named(raw):
-    binary.read(raw, HERE)
+    binary.read_pickle(raw, HERE)
     for size in range(len(raw)):
         refused(raw[:size])
 
@@ -202,7 +202,7 @@ def test_more_lists_than_any_batch_has_are_refused(monkeypatch):
 
 def test_many_file_names_written_by_python_3_read():
     names = [b"%d.png" % i for i in range(20_000)]
-    assert binary.read(pickle.dumps({"filenames": names}, protocol=2), HERE)["filenames"] == names
+    assert binary.read_pickle(pickle.dumps({"filenames": names}, protocol=2), HERE)["filenames"] == names
 
 
 def test_a_list_that_holds_itself_is_refused():
@@ -215,7 +215,7 @@ def test_a_list_that_holds_itself_is_refused():
 @given(st.binary(max_size=60))
 def test_random_bytes_never_raise_anything_but_a_user_error(raw):
     with suppress(UserError):
-        assert isinstance(binary.read(raw, HERE), dict)
+        assert isinstance(binary.read_pickle(raw, HERE), dict)
 
 
 @settings(max_examples=300)
@@ -224,4 +224,4 @@ def test_a_damaged_byte_never_raises_anything_but_a_user_error(raw, data):
     at = data.draw(st.integers(0, len(raw) - 1))
     damaged = raw[:at] + bytes([data.draw(st.integers(0, 255))]) + raw[at + 1 :]
     with suppress(UserError):
-        assert isinstance(binary.read(damaged, HERE), dict)
+        assert isinstance(binary.read_pickle(damaged, HERE), dict)

@@ -278,7 +278,7 @@ def test_a_pickle_that_names_one_list_many_times_is_looked_at_once(tmp_path):
     """10⁵ keys of a list of 10⁵ numbers, in one file of 1.6 MB: 10¹⁰ looks if each were looked at again."""
     shared = [1] * 100_000
     raw = pickle.dumps({f"{n}": shared for n in range(100_000)}, protocol=2)
-    assert len(binary.read(raw, tmp_path)) == 100_000
+    assert len(binary.read_pickle(raw, tmp_path)) == 100_000
 
 
 def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):

@@ -4,8 +4,10 @@ A reader takes the file's bytes and its path (for the error) and gives arrays; n
 Shapes: N records in a file, images [N, ch, H, W] (CIFAR) or [N, H, W] (idx), labels [N].
 """
 
+import codecs
 import gzip
 import io
+import pickletools
 import re
 import struct
 import zlib
@@ -154,23 +156,22 @@ def _times(shape: tuple[int, ...]) -> str:
 
 
 _GLOBALS = {
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): "reconstruct" for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): "frombuffer" for core in ("core", "_core")},
-    ("numpy", "ndarray"): "ndarray",
-    ("numpy", "dtype"): "dtype",
-    ("_codecs", "encode"): "encode",
-    **{(module, "bytes"): "bytes" for module in ("__builtin__", "builtins")},
+    **{f"numpy.{core}.multiarray _reconstruct": "reconstruct" for core in ("core", "_core")},
+    **{f"numpy.{core}.numeric _frombuffer": "frombuffer" for core in ("core", "_core")},
+    "numpy ndarray": "ndarray",
+    "numpy dtype": "dtype",
+    "_codecs encode": "encode",
+    **{f"{module} bytes": "bytes" for module in ("__builtin__", "builtins")},
 }
 _DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
-_ESCAPE = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|([\\'\"nrt]))|(\\)")
-_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}
+_QUOTED = re.compile(rb"""(['"])((?:[^\\]++|\\(?:x[0-9a-fA-F]{2}|[\\'"nrt]))*+)(?<=['"])""")
+_OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _SCALARS = (type(None), bool, int, str, bytes)
-_LINE = 200  # bytes of a name or a number
 _MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Function:
     """A permitted global: what our own code does in its place."""
 
     kind: str
@@ -178,7 +179,7 @@ class _Call:
 
 @dataclass
 class _Dtype:
-    code: str  # a key of _DTYPES
+    code: str  # one of _DTYPES
     order: str = "<"
 
 
@@ -187,15 +188,18 @@ class _Array:
     value: npt.NDArray[Any] | None = None  # None until its state arrives
 
 
-_MARK = object()  # stands on the stack where a tuple, list or dict begins
+_MARK = object()  # on the stack where a tuple, list or dict begins
 
 
-def read(raw: bytes, path: Path) -> dict[str, Any]:
-    """The dict in a pickle of any protocol; keys as str, whether they were written as bytes or as str."""
+def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
+    """Read the dict in a pickle of any protocol, without running it; keys are str, whether written as bytes or str.
+
+    The standard library takes the opcodes apart; what they may do is decided here, and bounded by the file's size.
+    """
     machine = _Machine(raw, path)
     try:
         top = machine.run()
-    except (UnicodeError, ValueError, OverflowError) as error:
+    except (ValueError, OverflowError) as error:  # also UnicodeError
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
         machine.refuse(f"holds {a_kind(top).replace(' _', ' ')}, a dict was expected")
@@ -216,57 +220,33 @@ class _Machine:
         raise UserError(f"{self.path} {why} (at byte {self.at:,}); {REPLACE} from the data set's own archive")
 
     def run(self) -> Any:
-        """Interpret up to STOP and give what then lies on top."""
-        while (opcode := self.take(1)) != b".":
-            action = _ACTIONS.get(opcode)
-            if action is None:
-                self.refuse(f"is unsafe or damaged: opcode {opcode!r} is not one that a batch of images needs")
-            self.containers += opcode in _CONTAINERS
+        """Interpret up to STOP and return what is on top then."""
+        stream = io.BytesIO(self.raw)
+        while (code := stream.read(1)) != b".":
+            self.at = stream.tell()
+            opcode = _OPCODES.get(code.decode("latin-1"))
+            action = _ACTIONS.get(opcode.name) if opcode else None
+            if opcode is None or action is None:
+                what = f"opcode {code!r} is not one that a batch of images needs" if code else "it has no end"
+                self.refuse(f"is unsafe or damaged: {what}")
+            self.containers += opcode.name in _CONTAINERS
             if self.containers > _MAX_CONTAINERS:
                 self.refuse(f"is unsafe: it has more than {_MAX_CONTAINERS:,} lists")
-            action(self)
+            if opcode.name == "STRING":
+                action(self, self.unquote(stream.readline()))
+            else:
+                action(self, opcode.arg.reader(stream) if opcode.arg else None)
         top = self.pop()
-        if self.stack or self.at != len(self.raw):
+        if self.stack or stream.read(1):
             self.refuse("goes on after its end")
         return top
 
-    def take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
-        left = len(self.raw) - self.at
-        if count > left:
-            self.refuse(f"is truncated: {count:,} more bytes expected, {left:,} left")
-        self.at += count
-        return self.raw[self.at - count : self.at]
-
-    def number(self, size: int, *, signed: bool = False) -> int:
-        """The next ``size`` bytes as a little-endian number."""
-        return int.from_bytes(self.take(size), "little", signed=signed)
-
-    def line(self, limit: int = _LINE) -> bytes:
-        """Up to the next line end, which is left out."""
-        end = self.raw.find(b"\n", self.at)
-        if end < 0:
-            self.refuse("is truncated inside a line")
-        if end - self.at > limit:
-            self.refuse(f"has a name or a number of more than {limit} bytes")
-        return self.take(end - self.at + 1)[:-1]
-
-    def text(self, size: int) -> str:
-        """Text whose length stands before it in ``size`` bytes."""
-        return self.take(self.number(size)).decode("utf-8", "surrogatepass")
-
-    def quoted(self) -> bytes:
+    def unquote(self, line: bytes) -> bytes:
         """A string as Python 2's repr wrote it."""
-        text = self.line(len(self.raw))
-        if len(text) < 2 or text[:1] not in (b"'", b'"') or text[-1:] != text[:1]:
-            self.refuse("has a string without its quotes")
-
-        def plain(match: re.Match[bytes]) -> bytes:
-            if match[3]:
-                self.refuse("has a string with an unknown escape")
-            return bytes([int(match[1], 16)]) if match[1] else _ESCAPED.get(match[2], match[2])
-
-        return _ESCAPE.sub(plain, text[1:-1])
+        if (match := _QUOTED.fullmatch(line, 0, len(line) - 1)) is None or not line.endswith(match[1] + b"\n"):
+            self.refuse("has a string without its quotes, or with an unknown escape")
+        unescaped: bytes = codecs.escape_decode(match[2][:-1])[0]
+        return unescaped
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -295,11 +275,14 @@ class _Machine:
             self.refuse("adds to a list where there is none")
         self.stack[-1].extend(values)
 
-    def update(self, pairs: list[Any], *, fresh: bool = False) -> None:
-        self.stack.extend([{}] if fresh else [])
+    def update(self, pairs: list[Any]) -> None:
         if not self.stack or type(self.stack[-1]) is not dict or len(pairs) % 2:
             self.refuse("adds to a dict where there is none, or a key without its value")
         self.stack[-1].update((self.key(k), v) for k, v in zip(pairs[::2], pairs[1::2], strict=True))
+
+    def new_dict(self, pairs: list[Any]) -> None:
+        self.push({})
+        self.update(pairs)
 
     def put(self, index: int) -> None:
         self.memo[index] = self.pop()
@@ -326,20 +309,18 @@ class _Machine:
             return value
         return self.refuse("holds more than text, numbers, flat lists and arrays")
 
-    def name(self, module: Any, name: Any) -> None:
+    def name(self, name: str) -> None:
         """A global, if it is one of those we answer ourselves."""
-        if not (isinstance(module, str) and isinstance(name, str)):
-            self.refuse("names a function by something that is not text")
-        kind = _GLOBALS.get((module, name))
-        if kind is None:
-            self.refuse(f"is unsafe: it asks for {f'{module}.{name}'[:_LINE]!r}, which no batch of images needs")
-        self.push(_Call(kind))
+        if name not in _GLOBALS:
+            asked = name.replace(" ", ".")[:200]
+            self.refuse(f"is unsafe: it asks for {asked!r}, which no batch of images needs")
+        self.push(_Function(_GLOBALS[name]))
 
-    def reduce(self, call: Any, arguments: Any) -> None:
+    def reduce(self, function: Any, arguments: Any) -> None:
         """Answer a call."""
-        if not isinstance(call, _Call) or type(arguments) is not tuple:
+        if not isinstance(function, _Function) or type(arguments) is not tuple:
             self.refuse("is unsafe: it calls something that is no function of ours")
-        match call.kind, arguments:
+        match function.kind, arguments:
             case "bytes", ():
                 self.push(b"")
             case "encode", (str() as text, "latin1" | "latin-1"):
@@ -349,88 +330,66 @@ class _Machine:
                 self.push(text.encode("latin-1"))
             case "dtype", (str() | bytes() as code, int(), int()) if self.key(code) in _DTYPES:
                 self.push(_Dtype(self.key(code)))
-            case "reconstruct", (_Call("ndarray"), tuple(), str() | bytes()):
+            case "reconstruct", (_Function("ndarray"), tuple(), str() | bytes()):
                 self.push(_Array())
             case "frombuffer", (bytes() as data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
                 self.push(_Array(self.array(data, dtype, shape, order)))
             case _:
-                self.refuse(f"calls {call.kind!r} with arguments that no batch of images has")
+                self.refuse(f"calls {function.kind!r} with arguments that no batch of images has")
 
     def build(self, state: Any) -> None:
         """Give the array or the dtype on top its state."""
         match self.stack[-1] if self.stack else None, state:
             case _Dtype() as dtype, (int(), "|" | "<" | ">" | b"|" | b"<" | b">" as order, *_):
                 dtype.order = self.key(order)
-            case _Array() as array, (
-                int(),
-                tuple() as shape,
-                _Dtype() as dtype,
-                int() as fortran,
-                bytes() as data,
-            ):
+            case _Array() as array, (int(), tuple() as shape, _Dtype() as dtype, int() as fortran, bytes() as data):
                 array.value = self.array(data, dtype, shape, "F" if fortran else "C")
             case _:
                 self.refuse("is unsafe: it sets the state of something that is no array of bytes")
 
     def array(self, data: bytes, dtype: _Dtype, shape: tuple[Any, ...], order: str) -> npt.NDArray[Any]:
-        """A view of ``data``, whose length must be just that of the declared shape."""
+        """A view of ``data``, whose length must be exactly that of the declared shape."""
         if len(shape) > 4 or not all(type(n) is int and 0 <= n < 2**40 for n in shape):
             self.refuse("declares an array of an impossible shape")
         kind = np.dtype(dtype.order + dtype.code)
         size = int(np.prod(shape, dtype=object)) * kind.itemsize
         if size != len(data):
-            self.refuse(f"declares an array of {size:,} bytes and brings {len(data):,}")
+            self.refuse(f"declares an array of {size:,} bytes and has {len(data):,}")
         flat = np.frombuffer(data, kind)
         return flat.reshape(shape, order="F") if order == "F" else flat.reshape(shape)
 
 
-_CONTAINERS = frozenset((b"t", b"\x85", b"\x86", b"\x87", b"]", b"l", b"}", b"d"))
-_ACTIONS: dict[bytes, Callable[[_Machine], object]] = {
-    b"\x80": lambda m: m.take(1),  # PROTO
-    b"\x95": lambda m: m.take(8),  # FRAME
-    b"(": lambda m: m.push(_MARK),
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"I": lambda m: m.push(int(m.line())),
-    b"L": lambda m: m.push(int(m.line().removesuffix(b"L"))),
-    b"J": lambda m: m.push(m.number(4, signed=True)),
-    b"K": lambda m: m.push(m.number(1)),
-    b"M": lambda m: m.push(m.number(2)),
-    b"\x8a": lambda m: m.push(m.number(m.number(1), signed=True)),  # LONG1
-    b"S": lambda m: m.push(m.quoted()),
-    b"T": lambda m: m.push(m.take(m.number(4))),  # BINSTRING, bytes of Python 2
-    b"U": lambda m: m.push(m.take(m.number(1))),
-    b"B": lambda m: m.push(m.take(m.number(4))),  # BINBYTES
-    b"C": lambda m: m.push(m.take(m.number(1))),
-    b"\x8e": lambda m: m.push(m.take(m.number(8))),
-    b"\x96": lambda m: m.push(m.take(m.number(8))),  # BYTEARRAY8
-    b"V": lambda m: m.push(m.line(len(m.raw)).decode("raw-unicode-escape")),
-    b"X": lambda m: m.push(m.text(4)),
-    b"\x8c": lambda m: m.push(m.text(1)),
-    b"\x8d": lambda m: m.push(m.text(8)),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push(tuple(m.marked())),
-    b"\x85": lambda m: m.push(tuple(m.several(1))),
-    b"\x86": lambda m: m.push(tuple(m.several(2))),
-    b"\x87": lambda m: m.push(tuple(m.several(3))),
-    b"]": lambda m: m.push([]),
-    b"l": lambda m: m.push(m.marked()),
-    b"a": lambda m: m.extend(m.several(1)),
-    b"e": lambda m: m.extend(m.marked()),
-    b"}": lambda m: m.push({}),
-    b"d": lambda m: m.update(m.marked(), fresh=True),
-    b"s": lambda m: m.update(m.several(2)),
-    b"u": lambda m: m.update(m.marked()),
-    b"p": lambda m: m.put(int(m.line())),
-    b"q": lambda m: m.put(m.number(1)),
-    b"r": lambda m: m.put(m.number(4)),
-    b"\x94": lambda m: m.put(len(m.memo)),  # MEMOIZE
-    b"g": lambda m: m.get(int(m.line())),
-    b"h": lambda m: m.get(m.number(1)),
-    b"j": lambda m: m.get(m.number(4)),
-    b"c": lambda m: m.name(m.line().decode(), m.line().decode()),
-    b"\x93": lambda m: m.name(*m.several(2)),  # STACK_GLOBAL
-    b"R": lambda m: m.reduce(*m.several(2)),
-    b"b": lambda m: m.build(m.pop()),
+_CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
+_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
+_BYTES = ("STRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
+_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
+_ACTIONS: dict[str, Callable[[_Machine, Any], object]] = {
+    **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
+    **dict.fromkeys((*_NUMBERS, *_BYTES, *_TEXTS), lambda m, a: m.push(a)),
+    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda m, a: m.push(a.encode("latin-1"))),  # bytes of Python 2
+    "BYTEARRAY8": lambda m, a: m.push(bytes(a)),
+    "MARK": lambda m, a: m.push(_MARK),
+    "NONE": lambda m, a: m.push(None),
+    "NEWTRUE": lambda m, a: m.push(True),
+    "NEWFALSE": lambda m, a: m.push(False),
+    "EMPTY_TUPLE": lambda m, a: m.push(()),
+    "TUPLE": lambda m, a: m.push(tuple(m.marked())),
+    "TUPLE1": lambda m, a: m.push(tuple(m.several(1))),
+    "TUPLE2": lambda m, a: m.push(tuple(m.several(2))),
+    "TUPLE3": lambda m, a: m.push(tuple(m.several(3))),
+    "EMPTY_LIST": lambda m, a: m.push([]),
+    "LIST": lambda m, a: m.push(m.marked()),
+    "APPEND": lambda m, a: m.extend(m.several(1)),
+    "APPENDS": lambda m, a: m.extend(m.marked()),
+    "EMPTY_DICT": lambda m, a: m.push({}),
+    "DICT": lambda m, a: m.new_dict(m.marked()),
+    "SETITEM": lambda m, a: m.update(m.several(2)),
+    "SETITEMS": lambda m, a: m.update(m.marked()),
+    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.put(a)),
+    "MEMOIZE": lambda m, a: m.put(len(m.memo)),
+    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: m.get(a)),
+    "GLOBAL": lambda m, a: m.name(a),
+    "STACK_GLOBAL": lambda m, a: m.name(" ".join(map(str, m.several(2)))),
+    "REDUCE": lambda m, a: m.reduce(*m.several(2)),
+    "BUILD": lambda m, a: m.build(m.pop()),
 }

@@ -336,7 +336,7 @@ def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes)
     if layout.kind == "binary":
         return binary.cifar(raw, path, label_bytes=facts.label_bytes, classes=classes)
     key = "labels" if facts.label_bytes == 1 else "fine_labels"
-    return binary.check_cifar_python(binary.read(raw, path), path, key=key, classes=classes)
+    return binary.check_cifar_python(binary.read_pickle(raw, path), path, key=key, classes=classes)
 
 
 def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
