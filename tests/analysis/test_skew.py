@@ -232,7 +232,7 @@ def read_clients(file):
 )
 def test_a_damaged_partition_is_one_message(run, change):
     change(run / "partition.npz")
-    with pytest.raises(UserError, match=r"partition\.npz is damaged, or not a partition of ours"):
+    with pytest.raises(UserError, match=r"partition\.npz is damaged, or not an Unskew partition"):
         read_holdings(run / "partition.npz")
 
 

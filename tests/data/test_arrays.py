@@ -164,7 +164,7 @@ def test_many_long_names_are_cut(tmp_path):
 def test_labels_that_start_at_1_are_said(tmp_path):
     read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y + 1)))
     assert read.classes == ("0", "1", "2", "3")
-    assert "the labels start at 1, and class 0 stays empty; subtract 1" in read.notes[0]
+    assert "labels seem to start at 1 and leave class 0 empty; subtract 1" in read.notes[0]
     read = load_arrays(str(save(tmp_path, x_train=X, y_train=Y + 1, x_test=X, y_test=Y)))
     assert read.notes == ()  # class 0 is in the test part alone
     names = np.array(["none", "a", "b", "c"])

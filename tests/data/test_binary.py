@@ -93,7 +93,7 @@ def test_a_count_of_terabytes_is_refused_without_asking_for_memory(pack):
 
 
 def test_an_idx_file_without_images_is_refused():
-    with pytest.raises(UserError, match="it holds no images"):
+    with pytest.raises(UserError, match="it contains no images"):
         binary.idx(idx_bytes((0, 28, 28)), HERE, dimensions=3)
 
 
@@ -119,14 +119,14 @@ def test_label_zero_among_letters_is_out_of_range():
 
 
 def test_image_and_label_counts_must_agree():
-    with pytest.raises(UserError, match="a holds 2 images, b 3 labels"):
+    with pytest.raises(UserError, match="a has 2 images, b 3 labels"):
         binary.join(np.zeros((2, 1, 1), np.uint8), np.zeros(3, np.uint8), (Path("a"), Path("b")), classes=10)
 
 
 @pytest.mark.parametrize(
     ("batch", "complaint"),
     [
-        ({"labels": [1]}, "has no 'data', it holds 'labels'"),
+        ({"labels": [1]}, "has no 'data', it has 'labels'"),
         ({"data": np.zeros((1, 3072), np.uint8)}, "has no 'labels'"),
         ({"data": np.zeros((1, 3071), np.uint8), "labels": [1]}, "not an array of bytes"),
         ({"data": np.zeros((1, 3072), np.int64), "labels": [1]}, "not an array of bytes"),

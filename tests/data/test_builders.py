@@ -130,7 +130,7 @@ def test_a_photograph_without_user_or_place_has_none(inat):
     )
     assert found.names == ("0", "1", "2")
     assert found.client[:3].tolist() == [-1, -1, 0]
-    assert found.notes == ("left to no client: 2 training examples without a user",)
+    assert found.notes == ("not assigned to any client: 2 training examples without a user",)
 
 
 def remove(name):
@@ -144,8 +144,8 @@ def put(name, **entry):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (remove("val2017.json"), "val2017.json is not there, nor is train_val2017.zip; get them from"),
-        (remove("train2017_locations.json"), "train2017_locations.json is not there, nor is inat2017_locations.zip"),
+        (remove("val2017.json"), "val2017.json does not exist, nor is train_val2017.zip; get them from"),
+        (remove("train2017_locations.json"), "train2017_locations.json does not exist, nor is inat2017_locations.zip"),
         (lambda files: files.update({"train2017.json": b'{"images": [{"id": 1,'}), "train2017.json is damaged"),
         (lambda files: files["train2017.json"].pop("annotations"), "no list 'annotations'"),
         (lambda files: files["train2017.json"]["annotations"].pop(), "image 117 has no annotation with a category"),
@@ -155,7 +155,7 @@ def put(name, **entry):
         (put("train2017.json", file_name="/etc/passwd"), "which is not below it"),
         (put("train2017.json", id=101), "image id twice"),
         (put("train2017.json", id=[1]), "ids must be whole numbers"),
-        (lambda files: files["val2017_locations.json"][0].update(lat="north"), "the place of image 500 is"),
+        (lambda files: files["val2017_locations.json"][0].update(lat="north"), "the location of image 500 is"),
     ],
 )
 def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
@@ -174,7 +174,7 @@ def test_missing_and_malformed_annotations_are_one_sentence(inat, change, says):
         ("inaturalist(balance=4) + digits", "data sets cannot be added"),
         ("digits(size=4)", "data set digits has no knob 'size'; it takes none"),
         ("inaturalist(balance=few)", "whole number"),
-        ("inaturalist(split=absent.csv)", "the split absent.csv is not there, nor is it in"),
+        ("inaturalist(split=absent.csv)", "the split absent.csv does not exist, nor is it in"),
     ],
 )
 def test_wrong_knobs_are_refused(inat, name, says):
@@ -241,7 +241,7 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
         (tmp_path / "here" / name).rename(folder / "inaturalist" / name)
     assert len(sources.load_rows(config.data, folder)) == 3
     (folder / "inaturalist" / "a.csv").unlink()
-    with pytest.raises(UserError, match=r"a.csv is not there, nor is it in .*inaturalist; give the published CSV"):
+    with pytest.raises(UserError, match=r"a.csv does not exist, nor is it in .*inaturalist; give the published CSV"):
         sources.load_rows(config.data, folder)
     assert sources.make_absolute("cinic10") == "cinic10"
 
@@ -252,7 +252,7 @@ def test_a_split_is_found_from_any_folder_and_in_the_set_itself(inat, tmp_path, 
         (("u", 999, 0), "image_id '999' is in no annotation file"),
         (("u", 107, 1), "its classes are not the categories"),
         (("u", 112, 5), "its classes are not the categories|not numbered from 0"),
-        (("u", 100, 1), "image_id '100' is there twice"),
+        (("u", 100, 1), "image_id '100' appears twice"),
         (("u", 112, "x"), "the class 'x' is not a whole number"),
     ],
 )

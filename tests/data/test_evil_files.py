@@ -235,7 +235,7 @@ def artefact(tmp_path, **changes):
 @pytest.mark.parametrize("clients", [2**31, 2**62, 1_000_001])
 def test_a_partition_that_claims_more_clients_than_it_can_have_is_refused(tmp_path, clients):
     path, labels = artefact(tmp_path, clients=clients)
-    with refused(rf"has {clients:,} clients for 20 examples, 1,000,000 is the most"):
+    with refused(rf"has {clients:,} clients for 20 examples, the limit is 1,000,000"):
         partition_files.read_partition(path, labels, 2, seed=0)
     with refused(rf"has {clients:,} clients"):
         partition_files.read_holdings(path)

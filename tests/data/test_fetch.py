@@ -173,7 +173,7 @@ def test_another_checksum_is_refused_and_nothing_is_kept(tmp_path, server):
 
 def test_an_archive_without_its_members_is_refused(tmp_path, server, monkeypatch):
     publish(monkeypatch, server, "cifar100", "cifar-100-binary.tar.gz", tar({"other": b"x"}))
-    assert "lacks cifar-100-binary/test.bin, cifar-100-binary/train.bin" in refused(
+    assert "is missing cifar-100-binary/test.bin, cifar-100-binary/train.bin" in refused(
         "cifar100", tmp_path, server.address
     )
 
@@ -213,7 +213,7 @@ def test_a_body_that_breaks_off_is_said(tmp_path, server):
 
     server.files["/cifar-10-binary.tar.gz"] = half
     message = refused("cifar10", tmp_path, server.address, kept=400)
-    assert "broke off after 400 of 1,000 bytes" in message
+    assert "the connection was lost after 400 of 1,000 bytes" in message
     assert "400 B are kept, the same command continues there" in message
     assert len(server.asked) == module.TRIES
 
@@ -226,7 +226,7 @@ def test_a_chunked_body_that_breaks_off_is_said(tmp_path, server):
         handler.wfile.write(b"ff\r\nhalf")
 
     server.files["/cifar-10-binary.tar.gz"] = half
-    with pytest.raises(UserError, match="broke off"):
+    with pytest.raises(UserError, match="connection was lost"):
         fetch("cifar10", tmp_path, mirror=server.address, report=silent)
 
 
@@ -299,9 +299,8 @@ def test_a_cut_connection_is_continued_where_it_broke_off(tmp_path, cut):
     said = fetched(tmp_path, server)
     third = len(WHOLE) // 3
     assert [asked[1:] for asked in server.asked] == [(None, None), (f"bytes={third}-", '"one"')]
-    assert said == [
-        f"{server.address}/cifar-100-binary.tar.gz broke off after {third:,} of {len(WHOLE):,} bytes; continuing"
-    ]
+    lost = f"the connection was lost after {third:,} of {len(WHOLE):,} bytes; continuing"
+    assert said == [f"{server.address}/cifar-100-binary.tar.gz: {lost}"]
 
 
 def test_a_server_without_ranges_sends_all_again(tmp_path, cut):
@@ -355,7 +354,7 @@ def test_an_answer_from_another_byte_is_refused(tmp_path, cut):
         handler.wfile.write(b"wrong")
 
     server.files["/cifar-100-binary.tar.gz"] = wrong
-    assert "answers from byte 5 on" in refused("cifar100", tmp_path, server.address, kept=len(WHOLE) // 3)
+    assert "resumes at byte 5 instead" in refused("cifar100", tmp_path, server.address, kept=len(WHOLE) // 3)
 
 
 # Mirrors
@@ -468,7 +467,7 @@ def test_two_processes_do_not_fetch_into_one_folder_at_once(tmp_path, server, mo
 
     server.files["/images_background.zip"] = meanwhile
     fetch("omniglot", tmp_path, mirror=None, report=silent)
-    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it is done"]
+    assert said == [f"another process is fetching omniglot into {tmp_path}; wait until it has finished"]
     assert [p.name for p in tmp_path.iterdir()] == ["omniglot"]
 
 
@@ -495,7 +494,7 @@ def test_a_file_without_end_is_given_up_and_the_next_address_is_tried(tmp_path, 
     server.files |= {"/one/a.idx.gz": endless, "/a.idx.gz": b"right"}
     said = []
     fetch("mnist", tmp_path, mirror=None, report=silent, say=said.append)
-    assert "goes on after 1.0 MB: it is not the published file; trying" in said[0]
+    assert "is larger than 1.0 MB: it is not the published file; trying" in said[0]
     assert [p.name for p in (tmp_path / "mnist").iterdir()] == ["a.idx.gz"]
 
 
@@ -555,11 +554,11 @@ def tar_with_a_long_header(kind):
 
 FILE = tarfile.REGTYPE
 EVIL = {
-    "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "leads out of its folder"),
-    "tar: a path above, inside": (tarred(("set/../../evil", FILE, b"x")), "leads out of its folder"),
-    "tar: an absolute path": (tarred(("/evil", FILE, b"x")), "leads out of its folder"),
-    "tar: a backslash": (tarred(("set\\..\\evil", FILE, b"x")), "leads out of its folder"),
-    "tar: a drive": (tarred(("C:evil", FILE, b"x")), "leads out of its folder"),
+    "tar: a path above": (tarred(("set/a", FILE, b"x"), ("../evil", FILE, b"x")), "points outside its folder"),
+    "tar: a path above, inside": (tarred(("set/../../evil", FILE, b"x")), "points outside its folder"),
+    "tar: an absolute path": (tarred(("/evil", FILE, b"x")), "points outside its folder"),
+    "tar: a backslash": (tarred(("set\\..\\evil", FILE, b"x")), "points outside its folder"),
+    "tar: a drive": (tarred(("C:evil", FILE, b"x")), "points outside its folder"),
     "tar: a symbolic link": (tarred(("set/a", tarfile.SYMTYPE, b"")), "is a link; only files and folders"),
     "tar: a hard link": (tarred(("set/a", tarfile.LNKTYPE, b"")), "is a link; only files and folders"),
     "tar: a pipe": (tarred(("set/a", tarfile.FIFOTYPE, b"")), "is a device or a pipe"),
@@ -574,8 +573,8 @@ EVIL = {
     "tar: a name of gigabytes": (tar_with_a_long_header(tarfile.GNUTYPE_LONGNAME), "a header of 20,000,256 bytes"),
     "tar: nothing": (tarred(), "has no files below it"),
     "tar: cut": (tarred(("set/a", FILE, bytes(range(256)) * 999))[:-400], "is damaged inside"),
-    "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "leads out of its folder"),
-    "zip: an absolute path": (zipped({"/evil": b"x"}), "leads out of its folder"),
+    "zip: a path above": (zipped({"set/a": b"x", "../evil": b"x"}), "points outside its folder"),
+    "zip: an absolute path": (zipped({"/evil": b"x"}), "points outside its folder"),
     "zip: a link": (zip_link(), "is a link; only files and folders"),
     "zip: encrypted": (encrypted_zip(), "is encrypted"),
     "zip: other capitals": (zipped({"set/a": b"1", "SET/A": b"2"}), "'SET/A' twice"),
@@ -606,7 +605,7 @@ def test_of_an_evil_archive_nothing_stays_in_the_data_folder(tmp_path, server, m
     raw = zipped({"images_background/a.png": b"x", "../evil": b"x"})
     server.files["/a.zip"] = raw
     set_download(monkeypatch, "omniglot", Download(server.address, "omniglot", {"a.zip": md5(raw)}, tree=""))
-    assert "leads out of its folder" in refused("omniglot", tmp_path, None)
+    assert "points outside its folder" in refused("omniglot", tmp_path, None)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -629,7 +628,7 @@ def test_a_wanted_member_that_is_there_twice_is_refused(tmp_path, server, monkey
 
 @pytest.mark.parametrize("name", ["digits", "folder:pictures", "arrays:set.npz"])
 def test_what_lies_here_already_is_not_to_be_fetched(tmp_path, name):
-    assert "there is nothing to fetch" in refused(name, tmp_path, None)
+    assert "there is nothing to download" in refused(name, tmp_path, None)
 
 
 def test_unknown_names_later_names_and_strange_mirrors_are_refused(tmp_path):

@@ -48,7 +48,7 @@ def test_checking_a_function_says_what_it_gives():
         ("nowhere:stripes", "cannot be imported"),
         ("outside_data:stripes(depth=3)", "has no knob 'depth'"),
         ("outside_data:stripes(examples=2.5)", "must be a whole number"),
-        ("outside_data:stripes(classes=1)", "have one class"),
+        ("outside_data:stripes(classes=1)", "have the same class"),
     ],
 )
 def test_a_function_that_gives_no_data_set_is_refused(name, complaint):
@@ -81,7 +81,8 @@ def test_a_function_cannot_change_the_labels():
     ("what", "complaint"),
     [
         ("float", "gives float64"), ("short", "gives [3] numbers for 20"), ("negative", "gives the client -2"),
-        ("large", "gives the client 4, but there are 4"), ("none", "gives [] numbers"), ("nobody", "to no client"),
+        ("large", "gives the client 4, but there are 4"), ("none", "gives [] numbers"),
+        ("nobody", "no example to any client"),
         ("table", "gives [20, 2] numbers"), ("text", "gives <U1"), ("ragged", "is not an array"),
         ("nan", "gives float64"), ("raises", "raises RuntimeError: no luck"),
     ],

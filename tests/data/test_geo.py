@@ -174,7 +174,7 @@ def test_poles_and_both_sides_of_the_date_line_have_clients():
 def test_rows_without_a_place_belong_to_no_client_and_are_counted():
     found = deal([[1.0, 2.0], [np.nan, np.nan], [1.0, 2.1]], "geo(max=100)")
     assert found.client.tolist() == [0, -1, 0]
-    assert found.notes == ("left to no client: 1 training example without a place",)
+    assert found.notes == ("not assigned to any client: 1 training example without a place",)
 
 
 @pytest.mark.parametrize(

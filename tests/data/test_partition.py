@@ -78,13 +78,13 @@ def test_a_partition_cannot_be_changed():
         ("dirichlet-clients(1)", "did you mean 'dirichlet-client'"),
         ("diriclet(1)", "did you mean 'dirichlet'"),
         ("random", "there are: iid, dirichlet, dirichlet-client, shards, users, geo, file:FILE"),
-        ("geo(max=1000)", "names no places"),
+        ("geo(max=1000)", "has no places"),
         ("geo(max=0)", "at least 1, not 0"),
         ("geo(max=100, min=101)", "not 101"),
         ("geo(min=-1)", "not -1"),
         ("iid(3)", "takes no values"),
         ("users(3)", "takes no values"),
-        ("users", "names no users"),
+        ("users", "has no users"),
         ("dirichlet(0)", "finite and greater than 0"),
         ("dirichlet(-1)", "finite and greater than 0"),
         ("dirichlet(1e999)", "this number is too large"),
@@ -108,7 +108,7 @@ def test_a_wrong_text_is_refused_with_what_to_do(text, says):
 
 @pytest.mark.parametrize("text", ["iid", "dirichlet(min_size=0)", "dirichlet-client(1)", "shards(1)"])
 def test_more_clients_than_examples_are_refused(text):
-    with pytest.raises(UserError, match="11 clients share 10 training examples: give at most 10"):
+    with pytest.raises(UserError, match="11 clients for 10 training examples: give at most 10"):
         deal(text, 11, np.arange(10))
 
 

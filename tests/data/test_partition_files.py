@@ -73,7 +73,7 @@ def test_another_number_of_clients_than_the_files_is_refused(tmp_path):
 def test_a_changed_artefact_is_detected(tmp_path):
     changed = ARRAYS["client"].copy()
     changed[5] = (changed[5] + 1) % 8
-    with pytest.raises(UserError, match=r"p\.npz was changed after it was made") as error:
+    with pytest.raises(UserError, match=r"p\.npz was modified after it was written") as error:
         read(saved(tmp_path / "p.npz", {**ARRAYS, "client": changed}))
     assert "dirichlet(alpha=0.5, min_size=3), seed 3" in str(error.value)
 
@@ -86,11 +86,11 @@ def test_a_changed_artefact_is_detected(tmp_path):
         ({"client": ARRAYS["client"] - 2}, "clients must be between"),
         ({"clients": np.array(7)}, "clients must be between"),
         ({"clients": np.array(-1)}, "clients must be between"),
-        ({"clients": np.array([1, 2])}, "not a partition of ours"),
-        ({"clients": np.array(9)}, "was changed"),
-        ({"hash": np.array("abc")}, "was changed"),
+        ({"clients": np.array([1, 2])}, "not an Unskew partition"),
+        ({"clients": np.array(9)}, "was modified"),
+        ({"hash": np.array("abc")}, "was modified"),
         ({"names": np.array(["a", "b"])}, "2 names for 8 clients"),
-        ({"seed": np.array("first")}, "not a partition of ours"),
+        ({"seed": np.array("first")}, "not an Unskew partition"),
     ],
 )
 def test_an_artefact_with_a_wrong_field_is_refused_by_name(tmp_path, change, says):
@@ -101,14 +101,14 @@ def test_an_artefact_with_a_wrong_field_is_refused_by_name(tmp_path, change, say
 
 def test_an_artefact_for_other_data_is_refused(tmp_path):
     path = saved(tmp_path / "p.npz")
-    with pytest.raises(UserError, match="deals out 600 examples, the training set has 500"):
+    with pytest.raises(UserError, match="assigns 600 examples, the training set has 500"):
         read(path, LABELS[:500])
     with pytest.raises(UserError, match="other labels"):
         read(path, (LABELS + 1) % 10)
 
 
 def test_a_foreign_npz_is_refused_and_nothing_is_unpickled(tmp_path):
-    with pytest.raises(UserError, match=r"p\.npz is not a partition of ours: it lacks client"):
+    with pytest.raises(UserError, match=r"p\.npz is not an Unskew partition: it is missing client"):
         read(saved(tmp_path / "p.npz", {"images": np.zeros(3)}))
     np.savez(tmp_path / "o.npz", client=np.array([{}], dtype=object))
     with pytest.raises(UserError, match=r"o\.npz is damaged"):
@@ -185,14 +185,14 @@ HEADER = "user_id,image_id,class\n"
     [
         ("", "it lacks user_id, image_id, class"),
         ("user_id,image\n1,2\n", "it lacks image_id, class"),
-        (HEADER, "has a header and no rows"),
+        (HEADER, "has a header but no rows"),
         (HEADER + "a,0\n", "line 2: 2 fields, the header has 3"),
         (HEADER + "a,0,6\nb,x.jpg,9\n", "line 3: image_id must be a whole number, 'x.jpg' given"),
         (HEADER + "a,0,frog\n", "line 2: class must be a whole number, 'frog' given"),
         (HEADER + "a,0,6\nb,4,9\n", "line 3: image_id 4 is outside the training set, whose rows are 0 to 3"),
         (HEADER + "a,-1,6\n", "line 2: image_id -1 is outside"),
         (HEADER + "a,99999999999999999999,6\n", "line 2: image_id 99999999999999999999 is outside"),
-        (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 is there a second time"),
+        (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 appears a second time"),
         (HEADER + "a,0,6\nb,1,8\nc,3,0\n", "line 3: image_id 1 is of class 8 there and 9 in the training set"),
         (HEADER.encode() + b"\xff,0,6\n", "not a CSV in UTF-8"),
         (b"\x89PNG\r\n\x1a\n\x00", "not a CSV in UTF-8"),
@@ -243,10 +243,10 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
         ({"ids": IDS.replace("17,0", "17,4")}, r"rows\.csv, line 3: row 4 is outside the training set"),
         ({"ids": IDS.replace("17,0", "17,-1")}, "row -1 is outside"),
         ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, '1.5' given"),
-        ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 is there a second time"),
-        ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 is there a second time"),
+        ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 appears a second time"),
+        ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears a second time"),
         ({"ids": "id,row\n17,0\n"}, r"rows\.csv is not .* a table of ids is a CSV .* image_id,row; it lacks image_id"),
-        ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 is there a second time"),
+        ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 appears a second time"),
         ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 is of class 7 .* label 6 .* but label 6 is of class 0 above"),
         (
             {"labels": (6, 8, 9, 4)},
@@ -260,7 +260,7 @@ def test_a_table_or_a_split_that_does_not_fit_is_refused_at_its_line(tmp_path, c
 
 
 def test_a_table_of_ids_is_for_a_csv(tmp_path):
-    with pytest.raises(UserError, match=r"is an \.npz, which has rows and not ids"):
+    with pytest.raises(UserError, match=r"is an \.npz, which lists rows, not ids"):
         read(f"{saved(tmp_path / 'p.npz')}(ids=rows.csv)")
     for text in ("?ids=rows.csv", "split.csv?ids="):
         with pytest.raises(UserError, match="names no file"):

@@ -125,7 +125,7 @@ def test_both_layouts_of_cifar100_take_the_fine_label(tmp_path, draw):
 def test_a_missing_batch_file_is_named(tmp_path, write_cifar10):
     write_cifar10(tmp_path)
     (tmp_path / "data_batch_4.bin").unlink()
-    assert f"{tmp_path} lacks data_batch_4.bin" in refused("cifar10", tmp_path)
+    assert f"{tmp_path} is missing data_batch_4.bin" in refused("cifar10", tmp_path)
 
 
 def test_a_truncated_batch_file_is_named(tmp_path, write_cifar10):
@@ -162,14 +162,14 @@ def test_image_and_label_files_of_two_lengths_are_refused(tmp_path, write_idx):
     write_idx(tmp_path / "mnist", packed=False)
     labels = tmp_path / "mnist" / "t10k-labels-idx1-ubyte"
     labels.write_bytes(b"\0\0\x08\x01\0\0\0\x02\1\2")
-    assert "t10k-images-idx3-ubyte holds 3 images" in refused("mnist", tmp_path)
+    assert "t10k-images-idx3-ubyte has 3 images" in refused("mnist", tmp_path)
     assert [f.status for f in sources.check("mnist", tmp_path)][-1] == DAMAGED
 
 
 def test_images_of_another_size_are_refused(tmp_path, write_idx):
     write_idx(tmp_path, packed=False)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x07\0\0\0\x02\0\0\0\x02" + bytes(28))
-    assert "holds images of [1, 2, 2], mnist has [1, 28, 28]" in refused("mnist", tmp_path)
+    assert "has images of [1, 2, 2], mnist has [1, 28, 28]" in refused("mnist", tmp_path)
 
 
 def test_a_rewritten_file_is_read_with_a_note(tmp_path, write_idx):
@@ -191,7 +191,7 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, write_idx, monkeypatch):
     write_idx(tmp_path / "fashion-mnist")
     assert "mnist was not found" in refused("mnist", tmp_path / "fashion-mnist")
     write_idx(tmp_path / "plain")
-    assert any("taken for mnist" in note for note in sources.load("mnist", tmp_path / "plain").notes)
+    assert any("assumed to be mnist" in note for note in sources.load("mnist", tmp_path / "plain").notes)
     md5 = hashlib.md5((tmp_path / "plain" / "train-images-idx3-ubyte.gz").read_bytes()).hexdigest()
     monkeypatch.setitem(published._OWNER, md5, "fashion-mnist")
     assert "is the published file of fashion-mnist, not of mnist" in refused("mnist", tmp_path / "plain")

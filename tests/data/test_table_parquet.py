@@ -184,5 +184,5 @@ def test_a_damaged_file_is_refused(tmp_path, cache, table):
         path.write_bytes(content)
         with pytest.raises(UserError):
             load_table(f"{path}(size=16)", cache)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="does not exist"):
         load_table(str(tmp_path / "none.parquet"), cache)

@@ -187,7 +187,7 @@ HEADERS = {
     "filename,label": "has no column path; rename filename to path",
     "a,b": "its columns are a, b",
     "path,label,latitude": "has a column latitude but no longitude",
-    "path,label,label": "the column label is there twice",
+    "path,label,label": "the column label appears twice",
     "image,label": "has no column path",
     "img,label": "has no column path; rename img to path if it has the files' names",
     "\n\npath,lable": "has no column label; rename lable to label",
@@ -232,11 +232,11 @@ def test_rows_that_repeat_a_photograph_are_noted(tmp_path):
 
 def test_what_is_not_a_table_is_refused(tmp_path, cache):
     path = tmp_path / "t.csv"
-    assert "is not there" in refused(path, cache)
+    assert "does not exist" in refused(path, cache)
     path.write_bytes("path,label\n\xe9,1\n".encode("latin-1"))
     assert "is not UTF-8" in refused(path, cache)
     path.write_text("path,label\n")
-    assert "has a header and no rows" in refused(path, cache)
+    assert "has a header but no rows" in refused(path, cache)
     assert "is not a table; give FILE.csv or FILE.parquet" in refused(tmp_path / "t.xlsx", cache)
     path.unlink()
     os.mkfifo(path)
@@ -281,7 +281,7 @@ def test_columns_that_are_not_used_are_noted(tmp_path, cache):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0] + ",user_id,camera", *(line + ",u,x" for line in lines[1:])]))
     notes = load_table(f"{path}(size=8)", cache).notes
-    assert any("columns that are not used: user_id (meant as user?), camera" in note for note in notes)
+    assert any("unused columns: user_id (meant as user?), camera" in note for note in notes)
 
 
 def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, cache):
@@ -297,7 +297,7 @@ def test_broken_photographs_are_named_counted_and_refused_or_left_out(tmp_path, 
     assert "photos.csv(size=8, broken=skip) leaves them out" in message
     images = load_table(f"{path}(size=8, broken=skip)", cache)
     assert (len(images.train), len(images.test)) == (14, 3)
-    assert any("3 of 20 photographs cannot be read and are left out" in note for note in images.notes)
+    assert any("3 of 20 photographs cannot be read and are skipped" in note for note in images.notes)
     assert len(images.users) == len(images.train.images) == 14
 
 
@@ -331,7 +331,7 @@ def test_the_check_of_a_table_counts_its_photographs(tmp_path, cache):
     assert {(each.status, each.detail) for each in broken} == {(BROKEN, "is not a picture")}
     assert whole.status == DAMAGED
     assert whole.detail.startswith("7 of 10 photographs cannot be read; replace them, or leave them out: table:")
-    with pytest.raises(UserError, match=r"no.csv is not there; give the path of a table"):
+    with pytest.raises(UserError, match=r"no.csv does not exist; give the path of a table"):
         sources.check(f"table:{tmp_path / 'no.csv'}", None, cache)
 
 
@@ -349,7 +349,7 @@ def test_the_command_check_names_what_is_broken_and_what_to_do(tmp_path, capsys)
     assert code == 0
     assert "3.png is not a picture\n" in said
     assert "11 training and 3 test images" in said
-    assert "note: 1 of 15 photographs cannot be read and are left out" in said
+    assert "note: 1 of 15 photographs cannot be read and are skipped" in said
     code, _, wrong = command(capsys, "data", "check", f"table:{path}", *where)
     assert (code, "photographs must have one size" in wrong, "broken=skip" in wrong) == (2, True, False)
 

@@ -63,7 +63,7 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--data", "outside_data:fails", "raises OSError: disk on fire"),
         ("--data", "outside_data:wrong", "is an int; give an ImageSet"),
         ("--partition", "outside_data:answer(what=raises)", "raises RuntimeError: no luck"),
-        ("--partition", "outside_data:answer(what=text)", "give client numbers as whole numbers"),
+        ("--partition", "outside_data:answer(what=text)", "client numbers must be whole numbers"),
         ("--model", "outside_methods:nothing", "outside_methods:nothing"),
         ("--method", "outside_methods:empty", "must return a function from Algorithm to Algorithm"),
         ("--method", "outside_engines:no_setup", "is not a method"),

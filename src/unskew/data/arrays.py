@@ -93,7 +93,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
         raise ValueError(f"the array format {version} is not known")
     shape, _, dtype = read(stream)
     if dtype.hasobject:
-        raise ValueError("it holds Python objects, which are not read")
+        raise ValueError("it contains Python objects, which are not read")
     return shape, dtype
 
 
@@ -205,7 +205,7 @@ def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> l
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
     if empty == [0] and classes == tuple(map(str, range(len(classes)))):
         return [
-            "no example has the label 0: the labels start at 1, and class 0 stays empty; subtract 1 from all of them"
+            "no example has the label 0: labels seem to start at 1 and leave class 0 empty; subtract 1 from all labels"
         ]
     if not empty:
         return []
@@ -351,12 +351,14 @@ def checked(images: ImageSet, name: str) -> ImageSet:
         shapes = [list(s.images.shape[1:]) for s in (images.train, images.test)]
         raise UserError(f"{name}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
     if len(images.classes) < 2 or len(np.unique(images.train.labels)) < 2:
-        raise UserError(f"{name}: all training examples have one class; a classifier needs two or more")
+        raise UserError(f"{name}: all training examples have the same class; a classifier needs two or more")
     channels = images.shape[0]
     if len(images.mean) != channels or len(images.std) != channels or not all(s > 0 for s in images.std):
-        raise UserError(f"{name}: mean and std need {channels} numbers each, one for each channel, std above 0")
+        raise UserError(f"{name}: mean and std need {channels} numbers each, one per channel, with std above 0")
     if images.users is not None and len(images.users) != len(images.train):
-        raise UserError(f"{name}: {len(images.users)} users for {len(images.train)} training examples; give one each")
+        raise UserError(
+            f"{name}: {len(images.users)} users for {len(images.train)} training examples; give one per example"
+        )
     return images
 
 

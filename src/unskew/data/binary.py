@@ -37,7 +37,9 @@ def read_file(path: Path) -> bytes:
     try:
         raw = read_plain(path)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}; check the path and its rights") from error
+        raise UserError(
+            f"{path} cannot be read: {error.strerror or error}; check the path and its permissions"
+        ) from error
     if not raw:
         raise UserError(f"{path} is empty, data was expected; {REPLACE}")
     return raw
@@ -52,7 +54,7 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
     if not raw or len(raw) % record:
         whole = -(-max(len(raw), 1) // record) * record
         raise UserError(
-            f"{path} is truncated: {len(raw):,} bytes are no whole number of records of {record:,} "
+            f"{path} is truncated: {len(raw):,} bytes are not a whole number of records of {record:,} "
             f"(the next whole size is {whole:,}); {REPLACE}"
         )
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
@@ -66,7 +68,7 @@ def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: 
     for wanted in ("data", key):
         if wanted not in batch:
             have = ", ".join(map(repr, sorted(batch)[:9])) or "nothing"
-            raise UserError(f"{path} has no {wanted!r}, it holds {have}; give a batch of CIFAR's Python layout")
+            raise UserError(f"{path} has no {wanted!r}, it has {have}; give a batch of CIFAR's Python layout")
     data, listed = batch["data"], batch[key]
     pixels = isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (CIFAR_PIXELS,)
     if not pixels or not len(data):
@@ -78,7 +80,7 @@ def check_cifar_python(batch: dict[str, Any], path: Path, *, key: str, classes: 
     else:
         raise UserError(f"{path}: {key!r} is not a list of whole numbers; {REPLACE}")
     if len(labels) != len(data):
-        raise UserError(f"{path} holds {len(data):,} images and {len(labels):,} labels; {REPLACE}")
+        raise UserError(f"{path} has {len(data):,} images and {len(labels):,} labels; {REPLACE}")
     in_range(labels, path, classes=classes)
     return data.reshape(-1, *CIFAR_SHAPE), labels
 
@@ -104,14 +106,14 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
         if len(header) < 4 or int.from_bytes(header[:4], "big") != magic:
             raise UserError(
                 f"{path} starts with {header[:4].hex() or 'nothing'}, an idx file of {what} starts with "
-                f"{magic:08x}; give the file of that name as it was published"
+                f"{magic:08x}; give the file of that name as published"
             )
         if len(header) < header_size:
             raise UserError(f"{path} is truncated inside its header of {header_size} bytes; {REPLACE}")
         shape = struct.unpack(f">{dimensions}I", header[4:])
         wanted = int(np.prod(shape, dtype=object))
         if wanted == 0:
-            raise UserError(f"{path} declares the shape {_times(shape)}: it holds no {what}; {REPLACE}")
+            raise UserError(f"{path} declares the shape {_times(shape)}: it contains no {what}; {REPLACE}")
         # Bounds the reading buffer, too: a damaged count must not ask for terabytes.
         most = len(raw) * (_DEFLATE_LIMIT if packed else 1)
         if packed and wanted <= most:
@@ -142,7 +144,7 @@ def join(
     """
     if len(images) != len(labels):
         raise UserError(
-            f"{paths[0]} holds {len(images):,} images, {paths[1]} {len(labels):,} labels; "
+            f"{paths[0]} has {len(images):,} images, {paths[1]} {len(labels):,} labels; "
             "they must be a pair of one data set"
         )
     numbers = labels.astype(np.int64)
@@ -202,7 +204,7 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
     except (ValueError, OverflowError) as error:  # also UnicodeError
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
-        machine.refuse(f"holds {a_kind(top).replace(' _', ' ')}, a dict was expected")
+        machine.refuse(f"contains {a_kind(top).replace(' _', ' ')}, a dict was expected")
     return {machine.key(k): machine.plain(v) for k, v in top.items()}
 
 
@@ -307,7 +309,7 @@ class _Machine:
             self.flat.add(id(value))
         if type(value) in _SCALARS or id(value) in self.flat:
             return value
-        return self.refuse("holds more than text, numbers, flat lists and arrays")
+        return self.refuse("contains more than text, numbers, flat lists and arrays")
 
     def name(self, name: str) -> None:
         """A global, if it is one of those we answer ourselves."""

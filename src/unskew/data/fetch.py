@@ -121,7 +121,7 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
         if not continued:
             raise _Refused(f"{url} is not the published file: its MD5 is {found}, {md5} was expected")
         say(f"{url}: what was kept does not belong to it; starting again")
-    raise _BrokeOff(f"{url} broke off {TRIES} times")
+    raise _BrokeOff(f"{url}: the connection was lost {TRIES} times")
 
 
 def _continue(url: str, part: Path, report: Report) -> None:
@@ -154,9 +154,9 @@ def _append(
             report(done, total)
             if done > MAX_BYTES:
                 _forget(part)
-                raise _Refused(f"{url} goes on after {format_bytes(MAX_BYTES)}: it is not the published file")
+                raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}: it is not the published file")
     if total is not None and done < total:
-        raise _BrokeOff(f"{url} broke off after {done:,} of {total:,} bytes")
+        raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
 
 
 def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int | None) -> bytes:
@@ -164,7 +164,9 @@ def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int
         return answer.read(_BLOCK)
     except (OSError, http.client.HTTPException, ValueError) as error:
         of = f" of {total:,}" if total is not None else ""
-        raise _BrokeOff(f"{url} broke off after {done:,}{of} bytes ({error or type(error).__name__})") from error
+        raise _BrokeOff(
+            f"{url}: the connection was lost after {done:,}{of} bytes ({error or type(error).__name__})"
+        ) from error
 
 
 def _answer(url: str, kept: _Kept) -> http.client.HTTPResponse:
@@ -195,7 +197,7 @@ def _start(answer: http.client.HTTPResponse, kept: _Kept, url: str) -> int | Non
         return 0
     begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
     if begins != str(kept.size):
-        raise _Refused(f"{url} answers from byte {begins or 'unknown'} on, {kept.size} was asked for")
+        raise _Refused(f"{url} resumes at byte {begins or 'unknown'} instead of {kept.size}")
     return kept.size
 
 
@@ -255,7 +257,7 @@ def unpack_members(archive: Path, name: str, wanted: tuple[str, ...], folder: Pa
             found.add(member.name)
             _copy(member, folder / member.name.rpartition("/")[2], name)
     if missing := sorted(set(wanted) - found):
-        raise UserError(f"{name} lacks {', '.join(missing[:3])}; it is not the published archive")
+        raise UserError(f"{name} is missing {', '.join(missing[:3])}; it is not the published archive")
 
 
 def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", say: Say = lambda line: None) -> int:
@@ -287,7 +289,7 @@ def _check_member(member: Member, folders: set[str], files: set[str], name: str)
     """
     given, path = member.name, PurePosixPath(member.name)
     if path.is_absolute() or ".." in path.parts or "\\" in given or "\0" in given or given[1:2] == ":":
-        raise UserError(f"{name}: the member {brief(given)} leads out of its folder; nothing of it was written")
+        raise UserError(f"{name}: the member {brief(given)} points outside its folder; nothing of it was written")
     if any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
         raise UserError(f"{name}: the member {brief(given)} has too long a name; it is not the published archive")
     if member.kind not in ("file", "folder"):
@@ -297,7 +299,7 @@ def _check_member(member: Member, folders: set[str], files: set[str], name: str)
         own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
         if own in files:
             raise UserError(
-                f"{name} has {brief(given)} twice, perhaps in other capitals; it is not the published archive"
+                f"{name} has {brief(given)} twice, perhaps in another case; it is not the published archive"
             )
         if own in folders or above & files:
             raise UserError(
@@ -391,10 +393,10 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
     source = sources.parse(name)[0]
     if source.locate is None:
         where = "it is inside scikit-learn" if name == "digits" else "it is read from where it is"
-        raise UserError(f"{name}: there is nothing to fetch, {where}; use it as --data {name}")
+        raise UserError(f"{name}: there is nothing to download: {where}; use it as --data {name}")
     if source.download is None:
         where = source.origin.split()[-1]
-        raise UserError(f"{name}: it is not fetched here, get it from {where}; then pass --data-dir DIR")
+        raise UserError(f"{name}: Unskew cannot download it; get it from {where}; then pass --data-dir DIR")
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise UserError(f"mirror {mirror!r} is not a web address; give one that starts with http:// or https://")
     with _alone(data_dir, source.download.folder):
@@ -449,7 +451,9 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            raise UserError(f"another process is fetching {folder} into {data_dir}; wait until it is done") from error
+            raise UserError(
+                f"another process is fetching {folder} into {data_dir}; wait until it has finished"
+            ) from error
     try:
         yield
     finally:

@@ -62,7 +62,7 @@ def _visible(directory: Path) -> list[Path]:
     try:
         entries = sorted(directory.iterdir())
     except OSError as error:
-        raise UserError(f"{directory} cannot be read: {error.strerror or error}; check its rights") from error
+        raise UserError(f"{directory} cannot be read: {error.strerror or error}; check its permissions") from error
     return [p for p in entries if not p.name.startswith(".") and p.name.lower() not in _IGNORED]
 
 
@@ -83,7 +83,7 @@ def _list_files(directory: Path) -> tuple[Classes, Classes, list[str]]:
     if test:
         return train, test, notes
     if all(len(files) < 5 for files in train.values()):
-        raise UserError(f"{directory}: no class has five pictures, none is left for test; add test/")
+        raise UserError(f"{directory}: no class has five pictures, so none is left for testing; add test/")
     kept = {c: [p for i, p in enumerate(files) if i % 5 != 4] for c, files in train.items()}
     notes += ["every fifth picture of each class, by name, is test: the folder has no test part"]
     return kept, {c: files[4::5] for c, files in train.items()}, notes
@@ -104,7 +104,7 @@ def _list_classes(directory: Path) -> Classes:
         inner = next((p for p in files if p.is_dir()), None)
         if inner is not None:
             raise UserError(
-                f"{inner} is a folder inside a class folder; wanted: DIR/CLASS/picture, "
+                f"{inner} is a folder inside a class folder; expected DIR/CLASS/picture, "
                 "or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
             )
     return classes
@@ -202,7 +202,7 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
     for number, line in enumerate(_lines(annotations), 1):
         fields = line.split("\t")
         if len(fields) < 2 or fields[1] not in label or "/" in fields[0] or not fields[0].lower().endswith(PICTURES):
-            raise UserError(f"{annotations}, line {number}: {brief(line)} is not a picture and one of the classes")
+            raise UserError(f"{annotations}, line {number}: {brief(line)} is not a picture and a known class")
         listed.append((f"val/images/{fields[0]}", label[fields[1]], True))
     notes = ("test: the validation images, whose labels were published",)
     return _rows(folder, listed, names, notes=notes)
@@ -278,7 +278,7 @@ def _lines(path: Path) -> list[str]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; unpack the whole set there") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not a text in UTF-8; unpack the set again") from error
+        raise UserError(f"{path} is not UTF-8 text; unpack the set again") from error
 
 
 CINIC10 = row_source(

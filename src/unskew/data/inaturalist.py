@@ -48,7 +48,7 @@ def read_records(stream: IO[bytes], path: Path | str, wanted: Mapping[str, Seque
             _take(record, wanted[name], columns[name], f"{path}, {name or 'the list'}, record {number}")
     reader.end()
     if missing := [name for name in wanted if name not in seen]:
-        raise UserError(f"{path} has no list {missing[0]!r}; give the annotations as they were published")
+        raise UserError(f"{path} has no list {missing[0]!r}; give the annotations as published")
     return columns
 
 
@@ -58,7 +58,7 @@ def _take(record: Any, fields: Sequence[str], columns: Columns, where: str) -> N
     for field, column in zip(fields, columns, strict=True):
         name = field.rstrip("?")
         if name not in record and name == field:
-            raise UserError(f"{where} has no {name!r}; give the annotations as they were published")
+            raise UserError(f"{where} has no {name!r}; give the annotations as published")
         column.append(record.get(name))
 
 
@@ -201,18 +201,18 @@ def _part(folder: Path, name: str) -> tuple[list[int], list[str], npt.NDArray[np
     images, files = lists["images"]
     for column in (images, *lists["annotations"], lists["categories"][0]):
         if not all(type(each) is int and 0 <= each < 2**62 for each in column):
-            raise UserError(f"{path}: ids must be whole numbers; give the annotations as they were published")
+            raise UserError(f"{path}: ids must be whole numbers; give the annotations as published")
     of = dict(zip(*lists["annotations"], strict=True))
     names = dict(zip(*lists["categories"], strict=True))
     if not images:
-        raise UserError(f"{path} lists no images; give the annotations as they were published")
+        raise UserError(f"{path} lists no images; give the annotations as published")
     for image, file in zip(images, files, strict=True):
         if not isinstance(file, str) or file.startswith("/") or ".." in Path(file).parts:
             raise UserError(f"{path}: image {image} has the file {brief(str(file))}, which is not below it")
         if of.get(image) not in names:
             raise UserError(f"{path}: image {image} has no annotation with a category; fetch it again")
     if len(set(images)) != len(images):
-        raise UserError(f"{path} has an image id twice; give the annotations as they were published")
+        raise UserError(f"{path} lists an image id twice; give the annotations as published")
     return images, files, np.array([of[image] for image in images], np.int64), {k: str(v) for k, v in names.items()}
 
 
@@ -265,7 +265,7 @@ def _place(latitude: Any, longitude: Any, path: Path, image: Any) -> tuple[float
         return float(latitude), float(longitude)
     except (TypeError, ValueError):
         given = brief(f"{latitude}, {longitude}")
-        raise UserError(f"{path}: the place of image {image} is {given}; numbers are wanted") from None
+        raise UserError(f"{path}: the location of image {image} is {given}; expected numbers") from None
 
 
 def _found(images: Sequence[str], place: dict[str, int], split: str) -> npt.NDArray[np.int64]:
@@ -302,12 +302,12 @@ def _open(folder: Path, name: str) -> Iterator[IO[bytes]]:
         with zipfile.ZipFile(archive) as held:
             inside = next((each for each in held.infolist() if Path(each.filename).name == name), None)
             if inside is None:
-                raise UserError(f"{archive} has no {name}; give the archive as it was published")
+                raise UserError(f"{archive} has no {name}; give the archive as published")
             check_unpacked(inside.file_size, size_on_disk([archive]), f"{archive}/{name}", at_once=False)
             with held.open(inside) as file:
                 yield file
     except FileNotFoundError as error:
-        raise UserError(f"inaturalist: {path} is not there, nor is {archive.name}; get them from {WHERE}") from error
+        raise UserError(f"inaturalist: {path} does not exist, nor is {archive.name}; get them from {WHERE}") from error
     except (OSError, zipfile.BadZipFile, RuntimeError, EOFError) as error:
         raise UserError(f"inaturalist: {path} cannot be read: {error}; fetch it again from {WHERE}") from error
 

@@ -43,7 +43,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
     if not train.any():
         rule = f"landmarks with {MIN_IMAGES} images of {MIN_USERS} users"
         rule += f" and users with {MIN_IMAGES} images of {MIN_LANDMARKS} landmarks"
-        raise UserError(f"landmarks: {folder} has no {rule}; give the files as they were published")
+        raise UserError(f"landmarks: {folder} has no {rule}; give the files as published")
     held = _left_over(landmark, user, train, known, test, seed)
     if not held.any():
         raise UserError(
@@ -132,11 +132,11 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
 
 
 def check_ids(images: list[str], path: Path | str) -> None:
-    """Refuse ids that would not be files of the data set, and an id that is there twice."""
+    """Refuse ids that would not be files of the data set, and an id that appears twice."""
     if wrong := next((each for each in images if not (each.isascii() and each.isalnum() and len(each) >= 3)), None):
         raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; give the published file")
     if len(set(images)) != len(images):
-        raise UserError(f"{path} has an image id twice; give the published file")
+        raise UserError(f"{path} lists an image id twice; give the published file")
 
 
 def _paths(images: list[str], below: str) -> npt.NDArray[np.str_]:

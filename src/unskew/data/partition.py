@@ -97,7 +97,7 @@ class Dirichlet:
             raise UserError(
                 f"dirichlet: {clients} clients with at least {self.min_size} examples each (min_size) "
                 f"need {clients * self.min_size}, there are {len(labels)}; give fewer clients or a smaller "
-                f"min_size, or take dirichlet-client"
+                f"min_size, or use dirichlet-client"
             )
         frequency = np.bincount(labels)
         frequency = frequency[frequency > 0]
@@ -117,7 +117,7 @@ class Dirichlet:
         raise UserError(
             f"dirichlet: none of {draws} draws gave all {clients} clients {self.min_size} examples; in the "
             f"best the smallest client had {best}. Give fewer clients, a larger alpha, a smaller min_size, "
-            f"or take dirichlet-client, whose clients are of equal size"
+            f"or use dirichlet-client, whose clients are of equal size"
         )
 
     def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
@@ -329,7 +329,7 @@ def _known_places(places: Places) -> npt.NDArray[np.bool_]:
                 f"−{most:g} to {most:g} degrees"
             )
     if not known.any():
-        raise UserError("partition geo: no training example has a place; take users, dirichlet or file:FILE")
+        raise UserError("partition geo: no training example has a place; use users, dirichlet or file:FILE")
     both: npt.NDArray[np.bool_] = known[:, 0]
     return both
 
@@ -340,9 +340,9 @@ def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[s
     notes = []
     if len(small):
         lost = f"{counted(int(small.sum()), 'training example')} in {counted(len(small), 'cell')}"
-        notes.append(f"left to no client: {lost} with fewer than {geo.least:g}")
+        notes.append(f"not assigned to any client: {lost} with fewer than {geo.least:g}")
     if unknown:
-        notes.append(f"left to no client: {counted(unknown, 'training example')} without a place")
+        notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
     if len(large := sizes[sizes > geo.max]):
         where = f"{counted(len(large), 'place')} of a square centimetre"
         notes.append(
@@ -366,14 +366,16 @@ def partition_from(
         client = _array(value, scheme)
     if client.shape != (len(labels),):
         given = f"{list(client.shape)} numbers for {len(labels):,} training examples"
-        raise UserError(f"{scheme} gives {given}; give one client number for each example, in one row")
+        raise UserError(f"{scheme} gives {given}; give a flat array with one client number per example")
     if client.dtype.kind not in "iu":
-        raise UserError(f"{scheme} gives {client.dtype}; give client numbers as whole numbers")
+        raise UserError(f"{scheme} gives {client.dtype}; client numbers must be whole numbers")
     low, high = int(client.min()), int(client.max())
     if low < -1:
-        raise UserError(f"{scheme} gives the client {low}; clients count from 0, and −1 means that no client has it")
+        raise UserError(
+            f"{scheme} gives the client {low}; clients are numbered from 0, and −1 means that no client has the example"
+        )
     if high < 0:
-        raise UserError(f"{scheme} gives every example to no client (−1); give at least one to a client")
+        raise UserError(f"{scheme} assigns no example to any client (all are −1); assign at least one")
     check_clients(high + 1 if clients is None else clients, len(labels), scheme)
     if clients is not None and high >= clients:
         raise UserError(f"{scheme} gives the client {high}, but there are {clients}, counted from 0; raise --clients")
@@ -405,7 +407,7 @@ def _array(value: Any, scheme: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{scheme} is not an array ({error}); give one client number for each example") from error
+        raise UserError(f"{scheme} is not an array ({error}); give one client number per example") from error
 
 
 def partition_examples(
@@ -434,14 +436,14 @@ def partition_examples(
     if call.name == "users":
         apply(call, lambda: None, "partition")
         if users is None:
-            raise UserError("partition users: this data set names no users; take dirichlet, iid or file:FILE")
+            raise UserError("partition users: this data set has no users; use dirichlet, iid or file:FILE")
         if len(users) != len(labels):
             raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
         return _agree(_by_user(users, key.seed), clients)
     if call.name == "geo":
         geo = apply(call, Geo, "partition")
         if places is None:
-            raise UserError("partition geo: this data set names no places; take users, dirichlet-client or file:FILE")
+            raise UserError("partition geo: this data set has no places; use users, dirichlet-client or file:FILE")
         if len(places) != len(labels):
             raise UserError(f"partition geo: {len(places)} places for {len(labels)} training examples")
         return _agree(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
@@ -462,23 +464,23 @@ def _by_user(users: npt.NDArray[np.str_], seed: int) -> Partition:
     """A client for each user; an empty id is no user, and its examples belong to no client."""
     named = users != ""
     if not named.any():
-        raise UserError("partition users: all user ids are empty; take dirichlet, iid or file:FILE")
+        raise UserError("partition users: all user ids are empty; use dirichlet, iid or file:FILE")
     if named.all():
         client, names = number_users(users)
         return Partition(client, len(names), "users", seed, names)
     client = np.full(len(users), -1, np.int32)
     client[named], names = number_users(users[named])
     client.flags.writeable = False
-    note = f"left to no client: {counted(int(np.count_nonzero(~named)), 'training example')} without a user"
+    note = f"not assigned to any client: {counted(int(np.count_nonzero(~named)), 'training example')} without a user"
     return Partition(client, len(names), "users", seed, names, notes=(note,))
 
 
 def _enough(name: str, clients: int | None, labels: Ints) -> int:
     """How many clients there are, if there are examples for all of them."""
     if clients is None:
-        raise UserError(f"partition {name}: say how many clients there are (--clients 10)")
+        raise UserError(f"partition {name}: give the number of clients (--clients 10)")
     if clients > len(labels):
-        raise UserError(f"{clients} clients share {len(labels)} training examples: give at most {len(labels)}")
+        raise UserError(f"{clients} clients for {len(labels)} training examples: give at most {len(labels)}")
     return clients
 
 

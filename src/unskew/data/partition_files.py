@@ -45,7 +45,7 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[b
     order = np.argsort(rows, kind="stable")
     twice = np.sort(order[1:][rows[order][1:] == rows[order][:-1]])
     if len(twice):
-        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {_cut(images[twice[0]])} is there a second time")
+        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {_cut(images[twice[0]])} appears a second time")
     _check_classes(classes, lines, images, labels[rows], name, exactly=ids is None)
     owner, names = number_users(np.array(users, np.str_))
     client = np.full(examples, -1, np.int32)
@@ -105,7 +105,7 @@ def _table(ids: tuple[bytes, str], examples: int) -> tuple[dict[str, int], str]:
             )
         if image in table or row in seen:
             what = f"image_id {_cut(image)}" if image in table else f"row {row}"
-            raise UserError(f"{name}, line {line}: {what} is there a second time; give each once")
+            raise UserError(f"{name}, line {line}: {what} appears a second time; give each once")
         table[image] = row
         seen.add(row)
     return table, name
@@ -142,7 +142,7 @@ def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[l
         reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
         header = [column.strip() for column in next(reader, [])]
         if missing := [column for column in wanted if column not in header]:
-            ours = "an .npz of ours, or a CSV" if wanted == COLUMNS else "a table of ids is a CSV"
+            ours = "an .npz written by Unskew, or a CSV" if wanted == COLUMNS else "a table of ids is a CSV"
             raise UserError(
                 f"{name} is not a partition we can read: {ours} whose first line is {','.join(wanted)}; it lacks "
                 f"{', '.join(missing)}"
@@ -159,7 +159,7 @@ def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[l
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
     if not lines:
-        raise UserError(f"{name} has a header and no rows")
+        raise UserError(f"{name} has a header but no rows")
     return columns, lines
 
 
@@ -206,10 +206,10 @@ def from_arrays(
     wanted = ("client", "clients", "scheme", "seed", "hash", "counts")
     missing = [field for field in wanted if field not in arrays]
     if missing:
-        raise UserError(f"{name} is not a partition of ours: it lacks {', '.join(missing)}")
+        raise UserError(f"{name} is not an Unskew partition: it is missing {', '.join(missing)}")
     client, names = arrays["client"], arrays.get("names")
     if client.ndim != 1 or client.dtype.kind != "i":
-        raise UserError(f"{name} is not a partition of ours: client must be a row of whole numbers")
+        raise UserError(f"{name} is not an Unskew partition: client must be a row of whole numbers")
     try:
         partition = Partition(
             client=client.astype(np.int32),
@@ -221,21 +221,21 @@ def from_arrays(
             notes=tuple(map(str, arrays["notes"].tolist())) if "notes" in arrays else (),
         )
     except (ValueError, TypeError) as error:
-        raise UserError(f"{name} is not a partition of ours: {error}") from error
+        raise UserError(f"{name} is not an Unskew partition: {error}") from error
     partition.client.flags.writeable = False
     check_clients(partition.clients, len(client), name)
     if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
-        raise UserError(f"{name} is not a partition of ours: clients must be between 0 and {partition.clients - 1}")
+        raise UserError(f"{name} is not an Unskew partition: clients must be between 0 and {partition.clients - 1}")
     if partition.hash != str(arrays["hash"]):
         raise UserError(
-            f"{name} was changed after it was made: its hash is {partition.hash[:12]}…, it says "
+            f"{name} was modified after it was written: its hash is {partition.hash[:12]}…, it says "
             f"{str(arrays['hash'])[:12]}…; make a new one (scheme {partition.scheme}, seed {partition.seed})"
         )
     if names is not None and len(names) != partition.clients:
-        raise UserError(f"{name} was changed after it was made: {len(names)} names for {partition.clients} clients")
+        raise UserError(f"{name} was modified after it was written: {len(names)} names for {partition.clients} clients")
     if len(client) != len(labels):
         raise UserError(
-            f"{name} deals out {len(client)} examples, the training set has {len(labels)}; was it made for other data?"
+            f"{name} assigns {len(client)} examples, the training set has {len(labels)}; was it made for other data?"
         )
     if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
         raise UserError(
@@ -281,7 +281,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     path = user_path(text)
     content = _content(path)
     if table and content.startswith(b"PK"):
-        raise UserError(f"file:{file}: {path} is an .npz, which has rows and not ids; leave ids={table} out")
+        raise UserError(f"file:{file}: {path} is an .npz, which lists rows, not ids; leave ids={table} out")
     if not content.startswith(b"PK"):
         ids = (_content(user_path(table)), table) if table else None
         found = from_csv(content, labels, name=str(path), seed=seed, ids=ids)
@@ -291,7 +291,7 @@ def read_partition(file: str | Path, labels: Ints, classes: int, *, seed: int) -
     try:
         arrays, _ = read_npz(path)
     except DAMAGED as error:
-        raise UserError(f"{path} is damaged, or not a partition of ours: {error}") from error
+        raise UserError(f"{path} is damaged, or not an Unskew partition: {error}") from error
     partition = from_arrays(arrays, labels, classes, name=str(path))
     made = f"made as {partition.scheme} with seed {partition.seed}"
     return partition if made in partition.notes else replace(partition, notes=(*partition.notes, made))
@@ -329,13 +329,13 @@ def read_holdings(file: Path) -> Holdings:
         if partition.hash != str(arrays["hash"]) or not np.array_equal(
             np.bincount(counts[:, 0], counts[:, 2], minlength=partition.clients), sizes
         ):
-            raise ValueError("it was changed after it was made")
+            raise ValueError("it was modified after it was written")
         users = None if names is None else tuple(map(str, names.tolist()))
         return Holdings(partition.scheme, users, sizes, counts, float(arrays["emd"].item()), partition.hash)
     except FileNotFoundError:
-        raise UserError(f"{file} is not there; without it, which client has what is not known") from None
+        raise UserError(f"{file} does not exist; it says which client has which examples") from None
     except (*DAMAGED, IndexError) as error:
-        raise UserError(f"{file} is damaged, or not a partition of ours: {error}") from error
+        raise UserError(f"{file} is damaged, or not an Unskew partition: {error}") from error
 
 
 def _content(path: Path) -> bytes:

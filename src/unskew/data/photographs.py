@@ -197,7 +197,7 @@ class _Reader:
         ends = np.cumsum(sizes)
         group = int(np.searchsorted(ends, row, side="right"))
         if group == len(sizes):
-            raise StorageFailure(f"{file} has changed since it was read: it has no row {row}; start again")
+            raise StorageFailure(f"{file} has changed since it was read: row {row} is gone; start again")
         self._end = int(ends[group])  # of the first group: a later row is better begun at its own group
         self._next = self._end - sizes[group]
         groups = list(range(group, len(sizes)))
@@ -265,7 +265,7 @@ def open_parquet(file: Path) -> Any:
     try:
         return parquet.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False)
     except FileNotFoundError as error:
-        raise UserError(f"{file} is not there; give the path of a table") from error
+        raise UserError(f"{file} does not exist; give the path of a table") from error
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{file} is not a parquet file ({reason(error)}); write it again") from error
 

@@ -134,7 +134,7 @@ def check_clients(clients: int, examples: int, name: str) -> None:
     """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
         raise UserError(
-            f"{name} has {clients:,} clients for {examples:,} examples, {most:,} is the most; number them without gaps"
+            f"{name} has {clients:,} clients for {examples:,} examples, the limit is {most:,}; number them without gaps"
         )
 
 
@@ -219,7 +219,7 @@ def with_validation(images: ImageSet, partition: Partition, share: float, key: K
     rows = held_out(partition.client, labels, share, key)
     if not len(rows):
         held = int(np.count_nonzero(partition.client >= 0))
-        raise UserError(f"--validation {share:g}: of {held:,} examples none would be held out; give a larger share")
+        raise UserError(f"--validation {share:g}: this share of {held:,} examples holds out none; give a larger one")
     part = Split(images.train.images, labels[rows], rows)
     users = None if images.users is None else images.users[rows]
     rest = partition.client.copy()

@@ -214,7 +214,7 @@ def load_published(name: str, request: Request) -> ImageSet:
     twins = _twins(facts)
     if twins and not _is_named_for(facts, folder):
         names = ", ".join(twin.name for twin in twins)
-        notes.append(f"{folder} was taken for {name}: files of {names} have the same names")
+        notes.append(f"{folder} is assumed to be {name}: files of {names} have the same names")
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
         notes.append(f"{folder} has {len(train):,} training and {len(test):,} test images; {published}")
@@ -242,7 +242,7 @@ def find_files(
     if data_dir is None:
         raise UserError(
             f"{facts.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
-            f"holds {facts.layouts[0].folders[0]}/, or download it: {fetch}"
+            f"contains {facts.layouts[0].folders[0]}/, or download it: {fetch}"
         )
     if not is_folder(data_dir):
         raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
@@ -257,12 +257,12 @@ def find_files(
             found = {name: path for name, path in files.items() if path is not None}
             return layout, folder, tuple(found[n] for n in layout.train), tuple(found[n] for n in layout.test)
         if len(missing) < len(files):
-            partly = partly or f"{folder} lacks {', '.join(missing)}"
+            partly = partly or f"{folder} is missing {', '.join(missing)}"
     if partly:
         raise UserError(f"{facts.name}: {partly}; put the whole set there, or {fetch}")
     folders = ", ".join(dict.fromkeys(str(folder) for _, folder in looked))
     raise UserError(
-        f"{facts.name} was not found; looked in {folders}; pass the folder that holds it as --data-dir, or {fetch}"
+        f"{facts.name} was not found; looked in {folders}; pass the folder that contains it as --data-dir, or {fetch}"
     )
 
 
@@ -323,7 +323,7 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
     if images.shape[1:] != facts.shape:
         given, wanted = list(images.shape[1:]), list(facts.shape)
-        raise UserError(f"{paths[0]} holds images of {given}, {facts.name} has {wanted}; give it as arrays:FILE.npz")
+        raise UserError(f"{paths[0]} has images of {given}, {facts.name} has {wanted}; give it as arrays:FILE.npz")
     return Split(images, labels), strange
 
 

@@ -80,7 +80,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     if not os.path.lexists(path):
         given, path = path, folder / path.name
         if not os.path.lexists(path):
-            raise UserError(f"the split {given} is not there, nor is it in {folder}; give the published CSV")
+            raise UserError(f"the split {given} does not exist, nor is it in {folder}; give the published CSV")
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]
@@ -88,7 +88,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     if len(set(names)) != len(names):
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        raise UserError(f"{path}: image_id {brief(twice)} is there twice, in it or in {TEST}; give the published files")
+        raise UserError(f"{path}: image_id {brief(twice)} appears twice, in it or in {TEST}; give the published files")
     test = np.arange(len(names)) >= len(images)
     return PublishedSplit(names, np.array(labels, np.int64), [*users, *[""] * len(test_images)], test)
 

@@ -162,7 +162,7 @@ def write_population(
     if file.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out {file}: a table is written as .csv or .parquet")
     if size is not None and not 4 <= size <= 512:
-        raise UserError(f"--size {size}: a side of a picture has 4 to 512 pixels")
+        raise UserError(f"--size {size}: the side of a picture must be 4 to 512 pixels")
     if file.suffix == ".parquet":
         require_extra("pyarrow", "tables")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
@@ -214,9 +214,9 @@ def population(
 ) -> ImageSet:  # fmt: skip
     """Photographers with users and places, as ``unskew data generate`` draws them, without a file."""
     if not 4 <= size <= 512:
-        raise UserError(f"population(size={size}): a side of a picture has 4 to 512 pixels")
+        raise UserError(f"population(size={size}): the side of a picture must be 4 to 512 pixels")
     if not 0 <= noise <= 1000:
-        raise UserError(f"population(noise={noise}): the noise of a picture's colours is 0 to 1000")
+        raise UserError(f"population(noise={noise}): noise must be 0 to 1000")
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)
     images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed, noise=noise)])
     train = np.flatnonzero(~rows.test)

@@ -98,10 +98,10 @@ def read_csv(path: Path) -> Columns:
             separator = max(SEPARATORS, key=first.count)
             lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
             header = [name.strip().lower() for name in next(filter(None, lines), [])]
-            places, notes = chosen(header, str(path), "a row for each photograph", without=("image",))
+            places, notes = chosen(header, str(path), "one row per photograph", without=("image",))
             columns, numbers = _rows(lines, header, places, path)
     except FileNotFoundError as error:
-        raise UserError(f"{path} is not there; give the path of a table") from error
+        raise UserError(f"{path} does not exist; give the path of a table") from error
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -139,7 +139,7 @@ def chosen(
     if not any(header):
         raise UserError(f"{where} is empty; give a header with path and label, then {rows}")
     if double := next((name for name in COLUMNS if header.count(name) > 1), None):
-        raise UserError(f"{where}: the column {double} is there twice; remove one")
+        raise UserError(f"{where}: the column {double} appears twice; remove one")
     places = {name: list(header).index(name) for name in COLUMNS if name in header and name not in without}
     for name in ("label", "path"):
         if name not in places and not (name == "path" and "image" in places):
@@ -150,7 +150,7 @@ def chosen(
     others = [name for name in header if name not in places]
     near = [f"{name} (meant as {like}?)" if (like := _meant(name, places)) else name for name in others]
     shown = ", ".join(brief(name, 40)[1:-1] for name in near[:9]) + (" …" if len(near) > 9 else "")
-    return places, (f"columns that are not used: {shown}",) if others else ()
+    return places, (f"unused columns: {shown}",) if others else ()
 
 
 def _instead(name: str, header: Sequence[str]) -> str:
@@ -173,7 +173,7 @@ def check_columns(columns: Columns) -> Facts:
     """Labels as numbers, users, places and what is test; rows of a validation part are left out."""
     count = len(columns.label)
     if not count:
-        raise UserError(f"{columns.where} has a header and no rows; give a row for each photograph")
+        raise UserError(f"{columns.where} has a header but no rows; give one row per photograph")
     test, kept, notes = _split(columns, count)
     labels, classes = _numbered(columns)
     users = _users(columns)
@@ -233,7 +233,7 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
         return np.array(texts, np.int64), columns.names
     distinct = set(texts)
     if len(distinct) > MAX_CLASSES:
-        raise UserError(f"{columns.where} has {len(distinct):,} different labels; {MAX_CLASSES:,} is the most")
+        raise UserError(f"{columns.where} has {len(distinct):,} different labels; the limit is {MAX_CLASSES:,}")
     whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in distinct)
     classes = sorted(distinct, key=int) if whole else sorted(distinct)
     place = {text: number for number, text in enumerate(classes)}
@@ -290,7 +290,7 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     parquet = open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
     schema = parquet.schema_arrow
-    places, notes = chosen([name.lower() for name in schema.names], str(path), "a row for each photograph")
+    places, notes = chosen([name.lower() for name in schema.names], str(path), "one row per photograph")
     names = {known: schema.names[place] for known, place in places.items()}
     image = names.pop("image", None)
     if image is not None:
@@ -538,7 +538,7 @@ def _image_set(
         if not len(rows):
             raise UserError(f"{name} has no photographs for {part}; add some, with split {part}")
     if len(np.unique(facts.labels[parts[0]])) < 2:
-        raise UserError(f"{name}: all training photographs have one label; a classifier needs two or more")
+        raise UserError(f"{name}: all training photographs have the same label; a classifier needs two or more")
     train, test = (Split(scanned.photographs(rows), facts.labels[rows]) for rows in parts)
     mean, std = moments(scanned.counts[: 1 if scanned.grey else 3])
     users = [None if facts.users is None else facts.users[rows] for rows in parts]
@@ -572,6 +572,6 @@ def _note_broken(request: Request, pictures: Pictures, scanned: Scanned, broken:
     more = f"; and {len(scanned.broken) - NAMED:,} more" if len(scanned.broken) > NAMED else ""
     share = f"{len(scanned.broken):,} of {counted(len(pictures), 'photograph')}"
     if broken == "skip":
-        return [f"{share} cannot be read and are left out: {'; '.join(first)}{more}"]
+        return [f"{share} cannot be read and are skipped: {'; '.join(first)}{more}"]
     instead = f"{request.spell(broken='skip')} leaves them out"
     raise UserError(f"{share} cannot be read: {'; '.join(first)}{more}; replace them, or {instead}")
