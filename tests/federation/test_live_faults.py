@@ -105,14 +105,14 @@ def test_a_program_of_the_server_that_dies_is_started_again(tmp_path):
         live.start("server")
         server = live.commands["server"]
         live.kill_program("server", "unskew.federation.gateway")
-        server.wait_for("gateway ended with code -9 and is started again")
+        server.wait_for("gateway ended with signal 9")
         live.start("a")
         second = Command("node", str(live.federation.node("a")))
         assert second.ends() == 2
         assert second.says("node a of")
-        assert second.says("is running already")
+        assert second.says("is already running")
         live.kill_program("a", "node_service")
-        live.commands["a"].wait_for("service ended with code -9 and is started again")
+        live.commands["a"].wait_for("service ended with signal 9")
         until(lambda: sum("ready: node a" in line for line in live.commands["a"].lines) == 2)
     finally:
         live.close()

@@ -63,7 +63,7 @@ def test_what_a_killed_watcher_left_running_is_found_by_its_mark_and_ended(tmp_p
         until(lambda: marked(mark) == [left.pid])
         claim(mark, "it", said.append)
         assert left.wait(5) == -signal.SIGTERM
-        assert said == ["ended 1 program left over from before"]
+        assert said == ["ended 1 program that a killed process had left running"]
         assert other.poll() is None
     finally:
         other.kill()
@@ -76,7 +76,7 @@ def test_a_second_watcher_over_the_same_folder_is_refused(tmp_path):
     watcher = subprocess.Popen([sys.executable, "-c", text, WATCHER.decode()], env={**ENVIRONMENT, MARK: mark})
     try:
         until(lambda: marked(mark))
-        with pytest.raises(UserError, match=f"the server is running already, as process {watcher.pid}; end it with"):
+        with pytest.raises(UserError, match=f"the server is already running as process {watcher.pid}; end it with"):
             claim(mark, "the server", print)
         assert watcher.poll() is None
     finally:

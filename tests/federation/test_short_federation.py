@@ -23,7 +23,7 @@ def test_two_nodes_over_tls_give_the_weights_of_one_process_and_leave_nothing_ru
         live.run(tmp_path / "run", RECIPE, said.append)
         second = Command("server", str(live.path))
         assert second.ends() == 2
-        assert second.says("is running already, as process")
+        assert second.says("is already running as process")
     finally:
         live.close()
     result = read_result(tmp_path / "run")

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -54,12 +55,50 @@ def superlink(federation: Federation) -> list[str]:
 def supernode(node: Node, *, port: int, socket: Path) -> list[str]:
     """The part of a node that talks to the server; ``port`` is for its own programs, on loopback."""
     return [
-        program("flower-supernode"),
+        *(sys.executable, "-m", "unskew.federation.flower", "flower-supernode"),
         *("--superlink", node.settings.server, "--root-certificates", str(node.authority)),
         *("--auth-supernode-private-key", str(node.key)),
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--node-config", f"name={json.dumps(node.settings.name)} socket={json.dumps(str(socket))}"),
     ]
+
+
+def run_supernode() -> None:
+    """Flower's program ``flower-supernode``, in a process that ends when it raises.
+
+    In Flower's own, other threads would keep the process alive, doing nothing.
+    """
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    sys.argv = sys.argv[1:]
+    try:
+        flower_supernode()
+    except Exception:  # noqa: BLE001  whatever it is, the process must end
+        traceback.print_exc()
+        os._exit(1)
+
+
+def deactivate(node: Node, number: int) -> bool:
+    """Tell the server that the node's session with this number is over; whether it knew the session."""
+    try:
+        import httpx
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+        from flwr.supernode.fleet_http_client import FleetHttpClient
+        from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+    except ImportError as error:
+        raise UserError('flwr is not installed; pip install "unskew[flower]"') from error
+
+    key: Any = load_ssh_private_key(node.key.read_bytes(), None)
+    signer = NodeAuthHttpInterceptor(key, key.public_key())
+    try:
+        with FleetHttpClient.from_server_address(
+            node.settings.server, False, node.authority.read_bytes(), interceptors=[signer]
+        ) as client:
+            client.DeactivateNode(DeactivateNodeRequest(node_id=number))
+    except (httpx.HTTPError, OSError, RuntimeError, ValueError):
+        return False
+    return True
 
 
 def program(name: str) -> str:
@@ -127,3 +166,7 @@ def _in_words(said: str) -> str:
     """What Flower printed, without the frames that it draws."""
     lines = ("".join(c for c in line if not "\u2500" <= c <= "\u257f").strip() for line in said.splitlines())
     return " ".join(line for line in lines if line and line != "Error") or "nothing"
+
+
+if __name__ == "__main__":
+    run_supernode()

@@ -1,98 +1,28 @@
 """A node of a federation: its service, which has the data, and Flower's SuperNode, which has the connection."""
 
-import base64
-import datetime
 import hashlib
-import http.client
 import os
 import re
-import ssl
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_again
-from unskew.core.plugins import require_extra
 from unskew.federation import flower, network
 from unskew.federation.folder import Node
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.network import SECONDS, host_and_port
 from unskew.federation.processes import Group, claim
-
-_PATH = "/v1/fleet/deactivate-node"
-_TYPE = "application/protobuf"
-
-
-def remember(node: Node, number: str) -> None:
-    """Write down the number under which the server knows this node."""
-    write_again(_file(node), number.encode())
-
-
-def say_farewell(node: Node) -> bool:
-    """Tell the server that the life with the remembered number is over; whether there was one, and it has heard it."""
-    content = read_content(_file(node), 100) or b""
-    if not content.isdigit():
-        return False
-    number = int(content)
-    _file(node).unlink(missing_ok=True)
-    try:
-        return _post(node, _varint_field(1, number)) == 200
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
-
-
-def _post(node: Node, body: bytes) -> int:
-    host, port = host_and_port(node.settings.server)
-    trusted = ssl.create_default_context(cafile=str(node.authority))
-    connection = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=trusted)
-    try:
-        connection.request("POST", _PATH, body, {"content-type": _TYPE, "accept": _TYPE, **_signed(node)})
-        return connection.getresponse().status
-    finally:
-        connection.close()
-
-
-def _signed(node: Node) -> dict[str, str]:
-    """The headers by which Flower knows a node: its key, the time, the time signed."""
-    s: Any = require_extra("cryptography.hazmat.primitives.serialization", "flower")
-    ec: Any = require_extra("cryptography.hazmat.primitives.asymmetric.ec", "flower")
-    hashes: Any = require_extra("cryptography.hazmat.primitives.hashes", "flower")
-    key = s.load_ssh_private_key(node.key.read_bytes(), None)
-    public = key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)
-    now = datetime.datetime.now(datetime.UTC).isoformat()
-    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
-    return {
-        "flwr-public-key": base64.b64encode(public).decode(),
-        "flwr-timestamp": now,
-        "flwr-signature": base64.b64encode(signature).decode(),
-    }
-
-
-def _varint_field(place: int, value: int) -> bytes:
-    """A whole number as protobuf writes it."""
-    parts = [place << 3]
-    while value > 127:
-        parts.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*parts, value])
-
-
-def _file(node: Node) -> Path:
-    return node.path / "last-life"
-
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
-TAKEN_SECONDS = 120.0  # that Flower may hold the place of a node that was killed, its own limit is 60
-MOST_RESTARTS = 5
-_RAISED = '/flower-supernode", line '  # in a traceback: of Flower's part itself, not of an app
-_NUMBER = re.compile(r"SuperNode ID: ([0-9]{1,20})$")
+TAKEN_SECONDS = 120.0  # that the server may keep the session of a killed node open; Flower's own limit is 60
+MAX_RESTARTS = 5
+_NODE_ID = re.compile(r"SuperNode ID: ([0-9]{1,20})$")
 PARTS = ("both", "service", "supernode")
 
 Say = Callable[[str], None]
@@ -133,96 +63,88 @@ class _Node:
     def __init__(self, node: Node, group: Group, say: Say) -> None:
         self._node, self._group, self._say = node, group, say
         self._service: Child | None = None
-        self._link: Child | None = None
+        self._supernode: Child | None = None
         self._ready = self._connected = False
-        self._broken = False  # whether Flower's part has raised: its process stays, and does nothing any more
-        self._doubt = self._lost = False  # whether the server may be gone, whether it is and that has been said
+        self._doubt = self._lost = False  # whether the server may be unreachable; whether it is, and that was reported
         self._restarts = 0
         self._refused_since: float | None = None
 
     def run(self, part: str) -> None:
-        """Start, then watch; returns never."""
+        """Start, then watch; never returns."""
         if part != "supernode":
             self._start_service()
         if part != "service":
-            self._reach()
-            self._start_link()
+            self._wait_for_server()
+            self._start_supernode()
         while True:
             time.sleep(0.5)
             if self._doubt:
-                self._look_at_server()
+                self._check_server()
             if self._service is not None and self._service.code is not None:
                 self._count_restart(self._service)
                 self._start_service()
-            if self._link is not None and (self._broken or self._link.code is not None):
-                self._link.terminate()
-                self._link.end()
-                self._after(self._link)
-                self._reach()
-                self._start_link()
+            if self._supernode is not None and self._supernode.code is not None:
+                self._handle_end(self._supernode)
+                self._wait_for_server()
+                self._start_supernode()
 
     def _start_service(self) -> None:
         node = self._node
         if not node.service_settings.exists():
-            raise UserError(
-                f"{node.service_settings} is missing; give the node its data: unskew federation node --data …"
-            )
+            raise UserError(f"{node.service_settings} is missing; give the node data: unskew federation node --data …")
         self._ready = False
         command = [sys.executable, "-m", SERVICE, str(node.service_settings)]
-        child = self._group.start("service", command, flower.environment(node.flower_home), self._heard_service)
+        child = self._group.start("service", command, flower.environment(node.flower_home), self._hear_service)
         self._service = child
         end = time.monotonic() + READY_SECONDS
         while not self._ready:
             if child.code is not None:
-                raise UserError(_reason(child, "the node service ended while it started"))
+                raise UserError(_reason(child, "the node service ended while starting"))
             if time.monotonic() > end:
                 raise UserError(f"the node service is not ready after {READY_SECONDS:.0f} s; see {child.log.path}")
             time.sleep(0.1)
 
-    def _heard_service(self, line: str) -> None:
+    def _hear_service(self, line: str) -> None:
         if line.startswith("ready"):
             self._ready = True
         self._say(line)
 
-    def _reach(self) -> None:
+    def _wait_for_server(self) -> None:
         """Until the server answers with the right certificate."""
-        said = False
+        reported = False
         while True:
             try:
                 network.greet(self._node.settings.server, self._node.authority)
             except network.NotReached as error:
-                if not said:
-                    self._say(f"{self._node.settings.server} does not answer ({error}); trying until it does")
-                said = True
+                if not reported:
+                    self._say(f"cannot reach {self._node.settings.server} ({error}); retrying until it answers")
+                reported = True
                 time.sleep(2.0)
             else:
                 return
 
-    def _start_link(self) -> None:
-        node, self._connected, self._broken = self._node, False, False
-        say_farewell(node)
+    def _start_supernode(self) -> None:
+        node, self._connected = self._node, False
+        close_last_session(node)
         command = flower.supernode(node, port=network.free_port(), socket=socket_path(node))
-        self._link = self._group.start(
-            "supernode", command, flower.node_environment(node.flower_home), self._heard_link
-        )
+        environment = flower.node_environment(node.flower_home)
+        self._supernode = self._group.start("supernode", command, environment, self._hear_supernode)
 
-    def _heard_link(self, line: str) -> None:
-        if (found := _NUMBER.search(line)) and not self._connected:
+    def _hear_supernode(self, line: str) -> None:
+        if (found := _NODE_ID.search(line)) and not self._connected:
             self._connected, self._refused_since = True, None
-            remember(self._node, found[1])
+            write_again(_session_file(self._node), found[1].encode())
             self._say(f"connected to {self._node.settings.server} as {self._node.settings.name}")
-        elif _RAISED in line:
-            self._broken = True
         elif "Connection attempt failed" in line:  # to the server, or between the programs of the node
             self._doubt = True
 
-    def _look_at_server(self) -> None:
-        """Flower's part tries by itself until the server is back; we say that it does."""
+    def _check_server(self) -> None:
+        """Flower retries by itself until the server is back; we report it."""
         try:
             network.greet(self._node.settings.server, self._node.authority)
         except network.NotReached as error:
             if not self._lost:
-                self._say(f"the server does not answer ({error}); trying until it does")
+                self._say(f"lost the server ({error}); retrying until it answers")
             self._lost = True
             time.sleep(2.0)
             return
@@ -230,52 +152,69 @@ class _Node:
             self._say("the server answers again")
         self._doubt = self._lost = False
 
-    def _after(self, link: Child) -> None:
-        """What to do when Flower's part has ended: try again, or say what a person has to do."""
-        words = link.log_end(40)
-        if NOT_REGISTERED in words:
+    def _handle_end(self, supernode: Child) -> None:
+        """Flower's part has ended: pause and retry, or tell the operator what to do."""
+        output = supernode.log_end(40)
+        if NOT_REGISTERED in output:
             name = self._node.settings.name
             raise UserError(
-                f"the server refuses this node: {NOT_REGISTERED}; on the server: unskew federation init DIR --key "
-                f"{name}={name}.pub, or hand over the folder DIR/nodes/{name} anew"
+                f"the server refuses this node: {NOT_REGISTERED}; on the server, run: unskew federation init DIR --key "
+                f"{name}={name}.pub, or copy the folder DIR/nodes/{name} to this machine again"
             )
-        if "version mismatch" in words:
-            raise UserError(f"server and node have different versions of Flower:\n{link.log_end()}")
-        if "Failed to activate" in words:
-            self._wait_for_place()
-            return
-        if CLOCK in words:
-            self._say(next(line for line in words.splitlines() if CLOCK in line) + "; set it; trying again")
+        if "version mismatch" in output:
+            raise UserError(f"server and node have different versions of Flower:\n{supernode.log_end()}")
+        if "Failed to activate" in output:
+            self._wait_for_session()
+        elif CLOCK in output:
+            self._say(next(line for line in output.splitlines() if CLOCK in line) + "; set the clock; retrying")
             time.sleep(20.0)
-            return
-        self._count_restart(link)
+        else:
+            self._count_restart(supernode)
 
-    def _wait_for_place(self) -> None:
-        """Flower lets nobody take the place of a node that ended without a word until its heartbeat has run out."""
+    def _wait_for_session(self) -> None:
+        """Flower keeps the session of a killed node open until its heartbeat runs out, and admits no second one."""
         now = time.monotonic()
         if self._refused_since is None:
             self._refused_since = now
-            self._say("the server still waits for this node's last life, for a minute at most; trying until then")
+            self._say(
+                "the server still has an open session from this node's previous process; retrying for up to a minute"
+            )
         elif now - self._refused_since > TAKEN_SECONDS:
-            raise UserError("the server has another node with this key; give every machine a key of its own")
+            raise UserError("another node is connected with this key; give every machine its own key")
         time.sleep(3.0)
 
     def _count_restart(self, child: Child) -> None:
         if time.monotonic() - child.began > 60:
             self._restarts = 0
         self._restarts += 1
-        if self._restarts > MOST_RESTARTS:
-            raise UserError(_reason(child, f"{child.name} ends again and again"))
-        self._say(f"{child.name} ended with code {child.code} and is started again; see {child.log.path}")
+        if self._restarts > MAX_RESTARTS:
+            raise UserError(_reason(child, f"{child.name} keeps ending"))
+        self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; its log is {child.log.path}")
         time.sleep(min(2.0**self._restarts, 20.0) - 1.0)
 
 
+def close_last_session(node: Node) -> bool:
+    """Close the session that a killed process of this node left open, so that the node need not wait for its end.
+
+    The request is the one that Flower's own part sends when it ends in order. Where it fails, the node waits for a
+    minute. Returns whether a session was closed.
+    """
+    content = read_content(_session_file(node), 100) or b""
+    _session_file(node).unlink(missing_ok=True)
+    return content.isdigit() and flower.deactivate(node, int(content))
+
+
+def _session_file(node: Node) -> Path:
+    """Has the number under which the server knows this node."""
+    return node.path / "last-session"
+
+
 def _reason(child: Child, what: str) -> str:
-    """A user's mistake is passed on as the program said it; anything else with the end of its log."""
-    words = child.log_end()
-    if child.code == 2 and "unskew: " in words:
-        return words[words.rindex("unskew: ") + len("unskew: ") :]
-    return f"{what}, with code {child.code}; {child.log.path} ends with:\n{words}"
+    """A user's mistake is passed on as the program reported it; anything else with the end of its log."""
+    output = child.log_end()
+    if child.code == 2 and "unskew: " in output:
+        return output.rpartition("unskew: ")[2]
+    return f"{what}, with exit code {child.code}; {child.log.path} ends with:\n{output}"
 
 
 def _check_key(node: Node) -> None:

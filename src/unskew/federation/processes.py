@@ -68,10 +68,10 @@ def claim(mark: str, what: str, say: Callable[[str], None]) -> None:
     """Refuse to be the second to watch over these programs; end what one that was killed has left running."""
     there = marked(mark)
     if watching := [number for number in there if WATCHER in _words(Path(f"/proc/{number}/cmdline"))]:
-        raise UserError(f"{what} is running already, as process {watching[0]}; end it with: unskew federation stop")
+        raise UserError(f"{what} is already running as process {watching[0]}; end it with: unskew federation stop")
     if there:
         end_all(mark)
-        say(f"ended {counted(len(there), 'program')} left over from before")
+        say(f"ended {counted(len(there), 'program')} that a killed process had left running")
 
 
 def end_all(mark: str, *, patience: float = PATIENCE) -> int:

@@ -15,13 +15,12 @@ from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
 from unskew.federation.folder import FEDERATION, NODE, RUN_CONFIG, Federation, read_federation, read_node, refresh, toml
-from unskew.federation.gateway import NOT_REGISTERED
 from unskew.federation.node import PARTS, node_mark
 from unskew.federation.processes import Group, claim, end_all, marked
 
 START_SECONDS = 90.0  # that a program may take until it listens
-GONE_SECONDS = 75.0  # without a word, after which a node counts as gone: its heartbeat comes every 30
-MOST_RESTARTS = 5
+GONE_SECONDS = 75.0  # of silence, after which a node counts as offline: its heartbeat comes every 30
+MAX_RESTARTS = 5
 
 Say = Callable[[str], None]
 
@@ -54,22 +53,22 @@ class _Server:
         self._restarts = 0
 
     def run(self) -> None:
-        """Start, then watch; returns never."""
+        """Start, then watch; never returns."""
         link, gateway = self._start_link(), None
         self._register()
         gateway = self._start_gateway()
         settings = self._federation.settings
-        self._say(f"ready: nodes connect to {settings.host}:{settings.port}; {self._keys_in_words()}")
+        self._say(f"ready: nodes connect to {settings.host}:{settings.port}; {self._describe_keys()}")
         while True:
             time.sleep(1.0)
             if link.code is not None:
-                self._restarting(link)
+                self._count_restart(link)
                 link = self._start_link()
             if gateway.code is not None:
-                self._restarting(gateway)
+                self._count_restart(gateway)
                 gateway = self._start_gateway()
             self._register()
-            self._look_at_nodes()
+            self._report_nodes()
 
     def _start_link(self) -> Child:
         federation = self._federation
@@ -89,51 +88,47 @@ class _Server:
         end = time.monotonic() + START_SECONDS
         while True:
             if child.code is not None:
-                raise UserError(f"{child.name} ended while it started; {child.log.path} ends with:\n{child.log_end()}")
+                raise UserError(f"{child.name} ended while starting; {child.log.path} ends with:\n{child.log_end()}")
             try:
                 network.greet(f"127.0.0.1:{port}", self._federation.authority)
             except network.NotReached:
                 if time.monotonic() > end:
                     raise UserError(
-                        f"{child.name} does not listen after {START_SECONDS:.0f} s; see {child.log.path}"
+                        f"{child.name} is not listening after {START_SECONDS:.0f} s; see {child.log.path}"
                     ) from None
                 time.sleep(0.2)
             else:
                 return
 
-    def _restarting(self, child: Child) -> None:
+    def _count_restart(self, child: Child) -> None:
         self._restarts += 1
-        if self._restarts > MOST_RESTARTS:
-            raise UserError(f"{child.name} ends again and again; {child.log.path} ends with:\n{child.log_end()}")
-        self._say(
-            f"{child.name} ended with code {child.code} and is started again; a run that was on has to be resumed"
-        )
+        if self._restarts > MAX_RESTARTS:
+            raise UserError(f"{child.name} keeps ending; {child.log.path} ends with:\n{child.log_end()}")
+        self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; if a run was in progress, resume it")
 
     def _register(self) -> None:
-        """Make Flower know the keys that are new in the folder."""
+        """Register the keys that are new in the folder with Flower."""
         new = {name: key for name, key in self._federation.public_keys().items() if name not in self._registered}
         if not new:
             return
         with ThreadPoolExecutor(4) as pool:
-            answers = pool.map(lambda each: flower.register(self._federation, *each), new.items())
+            answers = pool.map(lambda item: flower.register(self._federation, *item), new.items())
         for name, trouble in zip(new, answers, strict=True):
             self._registered.add(name)
             if trouble:
                 self._say(f"node {name} cannot join: {trouble}")
 
-    def _look_at_nodes(self) -> None:
+    def _report_nodes(self) -> None:
         now = {name for name, when in last_seen(self._federation).items() if time.time() - when < GONE_SECONDS}
         for name in sorted(now - self._present):
-            self._say(f"node {name} is here ({len(now)} of {len(self._federation.public_keys())})")
+            self._say(f"node {name} is online ({len(now)} of {len(self._federation.public_keys())})")
         for name in sorted(self._present - now):
-            self._say(f"node {name} has said nothing for {GONE_SECONDS:.0f} s")
+            self._say(f"no word from node {name} for {GONE_SECONDS:.0f} s")
         self._present = now
 
-    def _keys_in_words(self) -> str:
+    def _describe_keys(self) -> str:
         count = len(self._registered)
-        return (
-            f"{counted(count, 'key')} registered" if count else f"no keys: whoever comes is told that {NOT_REGISTERED}"
-        )
+        return f"{counted(count, 'key')} registered" if count else "no keys are registered: every node will be refused"
 
 
 def last_seen(federation: Federation) -> dict[str, float]:
@@ -145,7 +140,7 @@ def last_seen(federation: Federation) -> dict[str, float]:
 
 
 def _check(federation: Federation, say: Say) -> None:
-    """What would fail later, in one message now."""
+    """Report now, in one message, what would fail later."""
     flower.program("flower-superlink")
     for path in (federation.authority, federation.certificate, federation.key):
         if not path.exists():
@@ -154,7 +149,7 @@ def _check(federation: Federation, say: Say) -> None:
     if left < 0:
         raise UserError(f"{federation.certificate} has expired; run: unskew federation init {federation.path} --renew")
     if left < 30:
-        say(f"the server's certificate expires in {left:.0f} days; unskew federation init DIR --renew makes a new one")
+        say(f"the server's certificate expires in {left:.0f} days; renew it with: unskew federation init DIR --renew")
 
 
 _STARTED = re.compile(r"Successfully started run ([0-9]+)")
@@ -172,7 +167,7 @@ def submit(
     min_replies: int | None = None,
     wait: float | None = None,
 ) -> None:
-    """Run to the end; an interrupt stops the run, whose folder can be resumed."""
+    """Run to the end; an interrupt stops the run, whose directory can be resumed."""
     check_running(federation)
     given = {"deadline": deadline, "min-replies": min_replies, "wait": wait}
     config = {
@@ -188,7 +183,7 @@ def submit(
 
 
 def check_running(federation: Federation) -> None:
-    """Refuse to go on where no server of this federation answers on this machine."""
+    """Refuse to continue if no server of this federation answers on this machine."""
     try:
         network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
     except network.NotReached as error:
@@ -238,7 +233,9 @@ def _follow(federation: Federation, config: Path, say: Callable[[str], None]) ->
 def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:
     """A run that failed is one message: our own where there is one."""
     if not followed.run:
-        raise UserError(f"the run was not accepted; {followed.log.path} ends with:\n" + "\n".join(followed.log.last(8)))
+        raise UserError(
+            f"Flower did not accept the run; {followed.log.path} ends with:\n" + "\n".join(followed.log.last(8))
+        )
     if followed.complaint:
         raise UserError(followed.complaint)
     if (out / "result.json").exists():
@@ -246,7 +243,7 @@ def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:
     about = flower.runs(federation, followed.run)
     status, details = (str(about[0].get(key) or "") if about else "" for key in ("status", "status-details"))
     reason = f"{status or 'unknown'}{': ' + details if details else ''}"
-    raise UserError(f"the run ended as {reason}; {followed.log.path} has what it printed")
+    raise UserError(f"the run ended as {reason}; its output is in {followed.log.path}")
 
 
 @dataclass(frozen=True)
@@ -295,7 +292,7 @@ def status(federation: Federation) -> Status:
 def stop(path: Path) -> dict[str, int]:
     """End the server and the nodes whose folder this is; by name, how many processes were ended."""
     if not Path("/proc/self/environ").exists():
-        raise UserError("stop finds processes in /proc, which this system lacks; end the commands with Ctrl-C")
+        raise UserError("stop needs /proc to find processes, which this system lacks; end the commands with Ctrl-C")
     path = path.absolute()
     if (path / NODE).exists() and not (path / FEDERATION).exists():
         return _stop_node(path)

@@ -1,0 +1,51 @@
+"""A node that was killed closes its last session when it starts again."""
+
+import base64
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
+
+from unskew.federation.folder import initialise, read_node
+from unskew.federation.network import free_pair
+from unskew.federation.node import _session_file, close_last_session
+
+
+@pytest.fixture
+def node(tmp_path):
+    return read_node(initialise(tmp_path, nodes=["a"], port=free_pair()).federation.node("a"))
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """What is sent to the server, which knows every session."""
+    seen = []
+
+    def answer(self, request):
+        seen.append(request)
+        return httpx.Response(200, request=request)
+
+    monkeypatch.setattr(httpx.HTTPTransport, "handle_request", answer)
+    return seen
+
+
+@pytest.mark.parametrize("number", [300, 2**64 - 1])
+def test_the_last_session_is_closed_once_and_signed_with_the_nodes_key(node, requests, number):
+    assert not close_last_session(node)  # it was never connected
+    _session_file(node).write_text(str(number))
+    assert close_last_session(node)
+    assert not close_last_session(node)
+    (request,) = requests
+    assert str(request.url) == f"https://{node.settings.server}/v1/fleet/deactivate-node"
+    assert DeactivateNodeRequest.FromString(request.content).node_id == number
+    key = serialization.load_pem_public_key(base64.b64decode(request.headers["flwr-public-key"]))
+    signature = base64.b64decode(request.headers["flwr-signature"])
+    key.verify(signature, request.headers["flwr-timestamp"].encode(), ec.ECDSA(hashes.SHA256()))
+
+
+def test_an_unreachable_server_and_a_damaged_number_are_no_trouble(node):
+    for content in ("300", "x"):
+        _session_file(node).write_text(content)
+        assert not close_last_session(node)
