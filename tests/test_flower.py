@@ -151,7 +151,7 @@ def test_what_cannot_be_real_is_refused_as_a_strangers_file_is():
     said = str(refused.value)
     assert "node 2: its answer does not hold class statistics" in said
     assert "node 3: its answer has no class statistics" in said
-    assert "node 4: it sent full over 4 classes of 5 features, 0 held; asked was full over 3 classes" in said
+    assert "node 4: it sent full over 4 classes of 5 features, 0 held, not full over 3 classes as asked" in said
 
 
 def test_a_node_keeps_rare_classes_at_home_and_says_when_classes_differ():
@@ -165,7 +165,7 @@ def test_without_nodes_and_with_calibrations_that_ask_more_there_is_one_message(
     grid = grid_of(an_app(), {})
     with pytest.raises(UserError, match="no node is connected"):
         unskew.flower.gather(grid, weights(), classes=3)
-    for method, words in (("oracle", "real features"), ("ccvr(components=2)", "more than one question")):
+    for method, words in (("oracle", "real features"), ("ccvr(components=2)", "more than one exchange")):
         with pytest.raises(UserError, match=words):
             unskew.flower.calibrate(grid, nn.Linear(5, 3), weights(), method=method)
     assert grid.asked == []

@@ -1,6 +1,10 @@
-"""``unskew.run`` and ``unskew.resume``: a run from Python, every option a typed parameter, with progress if wanted."""
+"""``unskew.run``, ``run_seeds``, ``resume`` and ``sweep``: training from Python, every option a typed parameter."""
 
+import inspect
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,8 +14,6 @@ import numpy.typing as npt
 from torch import nn
 from torch.utils.data import Dataset
 
-from unskew.console.progress import PlainConsole
-from unskew.console.screen import NotebookView, Screen, in_notebook
 from unskew.core.errors import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
@@ -25,6 +27,7 @@ from unskew.runs.seeds import SeedRuns
 from unskew.sweeps.outcomes import Sweep, check_format, write_summary
 from unskew.sweeps.sweep import sweep as sweep_settings
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 Outcome = TypeVar("Outcome")
 Text = str | PathLike[str]
 Data = Text | ImageSet | Mapping[str, Any] | Sequence[Any] | Dataset[Any] | Callable[..., Any]
@@ -33,7 +36,31 @@ Step = str | Callable[..., Any]
 Method = Step | Algorithm | Sequence[Step]
 Clients = Text | Partition | npt.NDArray[np.integer[Any]] | Sequence[int] | Callable[..., Any]
 
+VALUES = {  # what an option takes from Python besides a text
+    "data": "Also an ImageSet, a dict or tuple of arrays (x_train, y_train, x_test, y_test), one or two Datasets.",
+    "partition": "Also the client's number for each training example, or a Partition.",
+    "method": "Also an Algorithm, a function from Algorithm to Algorithm, a Finisher, or a list of these and texts.",
+    "model": "Also a function (shape, classes) -> nn.Module.",
+    "engine": "Also a function of a module that takes an EngineSetup and returns an Engine.",
+}
 
+
+def describe_options(function: Function, default: str | None = None) -> Function:
+    """Fill in ``{options}`` in a docstring: the function's parameters that are options, from their descriptions.
+
+    ``default`` is what an option is where it is not given, if that is not its own default.
+    """
+    lines = []
+    for name in inspect.signature(function).parameters:
+        if option := OPTIONS.get(name):
+            words = re.sub(r"--([a-z][a-z-]+)", lambda flag: f"``{flag[1].replace('-', '_')}``", option.help)
+            words = f"{words.removesuffix('.')} (default: {default or option.default_text}). {VALUES.get(name, '')}"
+            lines += [f"    {name}", textwrap.fill(words, 120, initial_indent=" " * 8, subsequent_indent=" " * 8)]
+    function.__doc__ = (function.__doc__ or "").replace("    {options}", "\n".join(lines))
+    return function
+
+
+@describe_options
 @accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
 def run(
     recipe: Text | None = None,
@@ -82,57 +109,98 @@ def run(
     during: str | None = None,
     device: str | None = None,
 ) -> Result:
-    """Train, evaluate, calibrate, write the run folder.
+    """Train, evaluate and calibrate; write the run directory.
 
-    The options are those of ``unskew run``; docs/runs.md lists them with their defaults. None leaves an option as the
-    recipe has it, or at its default. Beside texts these take values:
+    An option that is None stays as the recipe has it, or at its default. The options are those of ``unskew run``.
 
-    - ``data``: an ImageSet, a dict or tuple of arrays (x_train, y_train, x_test, y_test), a torch Dataset or two
-    - ``model``: a function (shape, classes) -> nn.Module
-    - ``method``: an Algorithm, a function from Algorithm to Algorithm, a Finisher, or a list of texts and these
-    - ``partition``: the client's number for each training example, or a Partition
-    - ``engine``: a function of a module that takes an EngineSetup and gives an Engine
+    Parameters
+    ----------
+    recipe
+        A TOML recipe; options given here override it.
+    out
+        The run directory (default: runs/<name>).
+    observe
+        Called with an Overview before the first round, with the Metrics of each round, and with an event for each
+        calibration. If it returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run stops after that round with its
+        checkpoint written, and StopRun tells how to resume it.
+    progress
+        Whether to show the run while it trains (default: only in a notebook).
+    {options}
 
-    ``observe`` is called with an Overview before the first round, with the Metrics of each round and with what there is
-    to say of each calibration; before all that with Stages, where the output of a frozen part is computed. If it
-    returns ``unskew.STOP`` or raises ``unskew.StopRun``, the run ends after the round with its checkpoint written, and
-    StopRun says how to resume it. ``progress`` shows the run as it goes, by default in a notebook only.
+    Returns
+    -------
+    Result
+        Accuracy, loss, calibrations, cost, and the path of the run directory.
     """
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
-    place = None if recipe is None else Path(recipe)
-    folder, home = None if out is None else Path(out), Path.cwd()
-    return _shown(progress, observe, lambda watch: runs.run(place, out=folder, observe=watch, home=home, **options))
+    recipe_path, folder, home = _path(recipe), _path(out), Path.cwd()
+    return _show(
+        progress, observe, lambda watch: runs.run(recipe_path, out=folder, observe=watch, home=home, **options)
+    )
 
 
 @accepts(
-    recipe=optional(PATH), seeds=optional(SEVERAL), out=optional(PATH), observe=optional(FUNCTION),
+    recipe=optional(PATH),
+    seeds=optional(SEVERAL),
+    out=optional(PATH),
+    observe=optional(FUNCTION),
     progress=optional(FLAG),
-)  # fmt: skip
+)
 def run_seeds(
-    recipe: Text | None = None, *, seeds: str | Iterable[int] | None = None, out: Text | None = None,
-    observe: Observer | None = None, progress: bool | None = None, **options: Any,
-) -> SeedRuns:  # fmt: skip
-    """Run one setting with several seeds, a run folder each: ``out/seed0``, ``out/seed1``, …
+    recipe: Text | None = None,
+    *,
+    seeds: str | Iterable[int] | None = None,
+    out: Text | None = None,
+    observe: Observer | None = None,
+    progress: bool | None = None,
+    **options: Any,
+) -> SeedRuns:
+    """Run one setting with several seeds, each in its own run directory: ``out/seed0``, ``out/seed1``, …
 
-    ``seeds`` are whole numbers, or a text such as ``"0-4"``; None takes the ``seeds`` of the recipe. ``options`` are
-    those of ``unskew.run``, without ``seed``. Runs that are finished are kept, and one that was interrupted goes on, if
-    their settings are these; other runs in the folder are refused. The seed decides the partition too.
+    Finished runs are kept and an interrupted one continues, if their settings are these; a folder with other runs is
+    refused.
+
+    Parameters
+    ----------
+    recipe
+        A TOML recipe; options given here override it.
+    seeds
+        Whole numbers, or a text such as ``"0-4"`` (default: the ``seeds`` of the recipe). The seed also decides the
+        partition.
+    out
+        The folder of the run directories (default: runs/<name>).
+    observe, progress, options
+        As for ``unskew.run``; ``seed`` is not among the options.
+
+    Returns
+    -------
+    SeedRuns
+        The results, and mean and deviation over the seeds.
     """
-    folder, home = None if out is None else Path(out), Path.cwd()
-    place = None if recipe is None else Path(recipe)
+    recipe_path, folder, home = _path(recipe), _path(out), Path.cwd()
 
     def work(watch: Observer | None) -> SeedRuns:
-        return seeded.run_seeds(place, seeds=seeds, out=folder, observe=watch, home=home, **options)
+        return seeded.run_seeds(recipe_path, seeds=seeds, out=folder, observe=watch, home=home, **options)
 
-    return _shown(progress, observe, work)
+    return _show(progress, observe, work)
 
 
+@partial(describe_options, default="the run's")
 @accepts(
-    path=PATH, observe=optional(FUNCTION), progress=optional(FLAG), on_failure=optional(TEXT), device=optional(TEXT),
-    engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), cache_dir=optional(PATH),
-    cache_disk=optional(TEXT), cache_memory=optional(TEXT), baseline=optional(PATH),
-)  # fmt: skip
+    path=PATH,
+    observe=optional(FUNCTION),
+    progress=optional(FLAG),
+    on_failure=optional(TEXT),
+    device=optional(TEXT),
+    engine=optional(TEXT),
+    workers=optional(COUNT),
+    data_dir=optional(PATH),
+    cache_dir=optional(PATH),
+    cache_disk=optional(TEXT),
+    cache_memory=optional(TEXT),
+    baseline=optional(PATH),
+)
 def resume(
     path: Text,
     *,
@@ -151,49 +219,129 @@ def resume(
     model: Model | None = None,
     method: Method | None = None,
 ) -> Result:
-    """Continue where a run stopped; the result equals that of a run that never stopped.
+    """Continue a run that was stopped; the result equals that of an unbroken run.
 
-    A run that was given values from Python (config.toml says which) needs the same values again.
+    An option that is None stays as it was for the run. A run that was given values from Python (its config.toml says
+    which) needs the same values again.
+
+    Parameters
+    ----------
+    path
+        The run directory.
+    observe, progress
+        As for ``unskew.run``.
+    {options}
+
+    Returns
+    -------
+    Result
+        As from ``unskew.run``.
     """
 
     def work(watch: Observer | None) -> Result:
         return runs.resume(
-            Path(path).absolute(), observe=watch, on_failure=on_failure, device=device, engine=engine, workers=workers,
-            data_dir=None if data_dir is None else str(data_dir), baseline=None if baseline is None else str(baseline),
-            cache_dir=None if cache_dir is None else str(cache_dir), cache_disk=cache_disk, cache_memory=cache_memory,
-            data=data, model=model, method=method,
-        )  # fmt: skip
+            Path(path).absolute(),
+            observe=watch,
+            on_failure=on_failure,
+            device=device,
+            engine=engine,
+            workers=workers,
+            data_dir=None if data_dir is None else str(data_dir),
+            cache_dir=None if cache_dir is None else str(cache_dir),
+            cache_disk=cache_disk,
+            cache_memory=cache_memory,
+            baseline=None if baseline is None else str(baseline),
+            data=data,
+            model=model,
+            method=method,
+        )
 
-    return _shown(progress, observe, work)
+    return _show(progress, observe, work)
 
 
 @accepts(
-    recipe=optional(PATH), over=SEVERAL, seeds=optional(SEVERAL), trials=optional(COUNT), validation=optional(NUMBER),
-    by=TEXT, jobs=optional(COUNT), out=optional(PATH), form=TEXT,
-)  # fmt: skip
+    recipe=optional(PATH),
+    over=SEVERAL,
+    seeds=optional(SEVERAL),
+    trials=optional(COUNT),
+    validation=optional(NUMBER),
+    by=TEXT,
+    jobs=optional(COUNT),
+    out=optional(PATH),
+    form=TEXT,
+)
 def sweep(
-    recipe: Text | None = None, *, over: str | Sequence[str], seeds: str | Iterable[int] | None = None,
-    trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
-    out: Text | None = None, form: str = "svg", **options: Any,
-) -> Sweep:  # fmt: skip
-    """Try many settings on a validation part of the training images, and write table, charts and best.toml.
+    recipe: Text | None = None,
+    *,
+    over: str | Sequence[str],
+    seeds: str | Iterable[int] | None = None,
+    trials: int | None = None,
+    validation: float | None = None,
+    by: str = "accuracy",
+    jobs: int | None = None,
+    out: Text | None = None,
+    form: str = "svg",
+    **options: Any,
+) -> Sweep:
+    """Try many settings on held-out training images; write a table, charts and best.toml.
 
-    ``over`` is one text or several, such as ``"lr=0.01,0.1"``; with ``trials`` also a range, ``"lr=0.001..0.3 log"``,
-    and Optuna chooses. ``by`` is accuracy, loss or a calibration's name. ``options`` are those of ``unskew.run`` as
-    texts and numbers. Called again with the same folder, the sweep goes on where it stopped.
+    Called again with the same folder, the sweep continues where it stopped. Test images are never used.
+
+    Parameters
+    ----------
+    recipe
+        A TOML recipe; options given here override it.
+    over
+        The options to try and their values, such as ``"lr=0.01,0.1"``; with ``trials`` also a range,
+        ``"lr=0.001..0.3 log"``.
+    seeds
+        Seeds for each setting: whole numbers, or a text such as ``"0-4"`` (default: 0).
+    trials
+        Let Optuna choose this many settings instead of trying all.
+    validation
+        The share of the training images to judge settings on (default: 0.15).
+    by
+        What a setting is judged by: accuracy, loss or the name of a calibration.
+    jobs
+        Runs at the same time, one core each (default: one per core).
+    out
+        The sweep's folder (default: runs/sweep-<name>).
+    form
+        The format of the charts: svg, png or pdf.
+    options
+        Options of ``unskew.run``, as texts and numbers.
+
+    Returns
+    -------
+    Sweep
+        Every setting with its score, and the best one.
     """
     check_format(form)
     made = sweep_settings(
-        None if recipe is None else Path(recipe), over=[over] if isinstance(over, str) else over, seeds=seeds,
-        trials=trials, validation=validation, by=by, jobs=jobs, out=None if out is None else Path(out),
-        home=Path.cwd(), **options,
-    )  # fmt: skip
+        _path(recipe),
+        over=[over] if isinstance(over, str) else over,
+        seeds=seeds,
+        trials=trials,
+        validation=validation,
+        by=by,
+        jobs=jobs,
+        out=_path(out),
+        home=Path.cwd(),
+        **options,
+    )
     write_summary(made, form)
     return made
 
 
-def _shown(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:
-    """Do the work with a view of it beside the observer, in a notebook or on the terminal."""
+def _path(given: Text | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _show(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:
+    """Do the work and show it, in a notebook or on the terminal, where that is wanted."""
+    from unskew.console.progress import PlainConsole
+    from unskew.console.screen import NotebookView, Screen, in_notebook
+
     if not (in_notebook() if progress is None else progress):
         return work(observe)
     view: NotebookView | Screen = NotebookView() if in_notebook() else Screen(PlainConsole())

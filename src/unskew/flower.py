@@ -1,16 +1,16 @@
-"""Calibration for a Flower app that is there already: a handler for its ClientApp, one call for its ServerApp.
+"""Calibration for an existing Flower app: a handler for its ClientApp, one call for its ServerApp.
 
-On the nodes, beside the app's own handlers:
+On the nodes, next to the app's own handlers:
 
     unskew.flower.answer_statistics(app, encoder_and_batches, classes=10)
 
-``encoder_and_batches(message, context)`` loads the weights in ``message.content["arrays"]`` and gives the network
+``encoder_and_batches(message, context)`` loads the weights in ``message.content["arrays"]`` and returns the network
 without its classifier, and the node's batches of (images, labels). On the server, after the last round:
 
     model.classifier = unskew.flower.calibrate(grid, model.classifier, result.arrays, method="ccvr")
 
-The nodes measure class statistics of their features, the server adds them up and makes the classifier anew. An image
-or a feature is never sent; what statistics tell, docs/privacy.md says. Nothing else of the app changes.
+The nodes measure class statistics of their features; the server sums them and rebuilds the classifier. No image and
+no feature is ever sent; docs/privacy.md describes what the statistics reveal. Nothing else in the app changes.
 """
 
 import tempfile
@@ -49,8 +49,17 @@ PAUSE = 0.5  # seconds between two looks for replies
 def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: int = 1) -> None:
     """Make a ClientApp answer when the server asks for class statistics.
 
-    ``give(message, context)`` gives the encoder, a network from images to features, and batches of (images, labels).
-    Classes with fewer than ``least`` examples are left out.
+    Parameters
+    ----------
+    app
+        The app.
+    give
+        Called with the message and the context; returns the encoder, a network from images to features, and the
+        node's batches of (images, labels).
+    classes
+        The number of classes.
+    least
+        Classes with fewer examples on this node are left out.
     """
 
     def answer(message: "Message", context: "Context") -> "Message":
@@ -60,7 +69,18 @@ def answer_statistics(app: "ClientApp", give: "Give", *, classes: int, least: in
 
 
 def statistics_mod(give: "Give", *, classes: int, least: int = 1) -> Callable[..., "Message"]:
-    """The same for apps of the older kind: ``ClientApp(client_fn, mods=[statistics_mod(give, classes=10)])``."""
+    """The same for older apps: ``ClientApp(client_fn, mods=[statistics_mod(give, classes=10)])``.
+
+    Parameters
+    ----------
+    give, classes, least
+        As for ``answer_statistics``.
+
+    Returns
+    -------
+    Callable
+        A mod for Flower's ClientApp.
+    """
 
     def mod(message: "Message", context: "Context", call_next: Callable[..., "Message"]) -> "Message":
         if message.metadata.message_type == f"query.{ACTION}":
@@ -88,7 +108,28 @@ def gather(
     timeout: float = 600.0,
     min_replies: int = 1,
 ) -> Gathered:
-    """Ask every node for the class statistics of its features under these weights, check them and add them up."""
+    """Ask every node for the class statistics of its features under these weights, check them and sum them.
+
+    Parameters
+    ----------
+    grid
+        Flower's grid, as the ServerApp receives it.
+    arrays
+        The trained weights, as the app sends them to its nodes.
+    classes
+        The number of classes.
+    form
+        Which covariances to ask for: full, diagonal, shared or low-rank, as a calibration's request spells it.
+    timeout
+        Seconds to wait for replies.
+    min_replies
+        The fewest replies that are enough.
+
+    Returns
+    -------
+    Gathered
+        The sum, the nodes in it, and why others are not.
+    """
     app = require_extra("flwr.app", "flower")
     asked = app.ConfigRecord({"classes": classes, "form": form})
     content = {"arrays": arrays, RECORD: asked}
@@ -113,19 +154,46 @@ def gather(
 
 
 def calibrate(
-    grid: "Grid", classifier: nn.Module, arrays: "ArrayRecord", *, method: str | Finisher = "ccvr", seed: int = 0,
-    timeout: float = 600.0, min_replies: int = 1,
-) -> CalibratedClassifier:  # fmt: skip
-    """A module for the classifier's place, made from the class statistics of all nodes.
+    grid: "Grid",
+    classifier: nn.Module,
+    arrays: "ArrayRecord",
+    *,
+    method: str | Finisher = "ccvr",
+    seed: int = 0,
+    timeout: float = 600.0,
+    min_replies: int = 1,
+) -> CalibratedClassifier:
+    """Build a new classifier from the class statistics of all nodes.
 
-    ``arrays`` are the trained weights, as the app sends them to its nodes; ``classifier`` is the model's last linear
-    layer. Nodes that fail or do not answer within ``timeout`` seconds are left out, with a warning that says why.
+    Nodes that fail, or do not answer in time, are left out with a warning that tells why.
+
+    Parameters
+    ----------
+    grid
+        Flower's grid, as the ServerApp receives it.
+    classifier
+        The model's last linear layer.
+    arrays
+        The trained weights, as the app sends them to its nodes.
+    method
+        The calibration, such as ``"ccvr(per_class=500)"``.
+    seed
+        The same seed gives the same classifier.
+    timeout
+        Seconds to wait for replies.
+    min_replies
+        The fewest replies that are enough.
+
+    Returns
+    -------
+    CalibratedClassifier
+        A module to put in the classifier's place.
     """
     needs = parse_calibration(method).needs
     if isinstance(needs, RealFeatures):
-        raise UserError(f"{method} needs the nodes' real features, which stay at home; take ccvr, uscc, lda or ridge")
+        raise UserError(f"{method} needs the nodes' real features, which never leave them; use ccvr, lda or ridge")
     if needs.components > 1 or needs.expand:
-        raise UserError(f"{method}: components and expand need more than one question to the nodes; leave them out")
+        raise UserError(f"{method}: components and expand need more than one exchange with the nodes; leave them out")
     classes = last_linear(classifier).out_features
     found = gather(grid, arrays, classes=classes, form=str(needs.form), timeout=timeout, min_replies=min_replies)
     for node, why in found.failures.items():
@@ -146,7 +214,7 @@ def _reply(message: "Message", context: "Context", give: "Give", classes: int, l
 
 
 def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: dict[int, str]) -> Iterable["Message"]:
-    """The answers as they come; who fails or says nothing is written down in ``failures``."""
+    """The replies as they arrive; nodes that fail or do not answer are entered in ``failures``."""
     nodes = dict(zip(grid.push_messages(messages), (each.metadata.dst_node_id for each in messages), strict=True))
     end = time.monotonic() + timeout
     while nodes:
@@ -166,7 +234,7 @@ def _replies(grid: "Grid", messages: list["Message"], timeout: float, failures: 
 
 
 def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
-    """A node's statistics, checked as a stranger's are."""
+    """A node's statistics, checked: the node is not trusted."""
     record: Any = reply.content.get(RECORD)
     try:
         content = record["statistics"].data
@@ -180,5 +248,5 @@ def _statistics(reply: "Message", classes: int, form: str) -> ClassStatistics:
         except UserError as error:
             raise UserError(str(error).replace(str(file), "its answer")) from error
     if (found.classes, str(found.form)) != (classes, form):
-        raise UserError(f"it sent {found.about()}; asked was {form} over {classes} classes")
+        raise UserError(f"it sent {found.about()}, not {form} over {classes} classes as asked")
     return found
