@@ -22,6 +22,7 @@ import population
 import ranks
 import reliability
 import rounds
+import starting
 import tables
 from measure import show_table
 from unskew.core.errors import UserError
@@ -64,6 +65,7 @@ def main():
         "frozen": lambda: frozen.suite(images),
         "masking": lambda: masking.suite(options.repeats),
         "reliability": lambda: reliability.suite(options.repeats),
+        "start": lambda: starting.suite(2 * options.repeats),
         "torchrun": lambda: ranks.suite(options.repeats),
         "tables": lambda: tables.suite(options.repeats),
     }
