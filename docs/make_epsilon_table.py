@@ -20,10 +20,10 @@ import unskew
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.federated import real_features
 from unskew.calibration.finisher import RealFeatures
+from unskew.calibration.protection import clipped, noisy
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
-from unskew.privacy.noise import clipped, noisy
 from unskew.runs.finished import prepared_of, weights_of
 from unskew.runs.result import read_result
 

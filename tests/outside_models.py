@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 
 def linear(shape, classes) -> Network:

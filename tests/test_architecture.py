@@ -98,6 +98,14 @@ def test_modules_do_not_import_each_other_in_a_circle():
     assert cycle({key_of(path): path.read_text() for path in MODULES}) == ""
 
 
+@pytest.mark.xfail(reason="privacy/secure_statistics.py is being merged into calibration/jobs.py", strict=False)
+def test_calibration_imports_privacy_and_never_the_other_way_round():
+    upwards = [
+        path.name for path in (ROOT / "privacy").glob("*.py") if ("calibration",) in {i[:1] for i in imports(path)}
+    ]
+    assert upwards == []
+
+
 def key_of(path: Path) -> tuple[str, ...]:
     parts = path.relative_to(ROOT).with_suffix("").parts
     return parts[:-1] if parts[-1] == "__init__" else parts

@@ -95,8 +95,7 @@ if TYPE_CHECKING:
     from unskew.engines import EngineSetup, open_loop
     from unskew.engines.outcomes import add_outcomes
     from unskew.loggers.backends import Backend, Facts, Figures
-    from unskew.models.layers import Network
-    from unskew.models.networks import Shape
+    from unskew.models.networks import Network, Shape
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
     from unskew.round.client_memory import whole_model
@@ -201,8 +200,7 @@ _NAMES = {
     "engines": "EngineSetup open_loop",
     "engines.outcomes": "add_outcomes",
     "loggers.backends": "Backend Facts Figures",
-    "models.layers": "Network",
-    "models.networks": "Shape",
+    "models.networks": "Network Shape",
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",
     "round.client_memory": "whole_model",

@@ -27,12 +27,12 @@ from unskew.calibration import parse_calibration
 from unskew.calibration.calibrate import calibrate as calibrate_with
 from unskew.calibration.classifier import CalibratedClassifier, last_linear
 from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.protection import min_count
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.files import write_again
 from unskew.core.plugins import require_extra
 from unskew.core.units import counted
-from unskew.privacy.noise import min_count
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message

@@ -15,7 +15,7 @@ from unskew.charts.files import svg
 from unskew.core.errors import Missing, UserError
 from unskew.core.key import Key
 from unskew.engines.blueprint import build
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 
 def square(shape, classes):

@@ -22,7 +22,7 @@ def one_feature(shape, classes):
     """A network whose feature is the mean pixel: one dimension, where every direction is ±1."""
     from torch import nn
 
-    from unskew.models.layers import Network
+    from unskew.models.networks import Network
 
     return Network(nn.Sequential(nn.Flatten(), nn.Linear(64, 1)), nn.Linear(1, classes))
 

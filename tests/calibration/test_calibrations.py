@@ -12,11 +12,11 @@ from torch import nn
 import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
-from unskew.calibration.ccvr import virtual_features
+from unskew.calibration.ccvr import Descent, retrained, virtual_features
 from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
 from unskew.calibration.finisher import Finisher, RealFeatures
+from unskew.calibration.lda import discriminant
 from unskew.calibration.oracle import SEVERAL, minimum
-from unskew.calibration.retraining import Descent, discriminant, retrained
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

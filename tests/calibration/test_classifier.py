@@ -19,12 +19,12 @@ from unskew.calibration.classifier import (
     load_calibrated,
     shortened,
 )
-from unskew.calibration.gaussians import ClassReport
+from unskew.calibration.covariances import ClassReport
+from unskew.calibration.protection import clipped
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
 from unskew.models.cut import cut
-from unskew.privacy.noise import clipped
 
 D, C = 5, 3
 REPORT = Report("ccvr", (), (), 1.0, 0.5, 0.1)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from unskew.calibration import forecast as forecasts
+from unskew.calibration.covariances import Gaussians
 from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast, separability
-from unskew.calibration.gaussians import Gaussians
-from unskew.calibration.retraining import discriminant
+from unskew.calibration.lda import discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.calibration import gaussians
+from unskew.calibration import covariances
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.covariances import directions, parse_form
-from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.covariances import Gaussians, directions, parse_form
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -148,9 +147,9 @@ def test_one_class_alone_has_its_own_covariance_whatever_the_weight(form, count)
 
 def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
     calls = []
-    pooled, squares = ClassStatistics.within, gaussians._pooled_squares
+    pooled, squares = ClassStatistics.within, covariances._pooled_squares
     monkeypatch.setattr(ClassStatistics, "within", lambda given: calls.append(0) or pooled(given))
-    monkeypatch.setattr(gaussians, "_pooled_squares", lambda given: calls.append(0) or squares(given))
+    monkeypatch.setattr(covariances, "_pooled_squares", lambda given: calls.append(0) or squares(given))
     for form in FORMS:
         calls.clear()
         found = Gaussians(statistics_of([2, 3, 4, 5], form))
@@ -359,7 +358,7 @@ def test_what_is_drawn_has_the_gaussians_mean_and_covariance(form, count):
 
 def test_directions_and_diagonal_are_drawn_independently():
     """A spread of both parts: one feature's variance is the sum of both."""
-    spread = gaussians.Spread(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64))
+    spread = covariances.Spread(torch.tensor([[1.0]], dtype=torch.float64), torch.tensor([1.0], dtype=torch.float64))
     drawn = spread.draw(40_000, Key(3).torch())
     assert float(drawn.var()) == pytest.approx(2, rel=5 * (2 / 40_000) ** 0.5)
 

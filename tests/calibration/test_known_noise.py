@@ -8,19 +8,21 @@ import torch
 
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.forecast import forecast
-from unskew.calibration.known_noise import (
-    KnownNoise,
+from unskew.calibration.lda import discriminant
+from unskew.calibration.protection import (
+    Guarantee,
+    _symmetric,
+    clipped,
     edge,
+    noisy,
     notes_on_noise,
     pooled_edge,
     raised,
     share_of_noise,
     without_noise,
 )
-from unskew.calibration.retraining import discriminant
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
-from unskew.privacy.noise import Guarantee, _symmetric, clipped, noisy
 
 C, D, RADIUS = 5, 24, 6.0
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from unskew.calibration import statistics
-from unskew.calibration.known_noise import KnownNoise
-from unskew.calibration.statistics import ClassStatistics, Merging
+from unskew.calibration.statistics import ClassStatistics, KnownNoise, Merging
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.covariances import Gaussians
 from unskew.calibration.mixture import PASSES, by_part, centres_of, moved
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key

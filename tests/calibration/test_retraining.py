@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
+from unskew.calibration.ccvr import Descent, retrained
 from unskew.calibration.classifier import NEVER
-from unskew.calibration.retraining import Descent, discriminant, retrained
+from unskew.calibration.lda import discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

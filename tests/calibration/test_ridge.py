@@ -10,9 +10,8 @@ from torch import nn
 from unskew.calibration import parse_calibration
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
-from unskew.calibration.known_noise import KnownNoise
 from unskew.calibration.ridge import GRID, Problem
-from unskew.calibration.statistics import ClassStatistics
+from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 

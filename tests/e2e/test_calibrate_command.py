@@ -23,13 +23,12 @@ from unskew.calibration.classifier import Lift
 from unskew.calibration.covariances import parse_form, statistics_bytes
 from unskew.calibration.federated import real_features
 from unskew.calibration.mixture import PASSES, by_part, centres_of
+from unskew.calibration.protection import Layout, clipped, min_count, noisy
 from unskew.calibration.statistics import ClassStatistics
 from unskew.console.main import main
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
-from unskew.privacy.fixed_point import Layout
-from unskew.privacy.noise import clipped, min_count, noisy
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs import config as configs
 from unskew.runs.folder import calibration_file

@@ -17,6 +17,7 @@ from federation import federation
 from unskew import engines
 from unskew.calibration import parse_calibration
 from unskew.calibration.federated import Federation
+from unskew.calibration.protection import Layout
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import TestPart, Visit
@@ -25,7 +26,6 @@ from unskew.engines.outcomes import add_outcomes
 from unskew.engines.pool.shared import Line
 from unskew.methods import METHODS, parse_method
 from unskew.privacy.agreement import MIN_CLIENTS
-from unskew.privacy.fixed_point import Layout
 from unskew.privacy.rows import joined
 from unskew.privacy.secure_statistics import secure_statistics
 from unskew.round import driver

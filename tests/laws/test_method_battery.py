@@ -10,8 +10,7 @@ import pytest
 from unskew.checks import COMMUTES, LAWS, NEUTRAL, QUICK, LawBroken, check_method, laws
 from unskew.checks.laws import candidate
 from unskew.core.errors import UserError
-from unskew.methods import METHODS, parse_method
-from unskew.methods.description import describe
+from unskew.methods import METHODS, describe, parse_method
 from unskew.methods.fedprox import fedprox
 from unskew.round.algorithm import SHARED_SLOTS, Algorithm
 

@@ -14,7 +14,7 @@ from unskew.core.key import Key
 from unskew.models import batch_norm_policy, build, from_outside, initialise
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
-from unskew.models.layers import Network, by_layer
+from unskew.models.networks import Network, by_layer
 
 SHAPE = (1, 8, 8)
 STRANGERS = {"resnet": "fc", "vit": "heads.0", "palette": "out", "trained": "1", "vgg": "7"}

@@ -12,7 +12,7 @@ from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import NETWORKS, build, initialise
 from unskew.models.cut import BETWEEN, cut
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 ENDS = {"simple-cnn": 5, "lenet-64": 3, "tiny-cnn": 2}  # linear layers after the last convolution
 CUTS = [(name, layers) for name, most in ENDS.items() for layers in range(1, most + 1)]

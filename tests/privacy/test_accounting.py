@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from unskew.privacy.private_updates import Drawing, epsilon_of
+from unskew.calibration.protection import Drawing, epsilon_of
 
 accounting = pytest.importorskip("dp_accounting")
 

@@ -9,12 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unskew.calibration.protection import Layout
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy import ciphers
 from unskew.privacy.agreement import Agreement, shares_needed
-from unskew.privacy.fixed_point import Layout
 from unskew.privacy.masking import Masking, secure_sum, unmasked_sum
 
 pytest.importorskip("cryptography")

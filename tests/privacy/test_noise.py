@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.calibrate import calibrate
+from unskew.calibration.protection import SENSITIVITY, Guarantee, Layout, clipped, min_count, noisy
 from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.privacy.fixed_point import Layout
-from unskew.privacy.noise import SENSITIVITY, Guarantee, clipped, min_count, noisy, normal
+from unskew.privacy.noise import normal
 
 accounting = pytest.importorskip("dp_accounting")
 

@@ -10,6 +10,7 @@ import torch
 from federation import federation, largest_difference, same
 from unskew import engines
 from unskew.calibration.finisher import StatisticsRequest
+from unskew.calibration.protection import Layout
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
@@ -17,7 +18,6 @@ from unskew.core.key import Key
 from unskew.core.types import Failure, Outcome, Visit
 from unskew.engines.blueprint import build
 from unskew.engines.loop import Loop
-from unskew.privacy.fixed_point import Layout
 from unskew.privacy.questions import MOST_MEMBERS
 from unskew.privacy.secure_statistics import secure_statistics
 from unskew.privacy.secure_sum import secure_words

@@ -18,7 +18,7 @@ from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Tensors
 from unskew.core.units import counted
-from unskew.models.layers import Network, layer_names
+from unskew.models.networks import Network, layer_names
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.finished import FinishedRun
 

@@ -11,7 +11,7 @@ from unskew.analysis.measure import Measure, describe_when, find_requested_round
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
-from unskew.models.layers import by_layer
+from unskew.models.networks import by_layer
 from unskew.round.watch import distances, lengths
 from unskew.runs.finished import FinishedRun
 

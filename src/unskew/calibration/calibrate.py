@@ -22,7 +22,7 @@ from unskew.calibration.classifier import (
     outside_inference,
 )
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
-from unskew.calibration.known_noise import notes_on_noise
+from unskew.calibration.protection import notes_on_noise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import COUNT, UserError, a_kind, accepts
 from unskew.core.key import Key

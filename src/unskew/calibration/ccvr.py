@@ -1,19 +1,27 @@
-"""CCVR: the classifier re-trained on virtual features drawn from each class's Gaussian."""
+"""CCVR: the classifier re-trained on virtual features drawn from each class's Gaussian.
 
-from dataclasses import replace
+Training runs on the classifier's device: features and the order of the batches are made on the CPU, then moved there.
+
+Shapes: n features of d dimensions, C classes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Transformation, last_linear
-from unskew.calibration.covariances import parse_form
+from unskew.calibration.classifier import Transformation, copy_of, device_of, last_linear
+from unskew.calibration.covariances import ClassReport, Gaussians, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.gaussians import ClassReport, Gaussians
-from unskew.calibration.retraining import check_positive, descent_of, retrained
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.machine import physical_memory
+from unskew.core.tensors import one_thread
+from unskew.core.text import MAX_COUNT
 
 
 def check_virtual_memory(count: int, per_class: int, width: int) -> None:
@@ -47,6 +55,86 @@ def virtual_features(
         rows.copy_(drawn)
         reports.append(replace(report, label=int(owner[place])))
     return features, torch.repeat_interleave(owner, counts), tuple(reports)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """How a head is trained: SGD with momentum; the CCVR paper's Table 8."""
+
+    epochs: int = 10
+    batch: int = 64
+    lr: float = 0.001
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+
+
+def retrained(
+    head: nn.Module, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
+) -> tuple[nn.Module, float, float]:
+    """A copy trained on these features with cross-entropy, and the mean loss before and after.
+
+    The last layer's rows of ``frozen`` classes do not change by a bit.
+    """
+    head = copy_of(head)
+    linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
+    values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
+    device = device_of(head)
+    features, labels = features.to(device, values[0].dtype), labels.to(device)
+    before = mean_loss(head, features, labels)
+    rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
+    kept = [value.detach()[list(frozen)].clone() for value in rows]
+    velocity = [torch.empty_like(value) for value in values]
+    first = True
+    with one_thread():  # steps of 64 features: a second thread would only wait
+        for epoch in range(descent.epochs):
+            order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
+            for some in torch.split(order.to(device), descent.batch):
+                loss = F.cross_entropy(head(features[some]), labels[some])
+                gradients = torch.autograd.grad(loss, values)
+                with torch.no_grad():
+                    torch._fused_sgd_(
+                        values, [gradient.contiguous() for gradient in gradients], velocity if descent.momentum else [],
+                        weight_decay=descent.weight_decay, momentum=descent.momentum, lr=descent.lr, dampening=0.0,
+                        nesterov=False, maximize=False, is_first_step=first,
+                    )  # fmt: skip
+                    if frozen:
+                        for value, old in zip(rows, kept, strict=True):
+                            value[list(frozen)] = old
+                first = False
+    after = mean_loss(head, features, labels)
+    if not math.isfinite(after):
+        raise UserError(f"re-training with lr={descent.lr:g} ended in NaN or infinity; give a smaller lr")
+    return head, before, after
+
+
+def mean_loss(head: nn.Module, features: Tensor, labels: Tensor) -> float:
+    """The mean cross-entropy of the head on features of its type, where it computes."""
+    weight = last_linear(head).weight
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(labels), 4096):
+            some = features[start : start + 4096].to(weight.device, weight.dtype)
+            total += float(F.cross_entropy(head(some), labels[start : start + 4096].to(weight.device), reduction="sum"))
+    return total / max(len(labels), 1)
+
+
+def check_positive(name: str, **values: float) -> None:
+    """Refuse a value that is not above zero and finite, and a count beyond all that can be counted."""
+    for knob, value in values.items():
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name}({knob}={value}): give a number above 0")
+        if isinstance(value, int) and value > MAX_COUNT:
+            raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
+
+
+def descent_of(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:
+    """How the classifier is trained, if the knobs allow it."""
+    check_positive(name, epochs=epochs, batch=batch, lr=lr)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
+    if not 0 <= weight_decay < float("inf"):
+        raise ValueError(f"{name}(weight_decay={weight_decay}): give 0 or more")
+    return Descent(epochs, batch, lr, momentum, weight_decay)
 
 
 @finisher

@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.gaussians import CLIPPED, ClassReport
+from unskew.calibration.covariances import CLIPPED, ClassReport
 from unskew.core import tensors
 from unskew.core.errors import UserError, a_kind, whole_number
 from unskew.core.key import Key

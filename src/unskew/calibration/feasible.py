@@ -7,13 +7,12 @@ import numpy as np
 from unskew.calibration.ccvr import check_virtual_memory
 from unskew.calibration.covariances import Diagonal, LowRank, Shared, statistics_bytes
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest, width_of
+from unskew.calibration.protection import Layout, sensitivity_known
 from unskew.core.errors import UserError
 from unskew.core.plugins import require_extra
 from unskew.data.population import cells
 from unskew.models.cut import cut
 from unskew.privacy.agreement import MIN_CLIENTS
-from unskew.privacy.fixed_point import Layout
-from unskew.privacy.noise import sensitivity_known
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm

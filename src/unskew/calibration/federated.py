@@ -17,15 +17,14 @@ from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.mixture import PASSES, centres_of
+from unskew.calibration.protection import Layout, noisy
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, PrivacyBudget, Tensors, Visit
 from unskew.models.cut import cut
-from unskew.privacy.fixed_point import Layout
 from unskew.privacy.ledger import Release
-from unskew.privacy.noise import noisy
 from unskew.privacy.secure_statistics import secure_statistics
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text

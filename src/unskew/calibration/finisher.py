@@ -27,12 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import Lift, Transformation, device_of, shortened
-from unskew.calibration.covariances import Form, Full, parse_form
-from unskew.calibration.gaussians import ClassReport
+from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind
 from unskew.models.cut import cut
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 
 @dataclass(frozen=True)

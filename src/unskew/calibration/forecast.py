@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.classifier import copy_of
-from unskew.calibration.gaussians import Gaussians, spread_of
-from unskew.calibration.known_noise import pooled_edge, raised, share_of_noise
-from unskew.calibration.lda import RIDGE
-from unskew.calibration.retraining import discriminant, varied
+from unskew.calibration.covariances import Gaussians, spread_of
+from unskew.calibration.lda import RIDGE, discriminant, varied
+from unskew.calibration.protection import pooled_edge, raised, share_of_noise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 

@@ -1,14 +1,17 @@
 """LDA: the linear discriminant of class means and pooled covariance, in closed form."""
 
-from torch import nn
+import warnings
 
-from unskew.calibration.classifier import last_linear
-from unskew.calibration.covariances import Shared
+import torch
+from torch import Tensor, nn
+
+from unskew.calibration.ccvr import check_positive
+from unskew.calibration.classifier import last_linear, with_rows
+from unskew.calibration.covariances import ClassReport, Shared, without_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.gaussians import ClassReport
-from unskew.calibration.known_noise import pooled_edge, raised
-from unskew.calibration.retraining import check_positive, discriminant
+from unskew.calibration.protection import pooled_edge, raised
 from unskew.calibration.statistics import ClassStatistics
+from unskew.core.errors import UserError
 from unskew.core.key import Key
 
 RIDGE = 0.001
@@ -49,3 +52,36 @@ def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
         return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
+
+
+def discriminant(
+    head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
+) -> nn.Linear:
+    """The linear discriminant of Gaussians with one covariance, all classes equally likely.
+
+    w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
+    the same width; where there is no such head they are never predicted.
+    """
+    if not varied(means, within):
+        raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
+    regular = _regular(within, ridge)
+    if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
+        positive, share = without_negative(within)
+        if share:
+            words = "lda: negative eigenvalues of the pooled covariance were set to zero"
+            warnings.warn(f"{words}, {share:.2g} of it; some client's moments are not those of features", stacklevel=2)
+            regular = _regular(positive, ridge)
+    solved, failed = torch.linalg.solve_ex(regular, means.t())
+    weight = solved.t()  # [P, d]
+    if bool(failed) or not bool(weight.isfinite().all()):
+        raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
+    return with_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
+
+
+def _regular(within: Tensor, ridge: float) -> Tensor:
+    return within + (ridge * within.diagonal().mean()) * torch.eye(len(within), dtype=torch.float64)
+
+
+def varied(means: Tensor, within: Tensor) -> bool:
+    """Whether features vary within their classes, beyond what rounding leaves of their squares."""
+    return bool(within.diagonal().mean() > 1e-14 * means.square().mean())

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from unskew.calibration.gaussians import Gaussians
+from unskew.calibration.covariances import Gaussians
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.ccvr import check_positive, descent_of, mean_loss, retrained
 from unskew.calibration.classifier import copy_of, last_linear
+from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
-from unskew.calibration.gaussians import ClassReport
-from unskew.calibration.retraining import check_positive, descent_of, mean_loss, retrained
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.tensors import one_thread

@@ -10,12 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from unskew.calibration.ccvr import check_positive
 from unskew.calibration.classifier import last_linear, with_rows
-from unskew.calibration.covariances import Shared
+from unskew.calibration.covariances import ClassReport, Shared, without_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.gaussians import ClassReport, without_negative
-from unskew.calibration.known_noise import pooled_edge, raised
-from unskew.calibration.retraining import check_positive, varied
+from unskew.calibration.lda import varied
+from unskew.calibration.protection import pooled_edge, raised
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key

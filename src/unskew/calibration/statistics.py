@@ -4,6 +4,7 @@ Shapes: C classes, P of them held, d features.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,7 +30,6 @@ from unskew.calibration.covariances import (
     parse_form,
     statistics_bytes,
 )
-from unskew.calibration.known_noise import KnownNoise
 from unskew.core.errors import (
     COUNT,
     FUNCTION,
@@ -47,6 +47,19 @@ from unskew.core.files import write_whole
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.machine import neutral
 from unskew.core.types import Sums, Tensors
+
+
+@dataclass(frozen=True)
+class KnownNoise:
+    """Standard deviations of the noise added for privacy."""
+
+    sums: float  # on every entry of Σz
+    second: float  # on a second moment: on its squares, the diagonal; off it smaller by √2
+
+    def __add__(self, other: "KnownNoise") -> "KnownNoise":
+        """Of a sum of two releases, which are noisy independently of each other."""
+        return KnownNoise(math.hypot(self.sums, other.sums), math.hypot(self.second, other.second))
+
 
 IMAGE_KEYS = ("image", "images", "pixel_values", "x", "img")
 LABEL_KEYS = ("label", "labels", "y", "target")

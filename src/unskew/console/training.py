@@ -23,7 +23,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
 from unskew.loggers import LOGGERS, open_logger
-from unskew.methods.description import GROUPS, Description, describe, describe_method
+from unskew.methods import GROUPS, Description, describe, describe_method
 from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.config import OPTIONS, Option

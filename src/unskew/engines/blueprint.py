@@ -18,7 +18,7 @@ from unskew.data.batches import Pixels
 from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
 from unskew.models.finetune import FineTuned, fine_tuned
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory

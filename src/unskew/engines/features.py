@@ -36,7 +36,7 @@ from unskew.data.batches import SHIFT, Pixels, draws
 from unskew.data.photographs import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.finetune import Cut, find_cut
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 BLOCK = 1024  # images in a file
 AT_ONCE = 32  # images in one pass: what does not fit a core's cache is slower

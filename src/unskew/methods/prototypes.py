@@ -1,4 +1,4 @@
-"""Prototype contrast, the first stage of FedECCR: features move towards the mean feature of their class.
+"""FedECCR: prototype contrast, which moves features towards the mean feature of their class, then a new classifier.
 
 Shapes: C classes, d features.
 """
@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unskew.calibration.ccvr import uscc
 from unskew.core.types import RoundInfo, Statistic, Step, Sums, Tensors, Visited
 from unskew.round.algorithm import Method
 
@@ -44,6 +45,18 @@ def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method
 
     statistic = Statistic("prototypes", measure=_local_prototypes, fold=_global_prototypes)
     return lambda algorithm: replace(algorithm, blend=contrast, statistics=(*algorithm.statistics, statistic))
+
+
+def fedeccr(tau: float = 0.5, scale: float = 1.0, per_class: int = 400, epochs: int = 20) -> Method:
+    """Trains with prototypes, then re-trains with uscc: FedECCR as a whole.
+
+    prototypes(tau, scale) + uscc(per_class, epochs).
+
+    Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
+    Rectification", CollaborateCom 2023.
+    """
+    train, calibrate = prototypes(tau, scale), uscc(per_class=per_class, epochs=epochs)
+    return lambda algorithm: calibrate(train(algorithm))
 
 
 def contrast_loss(features: Tensor, labels: Tensor, mean: Tensor, known: Tensor, tau: float, own: bool) -> Tensor:

@@ -16,8 +16,7 @@ from unskew.core.key import Key
 from unskew.core.text import apply, parse_calls
 from unskew.models.any_module import AnyNetwork, as_pytorch_drew_them, check_forward, find_classifier, make, maker
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
-from unskew.models.layers import Network
-from unskew.models.networks import Shape, lenet_64, simple_cnn, tiny_cnn
+from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
 
 NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
     "simple-cnn": simple_cnn,

@@ -22,8 +22,7 @@ from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key, seeded
 from unskew.core.plugins import load_function
 from unskew.core.text import apply, parse_calls
-from unskew.models.layers import Network
-from unskew.models.networks import Shape
+from unskew.models.networks import Network, Shape
 
 CLASS_KNOBS = ("classes", "num_classes", "n_classes", "nclasses")
 CHANNEL_KNOBS = ("in_channels", "in_chans")

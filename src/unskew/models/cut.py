@@ -8,7 +8,7 @@ from torch import nn
 from unskew.core.errors import UserError
 from unskew.core.units import counted
 from unskew.models.any_module import AnyNetwork, Features, same_output
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 BETWEEN = (nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout, nn.GELU, nn.SiLU, nn.Tanh, nn.LeakyReLU)  # linear layers
 

@@ -18,8 +18,7 @@ from unskew.core.errors import UserError, nearest
 from unskew.core.text import complain, parse_calls
 from unskew.core.units import counted
 from unskew.models.any_module import AnyNetwork, run_probe, same_output
-from unskew.models.layers import Network
-from unskew.models.networks import Shape
+from unskew.models.networks import Network, Shape
 
 ALL, CLASSIFIER, LAST = "all", "classifier", "last"
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)

@@ -1,15 +1,55 @@
-"""The networks of the papers. Each takes the images' shape and the number of classes; sizes follow from them."""
+"""Networks in two parts, the names of their layers, and the papers' networks, sized by the images' shape."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
 
 from unskew.core.errors import UserError
 from unskew.core.machine import physical_memory
 from unskew.core.units import format_bytes
 from unskew.models.conv_pool import ConvPool
-from unskew.models.layers import Network
+
+
+class Network(nn.Module):
+    """Encoder and classifier apart: ``classifier(encoder(images))``."""
+
+    def __init__(self, encoder: nn.Module, classifier: nn.Linear) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, ch, H, W] -> [B, C]."""
+        logits: Tensor = self.classifier(self.encoder(images))
+        return logits
+
+    @property
+    def classifier_names(self) -> tuple[str, ...]:
+        """The classifier's weight and, where it has one, its bias, as the state's tensors are named."""
+        names = {id(value): f"params/{name}" for name, value in self.named_parameters()}
+        own = (self.classifier.weight, self.classifier.bias)
+        return tuple(names[id(value)] for value in own if value is not None)
+
+
+def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
+    """Parameters such as ``params/encoder.fc1.weight`` grouped by their layer, ``fc1``, in the order of the network.
+
+    A parameter that belongs to no layer, such as ``params/cls_token``, is a layer by its own name.
+    """
+    layers: dict[str, list[str]] = {}
+    for name in names:
+        plain = name.partition("/")[2]
+        layers.setdefault(plain.rpartition(".")[0] or plain, []).append(name)
+    short = layer_names(layers)
+    return {short[layer]: parameters for layer, parameters in layers.items()}
+
+
+def layer_names(modules: Iterable[str]) -> dict[str, str]:
+    """Layers' names without the part of the network that they belong to, unless two would then be the same."""
+    short = {name: name.removeprefix("encoder.") or name for name in modules}
+    return short if len(set(short.values())) == len(short) else {name: name for name in short}
+
 
 Shape = tuple[int, int, int]
 

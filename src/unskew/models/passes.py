@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from unskew.models.conv_pool import ConvPool, first_backward, first_forward, later_backward, later_forward
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 Forward = Callable[[Tensor], tuple[Tensor, Any]]  # input -> output, what the way back needs
 Backward = Callable[[Tensor, Any], tuple[Tensor | None, tuple[Tensor, ...]]]

@@ -18,7 +18,7 @@ from unskew.core.limits import check_plain, check_unpacked, size_on_disk
 from unskew.core.plugins import require_extra
 from unskew.core.types import Tensors
 from unskew.models.any_module import AnyNetwork
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 
 IMAGENET = "imagenet"  # the weights that an extra's package has
 IMAGENET_FOR = "efficientnet-lite0"

@@ -10,12 +10,12 @@ Shapes: C classes, d features, W = C + the form's sums: the words of a vector.
 
 import os
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.privacy.agreement import (
     MIN_CLIENTS,
@@ -26,7 +26,10 @@ from unskew.privacy.agreement import (
     shares_needed,
     unmask,
 )
-from unskew.privacy.fixed_point import Layout
+
+if TYPE_CHECKING:  # calibration imports privacy, not the other way round
+    from unskew.calibration.protection import Layout
+    from unskew.calibration.statistics import ClassStatistics
 
 THRESHOLD = 0.66  # of the clients that begin must stay to the end
 
@@ -61,7 +64,7 @@ class Masking:
         self._agreement = agreement
         return boxes
 
-    def masked(self, statistics: ClassStatistics, layout: Layout, sharing: Collection[int]) -> Tensor:
+    def masked(self, statistics: "ClassStatistics", layout: "Layout", sharing: Collection[int]) -> Tensor:
         """[W] int64, to be sent, once. ``sharing`` are the clients that have handed out their shares."""
         agreement = self._agreed("answer")
         if self._answered:
@@ -96,8 +99,8 @@ class Masking:
 
 def unmasked_sum(
     masked: Mapping[int, Tensor], agreement: Agreement, sharing: Collection[int],
-    opened: Mapping[int, Mapping[int, bytes]], layout: Layout, *, least: int = MIN_CLIENTS,
-) -> ClassStatistics:  # fmt: skip
+    opened: Mapping[int, Mapping[int, bytes]], layout: "Layout", *, least: int = MIN_CLIENTS,
+) -> "ClassStatistics":  # fmt: skip
     """The server's part: the sum over all clients that answered, from their vectors and the shares that were opened."""
     require_enough(len(masked), least)
     words = layout.bytes // 8
@@ -114,9 +117,9 @@ def unmasked_sum(
 
 
 def secure_sum(
-    clients: Mapping[int, Callable[[], ClassStatistics]], layout: Layout, *, dropped: Collection[int] = (),
+    clients: Mapping[int, "Callable[[], ClassStatistics]"], layout: "Layout", *, dropped: Collection[int] = (),
     threshold: float = THRESHOLD, least: int = MIN_CLIENTS,
-) -> ClassStatistics:  # fmt: skip
+) -> "ClassStatistics":  # fmt: skip
     """The whole exchange in one process, for simulation: all clients hand out shares, those in ``dropped`` then leave.
 
     The part that plays the server handles public keys, sealed shares, masked vectors and opened shares, nothing else.

@@ -1,36 +1,29 @@
-"""Differential privacy for class statistics: what is released would look much the same without any one example.
+"""Differential privacy of updates: clients clip them, the server adds noise to their sum, an accountant counts.
 
-For any two data sets that differ by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever
-holds the sum adds the noise, once. One example with ‖z‖ ≤ R changes, in one class alone, the count by 1, Σz by R at
-most and the second moment by R² at most (‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is √3 at most
-together (L2), so one Gaussian mechanism releases all three.
+Every client's update, all parameters together, is cut to length S. One client more or less then moves the sum by S at
+most, and Gaussian noise of standard deviation z·S on every parameter makes a round a Gaussian mechanism. Clients count
+the same, whatever they hold, and the sum is divided by the number of visits that were to come, not by those that came.
+Central: the server adds the noise, to a sum that it sees without; under secure aggregation it sees the sum alone.
 
-The noise is drawn in float64, whose lowest bits are not quite Gaussian: the promise is that of the real numbers.
-
-Reference: Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, appendix A. The standard deviation
-is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, as dp_accounting has it.
-
-Shapes: C classes, K of them released, d features.
+Reference: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
+Algorithm 1 (flat clipping, the estimator with a fixed denominator).
 """
 
 import os
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import shortened
-from unskew.calibration.covariances import Diagonal, Form, Full, Shared
-from unskew.calibration.known_noise import KnownNoise, edge, without_noise
-from unskew.calibration.statistics import ClassStatistics, checked
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
-from unskew.core.types import Tensors
+from unskew.core.types import Sums, Tensors
+from unskew.privacy.fixed_point import BITS
 
 
 def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
@@ -43,188 +36,126 @@ def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
     return noise
 
 
-SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
-SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
+STEP = 0.005  # of a discretised privacy loss
+ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
 
 
 @dataclass(frozen=True)
-class Guarantee:
-    """What one release promises to every example: (ε, δ), for features of length ``radius`` at most.
+class Drawing:
+    """Who comes to a round: so many of all clients, on average (``poisson``) or always."""
 
-    ``sigma`` is the standard deviation of the noise on a count; on Σz it is sigma·R, on the second moment sigma·R²
-    (off the diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
+    drawn: int
+    clients: int
+    poisson: bool
+
+    @property
+    def everyone(self) -> bool:
+        """Whether every client comes to every round."""
+        return self.drawn >= self.clients
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the promise is about a client whose data are replaced, not about one that is there or not."""
+        return not (self.everyone or self.poisson)
+
+
+def epsilon_of(noise: float, delta: float, rounds: int, drawing: Drawing, *, replaced: bool = False) -> float:
+    """ε of so many rounds with noise of ``noise`` times the longest update, at δ.
+
+    For a client that is there or not; with ``replaced``, or where a fixed number is drawn, for one whose data are
+    replaced by any others. The second covers a single example that a client has or has not.
     """
+    accounting = require_extra("dp_accounting")
+    if drawing.everyone:
+        whole = noise / rounds**0.5
+        return float(accounting.get_epsilon_gaussian(whole / 2 if replaced else whole, delta))
+    if drawing.poisson:
+        losses = _losses(noise, drawing.drawn / drawing.clients, replaced)
+        return float(losses.self_compose(rounds).get_epsilon_for_delta(delta))
+    accountant = require_extra("dp_accounting.rdp").RdpAccountant(ORDERS, accounting.NeighboringRelation.REPLACE_ONE)
+    gaussian = accounting.GaussianDpEvent(noise / 2)  # of the 2·S that a replaced client may move the sum by
+    event = accounting.SampledWithoutReplacementDpEvent(drawing.clients, drawing.drawn, gaussian)
+    return float(accountant.compose(event, rounds).get_epsilon(delta))
 
-    epsilon: float
+
+@lru_cache(maxsize=4)
+def _losses(noise: float, share: float, replaced: bool) -> Any:
+    """The distribution of one round's privacy loss."""
+    accounting = require_extra("dp_accounting")
+    relation = accounting.NeighboringRelation.REPLACE_ONE if replaced else None
+    return require_extra("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism(
+        noise, sampling_prob=share, value_discretization_interval=STEP,
+        neighboring_relation=relation or accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )  # fmt: skip
+
+
+UPDATE = "delta/params/"
+COUNTED = ("metric/examples", "metric/visits")  # the server knows them from the roster: they stay as they are
+
+
+@dataclass(frozen=True)
+class PrivateUpdates:
+    """Clipping to length ``clip``, noise of ``noise`` times that on the sum, ε counted at ``delta``."""
+
+    clip: float
+    noise: float
     delta: float
-    radius: float
-    sigma: float
+    poisson: bool
+    release: bool = False  # noise from the operating system, not from the run's seed
 
-    @staticmethod
-    def of(radius: float, epsilon: float, delta: float) -> "Guarantee":
-        """The promise and the noise that it takes. A second release of the same examples is a second promise."""
-        _check_radius(radius)
-        if not 0 < epsilon < float("inf"):
-            raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
-        if not 0 < delta < 1:
-            raise UserError(f"delta={delta}: give a number between 0 and 1, well below 1 / the number of examples")
-        least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
-        return Guarantee(epsilon, delta, radius, SENSITIVITY * least * (1 + 1e-9))  # the search's tolerance is 1e-12
+    @property
+    def repeatable(self) -> bool:
+        """Whether the noise follows from the key."""
+        return not self.release
 
+    def clipped(self, sums: Sums) -> Sums:
+        """The client's update cut to length, its weight and how much it visited; its loss stays with it."""
+        others = [name for name in sums if name.startswith(("delta/buffers/", "stat/"))]
+        if others:
+            raise UserError(
+                f"private-updates: {others[0]} would be sent beside the update, and no noise covers it; take a network "
+                "without running statistics (GroupNorm), or leave private-updates out"
+            )
+        if float(sums["weight"]) != 1:
+            raise UserError(f"private-updates: clients count 1 each, this visit {float(sums['weight']):g}")
+        update = {name: value for name, value in sums.items() if name.startswith(UPDATE)}
+        length = tensors.flat(update).norm()
+        factor = torch.clamp(self._shorter(update) / length, max=1.0) if length > 0 else torch.ones_like(length)
+        kept = {name: sums[name] for name in ("weight", "scaled", *COUNTED)}
+        return kept | {name: value * factor for name, value in update.items()}
 
-def clipped(features: Tensor, radius: float) -> Tensor:
-    """[n, d], features longer than the radius (L2) drawn back to it, a rounding error below; shorter ones unchanged."""
-    _check_radius(radius)
-    if features.dim() != 2 or not features.is_floating_point():
-        raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
-    if not bool(features.isfinite().all()):
-        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
-    return shortened(features, radius)
+    def noisy(self, sums: Sums, params: Tensors, expected: int, key: Key) -> Sums:
+        """The sum of the updates with noise; of nobody it is noise alone, as it must be. Its weight is ``expected``."""
+        zero = torch.zeros((), dtype=torch.float64)
+        update = {
+            f"delta/{name}": sums.get(f"delta/{name}", torch.zeros_like(value, dtype=torch.float64))
+            for name, value in params.items()
+        }
+        if self.noise:
+            promise = repr((self.clip, self.noise, self.delta))
+            drawn = None if self.release else key.fold("private-updates", promise, tensors.sha256(update))
+            deviation = self.noise * self.clip
+            update = {name: value + deviation * normal(tuple(value.shape), drawn, name)
+                      for name, value in update.items()}  # fmt: skip
+        counted = {name: sums.get(name, zero) for name in COUNTED}
+        return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
 
+    def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
+        """ε at δ of so many rounds; None without noise, which promises nothing. See ``epsilon_of``."""
+        if not self.noise:
+            return None
+        return epsilon_of(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
 
-def noisy(
-    statistics: ClassStatistics, radius: float, epsilon: float, delta: float, key: Key | None = None, *,
-    threshold: float | None = None,
-) -> ClassStatistics:  # fmt: skip
-    """The statistics of clipped features, fit to be released with ``Guarantee.of(radius, epsilon, delta)``.
+    def drawing(self, drawn: int, clients: int) -> Drawing:
+        """Who comes to a round."""
+        return Drawing(drawn, clients, self.poisson)
 
-    Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
-    numbers alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class
-    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and what cannot be told from
-    noise in a covariance is evened out (``calibration.known_noise``). Where the form is ``shared``, the pooled second
-    moment keeps the part of the dropped classes.
+    def _shorter(self, update: Sums) -> float:
+        """The length to cut to, so that rounding to the steps of a secure sum does not make it longer than ``clip``.
 
-    ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
-    system: a known seed lets anyone remove the noise. With a key the draw depends on everything that is released,
-    the statistics included: no two releases that differ in anything share their noise.
-    """
-    guarantee = Guarantee.of(radius, epsilon, delta)
-    statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
-    _check_clipped(statistics, radius)
-    classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
-    threshold = max(1.0, 4 * sigma if threshold is None else threshold)
-    if key is not None:
-        promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
-        key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
-    counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
-    released = (counts >= threshold).nonzero()[:, 0]  # [K]
-    if len(released) < classes:
-        words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
-        warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
-    number = counts[released].round().long()
-    sums = _rows(statistics, "sums", released) + (sigma * radius * normal((classes, width), key, "sums"))[released]
-    release = _Release(statistics, released, number, sums, sigma * radius**2, key)
-    noise = KnownNoise(sigma * radius, sigma * radius**2)
-    second = NOISY_SECOND[type(statistics.form)](release)
-    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second}, noise)
-
-
-def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
-    """The statistics of the classes with at least ``least`` examples, and the classes that are left out.
-
-    For a client, before anything is sent. A rule of thumb without a guarantee: it keeps the features of single images
-    from being sent as means.
-    """
-    if least < 1:
-        raise UserError(f"min_count(least={least}): least counts examples, give at least 1")
-    kept = statistics.number >= least
-    home = tuple(statistics.held[~kept].tolist())
-    if not home:
-        return statistics, home
-    if not bool(kept.any()):
-        return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), home
-    if statistics.form.common:
-        raise UserError(
-            f"min_count(least={least}): the form shared has one second moment for all classes, and class {home[0]} "
-            "cannot be taken out of it; leave its examples out before measuring, or take another form"
-        )
-    sums = {name: value[kept] for name, value in statistics.sums.items()}
-    held, number = statistics.held[kept], statistics.number[kept]
-    return ClassStatistics(statistics.classes, statistics.form, held, number, sums), home
-
-
-@dataclass(frozen=True)
-class _Release:
-    """What is known when second moments get their noise."""
-
-    statistics: ClassStatistics
-    released: Tensor  # [K], the classes
-    number: Tensor  # [K], noisy counts
-    sums: Tensor  # [K, d], noisy sums
-    scale: float
-    key: Key | None
-
-
-def _noisy_full(release: _Release) -> Tensors:
-    sums, number = release.sums, release.number
-    second = _rows(release.statistics, "second", release.released)  # [K, d, d]
-    for place, label in enumerate(release.released.tolist()):  # a class that is dropped needs no draw
-        around = torch.outer(sums[place], sums[place]) / number[place]
-        noise = release.scale * _symmetric(release.statistics.width, release.key, "second", label)
-        limit = edge(release.scale, release.statistics.width)
-        second[place] = around + without_noise(second[place] + noise - around, limit)
-    return {"second": second}
-
-
-def _noisy_diagonal(release: _Release) -> Tensors:
-    statistics, released = release.statistics, release.released
-    noise = release.scale * normal((statistics.classes, statistics.width), release.key, "second")
-    around = release.sums.square() / release.number[:, None]
-    own = _rows(statistics, "squares", released) + noise[released] - around
-    return {"squares": around + own.clamp(min=0)}
-
-
-def _noisy_shared(release: _Release) -> Tensors:
-    statistics = release.statistics
-    around = (release.sums / release.number[:, None]).t() @ release.sums
-    noise = release.scale * _symmetric(statistics.width, release.key, "second")
-    limit = edge(release.scale, statistics.width)
-    return {"second": around + without_noise(statistics.sums["second"] + noise - around, limit)}
-
-
-# second moments with noise, evened out where nothing else can be told, for the forms with a known sensitivity
-NOISY_SECOND: dict[type, Callable[[_Release], Tensors]] = {
-    Full: _noisy_full,
-    Diagonal: _noisy_diagonal,
-    Shared: _noisy_shared,
-}
-
-
-def sensitivity_known(form: Form) -> bool:
-    """Whether statistics of this form can be released with noise."""
-    return type(form) in NOISY_SECOND
-
-
-def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
-    """[K, …], a sum's rows for these classes, zero for those that no client holds."""
-    value = statistics.sums[name]
-    rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
-    held = torch.isin(labels, statistics.held)
-    rows[held] = value[torch.searchsorted(statistics.held, labels[held])]
-    return rows
-
-
-def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
-    """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
-    noise = normal((width, width), key, *path)
-    return (noise + noise.t()) / 2
-
-
-def _check_radius(radius: float) -> None:
-    if not 0 < radius < float("inf"):
-        raise UserError(f"radius={radius}: give a finite length above 0")
-
-
-def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
-    """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
-    sums = statistics.sums
-    if not sensitivity_known(statistics.form):
-        raise UserError(
-            f"noise is known for the forms full, diagonal and shared; these statistics are {statistics.form}"
-        )
-    lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
-    number = statistics.number.sum() if statistics.form.common else statistics.number
-    if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
-        (lengths > number * radius**2 * (1 + SLACK)).any()
-    ):
-        raise UserError(f"these are not the sums of features of length {radius} at most: clipped(features, {radius})")
+        Each of d parameters is off by half a step at most, together by √d half steps.
+        """
+        reserve = float(2.0 ** -(BITS + 1) * sum(value.numel() for value in update.values()) ** 0.5)
+        if reserve > self.clip / 2:
+            raise UserError(f"private-updates(clip={self.clip:g}): too short beside steps of 2^-{BITS}; give more")
+        return (self.clip - reserve) * (1 - 1e-12)

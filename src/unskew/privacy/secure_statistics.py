@@ -5,11 +5,11 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from unskew.calibration.finisher import StatisticsRequest
+from unskew.calibration.protection import Layout
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Engine, Tensors, Visit
-from unskew.privacy.fixed_point import Layout
 from unskew.privacy.secure_jobs import MaskedJob, Rounded
 from unskew.privacy.secure_sum import secure_words
 from unskew.round.client import ClientSide

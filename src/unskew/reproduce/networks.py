@@ -2,8 +2,7 @@
 
 from torch import nn
 
-from unskew.models.layers import Network
-from unskew.models.networks import Shape, simple_cnn
+from unskew.models.networks import Network, Shape, simple_cnn
 
 HEAD = ("fc3", "fc3_relu", "fc4")  # MOON's projection head: the last two layers of simple-cnn's encoder
 

@@ -20,7 +20,7 @@ from unskew.core.types import Local, Loss, Step, Sums, Tensors, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 from unskew.models.passes import Passes, passes
 from unskew.round.client_memory import SavedStates
 from unskew.round.jobs import Answer, Job, visit_key

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unskew.core import tensors
 from unskew.core.types import Sums, Tensors, Visit
-from unskew.models.layers import by_layer
+from unskew.models.networks import by_layer
 
 if TYPE_CHECKING:
     from unskew.round.client import ClientSide

@@ -20,7 +20,7 @@ from unskew.core.machine import default_workers
 from unskew.core.types import Engine, ServerState, Tensors
 from unskew.data.batches import steps_for
 from unskew.privacy.ledger import PrivateRounds, Spent, spent_on, with_release
-from unskew.privacy.private_updates import PrivateUpdates
+from unskew.privacy.noise import PrivateUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide

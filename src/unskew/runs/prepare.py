@@ -32,9 +32,9 @@ from unskew.engines.blueprint import CANNOT_CROSS, FROZEN, Blueprint, Values, bu
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.models import pretrained
 from unskew.models.finetune import find_cut, last_layers, parse_train
-from unskew.models.layers import Network
+from unskew.models.networks import Network
 from unskew.privacy.agreement import MIN_CLIENTS
-from unskew.privacy.private_updates import PrivateUpdates
+from unskew.privacy.noise import PrivateUpdates
 from unskew.privacy.questions import MOST_MEMBERS
 from unskew.privacy.secure_updates import SecureUpdates
 from unskew.round import driver

@@ -15,7 +15,7 @@ from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
 from unskew.core.types import Engine, Outcome, Progress, Roster, ServerState, Sums, Tensors, TestPart, Visit
-from unskew.models.layers import by_layer
+from unskew.models.networks import by_layer
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.jobs import job_text
 from unskew.round.watch import Watch, class_norms, lengths

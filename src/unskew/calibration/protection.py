@@ -1,0 +1,408 @@
+"""Protection of class statistics: noise for differential privacy, what to do with it, and fixed point for secure sums.
+
+**Differential privacy.** A release would look much the same without any one example: for any two data sets that differ
+by one example, and any set S of releases, P(S) ≤ e^ε·P′(S) + δ. Central: whoever has the sum adds the noise, once. One
+example with ‖z‖ ≤ R changes, in one class only, the count by 1, Σz by at most R and the second moment by at most R²
+(‖zzᵀ‖_F = ‖z‖², ‖z²‖ ≤ ‖z‖²). In units of 1, R and R² that is at most √3 together (L2), so one Gaussian mechanism
+releases all three. The noise is drawn in float64, whose lowest bits are not quite Gaussian: the guarantee is that of
+the real numbers.
+
+**Noise of a known size.** Everybody knows the size of the noise that `private` adds. On a second moment it is a
+symmetric matrix whose entries off the diagonal have the deviation s. The eigenvalues of such a matrix fill the
+semicircle from −2·s·√d to 2·s·√d, so an eigenvalue of a noisy covariance below the edge 2·s·√d cannot be distinguished
+from noise. Therefore
+
+- to draw features, these eigenvalues are set to their mean (never below 0): noise does not change it on average;
+- to invert the covariance (lda, ridge), they are raised to the edge: the ridge that this noise needs, and no more.
+
+Both use released numbers only, so they cost no privacy. The noise of the class means enters a covariance too, with a
+rank of twice the classes; it is not removed.
+
+**Fixed point.** A `Layout` turns statistics into a vector of whole numbers that can be masked and added modulo 2⁶⁴.
+
+References: Dwork, Roth, "The Algorithmic Foundations of Differential Privacy", 2014, appendix A. The standard deviation
+is that of Balle, Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018, from dp_accounting.
+Wigner, "On the Distribution of the Roots of Certain Symmetric Matrices", Annals of Mathematics, 1958. Shrunk means:
+Efron, Morris, "Stein's Estimation Rule and Its Competitors", JASA 1973.
+
+Shapes: C classes, P of them held, K of them released, d features, W = C + the form's sums: the length of a vector.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unskew.calibration.classifier import shortened
+from unskew.calibration.covariances import Diagonal, Form, Full, Shared, parse_form
+from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, checked
+from unskew.core import tensors
+from unskew.core.errors import UserError
+from unskew.core.key import Key
+from unskew.core.plugins import require_extra
+from unskew.core.types import Tensors
+from unskew.privacy.noise import normal
+
+SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
+SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check against features that were not clipped
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What one release promises to every example: (ε, δ), for features of length ``radius`` at most.
+
+    ``sigma`` is the standard deviation of the noise on a count; on Σz it is sigma·R, on the second moment sigma·R²
+    (off the diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
+    """
+
+    epsilon: float
+    delta: float
+    radius: float
+    sigma: float
+
+    @staticmethod
+    def of(radius: float, epsilon: float, delta: float) -> "Guarantee":
+        """The promise and the noise that it takes. A second release of the same examples is a second promise."""
+        _check_radius(radius)
+        if not 0 < epsilon < float("inf"):
+            raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
+        if not 0 < delta < 1:
+            raise UserError(f"delta={delta}: give a number between 0 and 1, well below 1 / the number of examples")
+        least = float(require_extra("dp_accounting").get_sigma_gaussian(epsilon, delta))  # for a sensitivity of 1
+        return Guarantee(epsilon, delta, radius, SENSITIVITY * least * (1 + 1e-9))  # the search's tolerance is 1e-12
+
+
+def clipped(features: Tensor, radius: float) -> Tensor:
+    """[n, d], features longer than the radius (L2) drawn back to it, a rounding error below; shorter ones unchanged."""
+    _check_radius(radius)
+    if features.dim() != 2 or not features.is_floating_point():
+        raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
+    if not bool(features.isfinite().all()):
+        raise UserError("features hold NaN or infinity; the encoder or its images are broken")
+    return shortened(features, radius)
+
+
+def noisy(
+    statistics: ClassStatistics, radius: float, epsilon: float, delta: float, key: Key | None = None, *,
+    threshold: float | None = None,
+) -> ClassStatistics:  # fmt: skip
+    """The statistics of clipped features, fit to be released with ``Guarantee.of(radius, epsilon, delta)``.
+
+    Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
+    numbers alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class
+    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and what cannot be told from
+    noise in a covariance is evened out (see above). Where the form is ``shared``, the pooled second
+    moment keeps the part of the dropped classes.
+
+    ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
+    system: a known seed lets anyone remove the noise. With a key the draw depends on everything that is released,
+    the statistics included: no two releases that differ in anything share their noise.
+    """
+    guarantee = Guarantee.of(radius, epsilon, delta)
+    statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
+    _check_clipped(statistics, radius)
+    classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
+    threshold = max(1.0, 4 * sigma if threshold is None else threshold)
+    if key is not None:
+        promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
+        key = key.fold("release", promise, statistics.about(), tensors.sha256(statistics.tensors()))
+    counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
+    released = (counts >= threshold).nonzero()[:, 0]  # [K]
+    if len(released) < classes:
+        words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
+        warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
+    number = counts[released].round().long()
+    sums = _rows(statistics, "sums", released) + (sigma * radius * normal((classes, width), key, "sums"))[released]
+    release = _Release(statistics, released, number, sums, sigma * radius**2, key)
+    noise = KnownNoise(sigma * radius, sigma * radius**2)
+    second = NOISY_SECOND[type(statistics.form)](release)
+    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second}, noise)
+
+
+def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
+    """The statistics of the classes with at least ``least`` examples, and the classes that are left out.
+
+    For a client, before anything is sent. A rule of thumb without a guarantee: it keeps the features of single images
+    from being sent as means.
+    """
+    if least < 1:
+        raise UserError(f"min_count(least={least}): least counts examples, give at least 1")
+    kept = statistics.number >= least
+    home = tuple(statistics.held[~kept].tolist())
+    if not home:
+        return statistics, home
+    if not bool(kept.any()):
+        return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), home
+    if statistics.form.common:
+        raise UserError(
+            f"min_count(least={least}): the form shared has one second moment for all classes, and class {home[0]} "
+            "cannot be taken out of it; leave its examples out before measuring, or take another form"
+        )
+    sums = {name: value[kept] for name, value in statistics.sums.items()}
+    held, number = statistics.held[kept], statistics.number[kept]
+    return ClassStatistics(statistics.classes, statistics.form, held, number, sums), home
+
+
+@dataclass(frozen=True)
+class _Release:
+    """What is known when second moments get their noise."""
+
+    statistics: ClassStatistics
+    released: Tensor  # [K], the classes
+    number: Tensor  # [K], noisy counts
+    sums: Tensor  # [K, d], noisy sums
+    scale: float
+    key: Key | None
+
+
+def _noisy_full(release: _Release) -> Tensors:
+    sums, number = release.sums, release.number
+    second = _rows(release.statistics, "second", release.released)  # [K, d, d]
+    for place, label in enumerate(release.released.tolist()):  # a class that is dropped needs no draw
+        around = torch.outer(sums[place], sums[place]) / number[place]
+        noise = release.scale * _symmetric(release.statistics.width, release.key, "second", label)
+        limit = edge(release.scale, release.statistics.width)
+        second[place] = around + without_noise(second[place] + noise - around, limit)
+    return {"second": second}
+
+
+def _noisy_diagonal(release: _Release) -> Tensors:
+    statistics, released = release.statistics, release.released
+    noise = release.scale * normal((statistics.classes, statistics.width), release.key, "second")
+    around = release.sums.square() / release.number[:, None]
+    own = _rows(statistics, "squares", released) + noise[released] - around
+    return {"squares": around + own.clamp(min=0)}
+
+
+def _noisy_shared(release: _Release) -> Tensors:
+    statistics = release.statistics
+    around = (release.sums / release.number[:, None]).t() @ release.sums
+    noise = release.scale * _symmetric(statistics.width, release.key, "second")
+    limit = edge(release.scale, statistics.width)
+    return {"second": around + without_noise(statistics.sums["second"] + noise - around, limit)}
+
+
+# second moments with noise, evened out where nothing else can be told, for the forms with a known sensitivity
+NOISY_SECOND: dict[type, Callable[[_Release], Tensors]] = {
+    Full: _noisy_full,
+    Diagonal: _noisy_diagonal,
+    Shared: _noisy_shared,
+}
+
+
+def sensitivity_known(form: Form) -> bool:
+    """Whether statistics of this form can be released with noise."""
+    return type(form) in NOISY_SECOND
+
+
+def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
+    """[K, …], a sum's rows for these classes, zero for those that no client holds."""
+    value = statistics.sums[name]
+    rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
+    held = torch.isin(labels, statistics.held)
+    rows[held] = value[torch.searchsorted(statistics.held, labels[held])]
+    return rows
+
+
+def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
+    """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
+    noise = normal((width, width), key, *path)
+    return (noise + noise.t()) / 2
+
+
+def _check_radius(radius: float) -> None:
+    if not 0 < radius < float("inf"):
+        raise UserError(f"radius={radius}: give a finite length above 0")
+
+
+def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
+    """Refuse what clipped features cannot add up to, and a form whose sensitivity is not known here."""
+    sums = statistics.sums
+    if not sensitivity_known(statistics.form):
+        raise UserError(
+            f"noise is known for the forms full, diagonal and shared; these statistics are {statistics.form}"
+        )
+    lengths = sums["squares"].sum(-1) if "squares" in sums else sums["second"].diagonal(dim1=-2, dim2=-1).sum(-1)
+    number = statistics.number.sum() if statistics.form.common else statistics.number
+    if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
+        (lengths > number * radius**2 * (1 + SLACK)).any()
+    ):
+        raise UserError(f"these are not the sums of features of length {radius} at most: clipped(features, {radius})")
+
+
+MUCH = 0.1  # the share of noise in the variance between class means from which on it is worth a note
+
+
+def edge(deviation: float, width: int) -> float:
+    """2·s·√d, where the noise's spectrum ends: s = ``deviation``/√2 off the diagonal of a [d, d] matrix."""
+    return math.sqrt(2 * width) * deviation
+
+
+def pooled_edge(statistics: ClassStatistics) -> float:
+    """Where the spectrum of the noise in the pooled covariance ends; 0 without noise.
+
+    Where every class has its own second moment, their noises add up. For variances alone it is about the largest of d
+    Gaussian draws, √(2·ln d) deviations.
+    """
+    if statistics.noise is None:
+        return 0.0
+    parts = 1 if statistics.form.common else len(statistics.held)
+    deviation = statistics.noise.second * math.sqrt(parts) / (int(statistics.number.sum()) - len(statistics.held))
+    if "second" in statistics.sums:
+        return edge(deviation, statistics.width)
+    return deviation * math.sqrt(2 * math.log(max(statistics.width, 2)))
+
+
+def without_noise(matrix: Tensor, limit: float) -> Tensor:
+    """[d, d], eigenvalues below the limit set to their mean, or to 0 where that is negative."""
+    values, vectors = torch.linalg.eigh(matrix)
+    low = values < limit
+    mean = values[low].mean().clamp(min=0) if bool(low.any()) else values.new_zeros(())
+    factor = vectors * torch.where(low, mean, values.clamp(min=0)).sqrt()
+    found: Tensor = factor @ factor.t()
+    return found
+
+
+def raised(matrix: Tensor, limit: float) -> Tensor:
+    """[d, d], eigenvalues below the limit raised to it."""
+    values, vectors = torch.linalg.eigh(matrix)
+    factor = vectors * values.clamp(min=limit).sqrt()
+    found: Tensor = factor @ factor.t()
+    return found
+
+
+def share_of_noise(statistics: ClassStatistics) -> tuple[float, float]:
+    """The noise's variance on an entry of a class mean, averaged over classes; its share of that between the means."""
+    if statistics.noise is None:
+        return 0.0, 0.0
+    means = statistics.means()
+    variance = float((statistics.noise.sums / statistics.number.double()).square().mean())
+    if len(means) < 2:
+        return variance, 0.0
+    between = float(means.var(0).mean())
+    return variance, min(1.0, variance / between) if between > 0 else 1.0
+
+
+def notes_on_noise(statistics: ClassStatistics) -> tuple[str, ...]:
+    """A note for when noise decides more than the features do; none where it does not.
+
+    It does where raising a covariance to the noise's edge at least doubles its trace, or where the means are apart by
+    noise for more than a tenth.
+    """
+    if statistics.noise is None or int(statistics.number.sum()) - len(statistics.held) < 1:
+        return ()
+    _, share = share_of_noise(statistics)
+    values, limit = torch.linalg.eigvalsh(statistics.within()), pooled_edge(statistics)
+    if share < MUCH and float((limit - values).clamp(min=0).sum()) < float(values.sum()):
+        return ()
+    below = int((values < limit).sum())
+    return (
+        f"noise rules: {below} of {statistics.width} directions of the pooled covariance cannot be told from noise, "
+        f"and noise is {share:.0%} of the variance between class means; more examples or a larger epsilon help",
+    )
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What server and clients agree on: classes, features, form, and the fixed point, in steps of 2^-``bits``.
+
+    A vector holds the counts of all C classes, then the form's sums for all C, absent ones zero, so that its length
+    says nothing about its client. Of n clients each may use ±(2⁶³ − 1)/n steps, ±5.5e9 for 100 clients and 24 bits;
+    counts are whole and stay as they are.
+    """
+
+    classes: int
+    width: int
+    form: Form
+    bits: int
+
+    @staticmethod
+    def of(classes: int, width: int, form: str | Form = "full", *, bits: int = 24) -> "Layout":
+        """The layout for this number of classes and features."""
+        if classes < 1 or width < 1:
+            raise UserError(f"a layout of {classes} classes of {width} features: give at least one of each")
+        if not 0 <= bits <= 52:
+            raise UserError(f"bits={bits}: give 0 to 52 binary places")
+        return Layout(classes, width, parse_form(form), bits)
+
+    @property
+    def bytes(self) -> int:
+        """What one client sends, whatever it holds: 8 bytes a word."""
+        return 8 * (self.classes + sum(torch.Size(shape).numel() for shape in self._shapes.values()))
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return self.form.shapes(self.classes, self.width)
+
+    def about(self) -> str:
+        """What it is, in a few words."""
+        return f"{self.form} over {self.classes} classes of {self.width} features in steps of 2^-{self.bits}"
+
+    def shorter(self, radius: float) -> float:
+        """The length to clip features to, where noise is for features of length ``radius`` and the sums are rounded.
+
+        One example changes the sums of one client. Each of its entries was rounded with it and would be without it, so
+        the rounded difference is off by one step h at most: Σz by h·√d in length, Σzzᵀ by h·d (Σz² by h·√d). With
+        r + h·√d ≤ R and r² + h·d ≤ R² one example moves the rounded sums no more than R and R². The last factor is for
+        the float64 sums before they are rounded.
+        """
+        step, width = 2.0**-self.bits, self.width
+        entries = float(width) if "second" in self._shapes else width**0.5
+        least = 1.001 * max(2 * step * width**0.5, (4 / 3 * step * entries) ** 0.5)
+        if radius < least:
+            raise UserError(
+                f"clip={radius:g} is too short for a secure sum of {width} features in steps of 2^-{self.bits}: "
+                f"rounding may move it half as far as an example; give clip={least:.2g} or more, or leave secure out"
+            )
+        return min(radius - step * math.sqrt(width), math.sqrt(radius**2 - step * entries)) * (1 - 1e-6)
+
+    def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
+        """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
+        statistics = checked(statistics.classes, statistics.form, statistics.tensors(), who)
+        if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
+            raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
+        limit = MAX_EXAMPLES // clients
+        if bool((statistics.number > limit).any()):
+            raise UserError(f"the statistics of {who} are refused: a class has more than {limit} examples")
+        flat = [statistics.counts]
+        for name, shape in self._shapes.items():
+            value = statistics.sums[name]
+            if name == "second":
+                value = (value + value.mT) / 2  # products are symmetric but for rounding, which must not grow to a step
+            if self._by_class(name):
+                value = torch.zeros(shape, dtype=torch.float64).index_copy_(0, statistics.held, value)
+            flat.append(self._steps(value.flatten(), name, clients, who))
+        return torch.cat(flat)
+
+    def statistics(self, vector: Tensor, who: str) -> ClassStatistics:
+        """The statistics of a sum of vectors that carries no mask any more."""
+        counts, *parts = torch.split_with_sizes(
+            vector, [self.classes, *(torch.Size(shape).numel() for shape in self._shapes.values())]
+        )
+        if bool(((counts < 0) | (counts > MAX_EXAMPLES)).any()):
+            raise UserError(
+                f"the masks of {who} do not cancel: all must answer one session with the same clients and layout, "
+                "and open it"
+            )
+        held = counts.nonzero()[:, 0]
+        values = {"held": held, "number": counts[held]}
+        for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
+            value = part.reshape(shape).double() * 2.0**-self.bits
+            values[name] = value[held] if self._by_class(name) else value
+        return checked(self.classes, self.form, values, who)
+
+    def _by_class(self, name: str) -> bool:
+        return name not in self.form.common
+
+    def _steps(self, value: Tensor, name: str, clients: int, who: str) -> Tensor:
+        limit = (2**63 - 1) // clients
+        steps = (value * 2.0**self.bits).round()
+        if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
+            raise UserError(
+                f"the statistics of {who} are refused: {name} reach {float(value.abs().max()):.3g}, in a sum over "
+                f"{clients} clients there is room for {limit * 2.0**-self.bits:.3g}; take fewer bits or clip features"
+            )
+        return steps.long()
