@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from measure import Row, at_most, medians
-from unskew.calibration.oracle import minimum
+from unskew.calibration.oracle import minimise
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.key import Key
@@ -91,7 +91,7 @@ def _oracle():
     centres = torch.randn(CLASSES, WIDTH, generator=draw) / 8
     features = centres[labels] + torch.randn(EXAMPLES, WIDTH, generator=draw)
     began = time.perf_counter()
-    found = minimum(nn.Linear(WIDTH, CLASSES), features, labels, 1e-5)
+    found = minimise(nn.Linear(WIDTH, CLASSES), features, labels, 1e-5)
     seconds = time.perf_counter() - began
     return [
         at_most("oracle, 50,000 features of 256 dimensions, 10 classes", seconds, "s", 60, f"{found.steps} steps"),

@@ -25,7 +25,7 @@ class Federation:
     """An engine and the state of its server."""
 
     def __init__(self, images, population, local, engine, workers=2, per_round=None, method="fedavg"):
-        self.blueprint = Blueprint(method, models.suited(images.shape), images.shape, len(images.classes), local)
+        self.blueprint = Blueprint(method, models.choose_model(images.shape), images.shape, len(images.classes), local)
         data = dataset(images, population)
         self.side = side = build(self.blueprint, data)
         models.initialise(side.network, Key(0))

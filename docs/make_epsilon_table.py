@@ -20,7 +20,7 @@ import unskew
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.federated import real_features
 from unskew.calibration.finisher import RealFeatures
-from unskew.calibration.protection import clipped, noisy
+from unskew.calibration.protection import add_noise, clip_features
 from unskew.core.key import Key
 from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
@@ -53,7 +53,7 @@ def measured(run: Path, draws: int, epsilons: Sequence[float], sources: Sequence
     head, train, labels, test, truth = features_of(run)
     classes = head.out_features
     assert isinstance(classes, int)
-    short, seen = clipped(train, CLIP), clipped(test, CLIP)
+    short, seen = clip_features(train, CLIP), clip_features(test, CLIP)
 
     def accuracy(source: str, released: unskew.ClassStatistics, features: Tensor) -> float:
         made = calibrate(head, released, source)
@@ -68,7 +68,7 @@ def measured(run: Path, draws: int, epsilons: Sequence[float], sources: Sequence
         for source, form in wanted.items():
             clear = unskew.ClassStatistics.of_features(short, labels, classes, form)
             keys = [Key(draw).fold("epsilon table") for draw in range(draws)]
-            found = [accuracy(source, noisy(clear, CLIP, epsilon, DELTA, key), seen) for key in keys]
+            found = [accuracy(source, add_noise(clear, CLIP, epsilon, DELTA, key), seen) for key in keys]
             cells.append(f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}")
         rows[f"{epsilon:g}"] = cells
     for name, used, shown in (("no noise", short, seen), ("no noise, not cut", train, test)):

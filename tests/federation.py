@@ -1,7 +1,7 @@
 """The small federation of unskew.checks, with local settings as plain keywords."""
 
-from unskew.checks.laws import Federation, image_set, largest_difference, partition_of, same
 from unskew.checks.laws import federation as _federation
+from unskew.checks.laws import image_set, largest_difference, partition_of, same
 from unskew.core.types import Local
 
 
@@ -12,4 +12,4 @@ def federation(
     return _federation(method, sizes, images, model, dtype, seed, settings)
 
 
-__all__ = ["Federation", "federation", "image_set", "largest_difference", "partition_of", "same"]
+__all__ = ["federation", "image_set", "largest_difference", "partition_of", "same"]

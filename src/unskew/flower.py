@@ -27,7 +27,7 @@ from unskew.calibration import parse_calibration
 from unskew.calibration.calibrate import calibrate as calibrate_with
 from unskew.calibration.classifier import CalibratedClassifier, last_linear
 from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.protection import min_count
+from unskew.calibration.protection import drop_small_classes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.files import write_again
@@ -208,7 +208,7 @@ def _reply(message: "Message", context: "Context", give: "Give", classes: int, l
         raise UserError(f"the server's classifier has {asked['classes']} classes, this node's data {classes}")
     encoder, batches = give(message, context)
     measured = ClassStatistics.measure(encoder, batches, classes, form=str(asked["form"]))
-    content = min_count(measured, least)[0].to_bytes()
+    content = drop_small_classes(measured, least)[0].to_bytes()
     array = app.Array("uint8", (len(content),), "unskew", content)
     return app.Message(app.RecordDict({RECORD: app.ArrayRecord({"statistics": array})}), reply_to=message)  # type: ignore[no-any-return]
 

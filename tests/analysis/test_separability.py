@@ -11,7 +11,7 @@ from unskew.analysis import separability
 from unskew.analysis.separability import Separability
 from unskew.calibration.covariances import Full
 from unskew.calibration.finisher import StatisticsRequest
-from unskew.calibration.forecast import apart
+from unskew.calibration.forecast import pairwise_separability
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts.files import svg
 from unskew.core.errors import Missing
@@ -33,7 +33,7 @@ def test_in_one_dimension_distances_are_those_of_normal_distributions():
     values = [draw.normal(m, s, 400) for m, s in ((0, 1), (3, 1), (3, 5))]
     features = torch.tensor(np.concatenate(values))[:, None]
     labels = torch.arange(3).repeat_interleave(400)
-    found = apart(ClassStatistics.of_features(features, labels, 3), Key(0))
+    found = pairwise_separability(ClassStatistics.of_features(features, labels, 3), Key(0))
     m, s = [v.mean() for v in values], [v.std(ddof=1) for v in values]
     wanted = [math.hypot(m[a] - m[b], s[a] - s[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
     assert found.tolist() == pytest.approx(wanted, rel=1e-6)
@@ -44,7 +44,9 @@ def test_in_many_directions_distances_come_near_the_mean_over_all():
     features = torch.zeros(40, 8)
     features[20:, 3] = 6.0
     features += 1e-9 * torch.randn(40, 8, generator=Key(1).torch())
-    found = apart(ClassStatistics.of_features(features, torch.arange(2).repeat_interleave(20), 2), Key(0))
+    found = pairwise_separability(
+        ClassStatistics.of_features(features, torch.arange(2).repeat_interleave(20), 2), Key(0)
+    )
     assert float(found) == pytest.approx(6 / math.sqrt(8), rel=0.15)
 
 
@@ -131,7 +133,10 @@ def test_the_deviation_is_that_over_draws_of_directions(finished):
     with finished_run(finished) as opened:
         found = separability.take_separability(opened)
         statistics = separability._gathered_statistics(opened, StatisticsRequest(Full()))
-        draws = [apart(statistics, opened.key), *(apart(statistics, opened.key.fold("draw", n)) for n in range(1, 5))]
+        draws = [
+            pairwise_separability(statistics, opened.key),
+            *(pairwise_separability(statistics, opened.key.fold("draw", n)) for n in range(1, 5)),
+        ]
     assert found.deviation == pytest.approx(float(np.std([float(each.mean()) for each in draws], ddof=1)))
     table = np.array(found.deviations)
     assert table[0, 1] == table[1, 0] == pytest.approx(float(np.std([float(each[0]) for each in draws], ddof=1)))

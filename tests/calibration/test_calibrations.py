@@ -12,11 +12,11 @@ from torch import nn
 import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
-from unskew.calibration.ccvr import Descent, retrained, virtual_features
+from unskew.calibration.ccvr import Descent, draw_virtual_features, retrain
 from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
 from unskew.calibration.finisher import Finisher, RealFeatures
-from unskew.calibration.lda import discriminant
-from unskew.calibration.oracle import SEVERAL, minimum
+from unskew.calibration.lda import solve_discriminant
+from unskew.calibration.oracle import SEVERAL, minimise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -74,7 +74,7 @@ def same(left, right):
 
 
 def test_every_class_has_equally_many_virtual_features_whatever_it_holds():
-    features, labels, reports = virtual_features(statistics_of((30, 5, 200)), 17, Key(0))
+    features, labels, reports = draw_virtual_features(statistics_of((30, 5, 200)), 17, Key(0))
     assert features.shape == (51, D)
     assert features.dtype == torch.float32
     assert labels.tolist() == [0] * 17 + [1] * 17 + [2] * 17
@@ -83,9 +83,9 @@ def test_every_class_has_equally_many_virtual_features_whatever_it_holds():
 
 def test_proportional_counts_follow_the_examples_and_have_the_asked_mean():
     """M_c = M·N_c / mean(N): 100·(10, 30, 200)/80."""
-    _, labels, _ = virtual_features(statistics_of((10, 30, 200)), 100, Key(0), proportional=True)
+    _, labels, _ = draw_virtual_features(statistics_of((10, 30, 200)), 100, Key(0), proportional=True)
     assert torch.bincount(labels).tolist() == [12, 38, 250]  # 12.5 is rounded to the even number
-    _, labels, _ = virtual_features(statistics_of((1, 2, 10_000)), 10, Key(0), proportional=True)
+    _, labels, _ = draw_virtual_features(statistics_of((1, 2, 10_000)), 10, Key(0), proportional=True)
     assert torch.bincount(labels).tolist()[:2] == [1, 1]  # nobody has none
 
 
@@ -93,20 +93,20 @@ def test_a_class_of_several_parts_has_their_features_in_the_proportion_of_their_
     """Parts of class c have the labels 2c and 2c + 1: here 30 and 10, then 5 alone, then 20 and 20."""
     features, parts = examples((30, 10, 0, 5, 20, 20))
     statistics = ClassStatistics.of_features(features, parts, 6)
-    found, labels, reports = virtual_features(statistics, 40, Key(0), components=2)
+    found, labels, reports = draw_virtual_features(statistics, 40, Key(0), components=2)
     assert labels.tolist() == [0] * 40 + [1] * 40 + [2] * 40
     assert [(report.label, report.count) for report in reports] == [(0, 30), (0, 10), (1, 5), (2, 20), (2, 20)]
     means = [features[parts == part].mean(0) for part in (0, 1, 3, 4, 5)]
     for rows, mean in zip(torch.split_with_sizes(found, [30, 10, 40, 20, 20]), means, strict=True):
         assert (rows.mean(0) - mean).abs().max() < 1.2
-    _, labels, _ = virtual_features(statistics, 40, Key(0), components=2, proportional=True)
+    _, labels, _ = draw_virtual_features(statistics, 40, Key(0), components=2, proportional=True)
     assert torch.bincount(labels).tolist() == [56, 7, 56]  # 40·(40, 5, 40)/(85/3), part by part
 
 
 def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
     """For variances alone it can be said in a line: μ + √v·ε, ε from the stream of key and class."""
     features, labels = examples()
-    drawn, _, _ = virtual_features(ClassStatistics.of_features(features, labels, C, "diagonal"), 9, Key(4))
+    drawn, _, _ = draw_virtual_features(ClassStatistics.of_features(features, labels, C, "diagonal"), 9, Key(4))
     for label in range(C):
         own = features[labels == label].double().numpy()
         noise = torch.randn(9, D, generator=Key(4).fold("class", label).torch(), dtype=torch.float64).numpy()
@@ -115,10 +115,11 @@ def test_a_virtual_feature_is_the_mean_and_the_spread_of_what_its_class_drew():
 
 
 def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeypatch):
-    monkeypatch.setattr("unskew.calibration.ccvr.physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
+    module = sys.modules["unskew.calibration.ccvr"]  # the name in the package is the function
+    monkeypatch.setattr(module, "physical_memory", lambda: 4 * D * 150 / 0.8)  # room for 150
     with pytest.raises(UserError, match=r"300 virtual features take 0.0 GB, .*; give per_class=50 or less"):
-        virtual_features(statistics_of(), 100, Key(0))
-    assert len(virtual_features(statistics_of(), 50, Key(0))[0]) == 150
+        draw_virtual_features(statistics_of(), 100, Key(0))
+    assert len(draw_virtual_features(statistics_of(), 50, Key(0))[0]) == 150
 
 
 # ccvr
@@ -166,8 +167,8 @@ def test_ccvr_has_the_papers_settings_and_uscc_is_ccvr_with_its_own_counts():
     statistics, classifier = statistics_of(), linear()
     plain = calibrate(classifier, statistics, "ccvr(per_class=30)")
     key = Key(0).fold("calibrate")
-    features, labels, _ = virtual_features(statistics, 30, key)
-    wanted, before, after = retrained(classifier, features, labels, Descent(10, 64, 0.001, 0.9, 1e-5), key)
+    features, labels, _ = draw_virtual_features(statistics, 30, key)
+    wanted, before, after = retrain(classifier, features, labels, Descent(10, 64, 0.001, 0.9, 1e-5), key)
     assert same(weights(plain.head), weights(wanted))
     assert (plain.report.loss_before, plain.report.loss_after) == (before, after)
     uscc, ccvr = (
@@ -181,7 +182,7 @@ def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
 
     def noted(statistics, per_class, key, **knobs):
         asked.append((per_class, knobs))
-        return virtual_features(statistics, 5, key, **knobs)
+        return draw_virtual_features(statistics, 5, key, **knobs)
 
     monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "virtual_features", noted)
     calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
@@ -208,8 +209,8 @@ def test_one_virtual_feature_a_class_is_enough():
 def test_knobs_reach_what_they_name(proportional):
     statistics, classifier, key = statistics_of((10, 30, 200)), linear(), Key(2).fold("calibrate")
     found = calibrate(classifier, statistics, f"ccvr(per_class=20, epochs=1, proportional={proportional})", seed=2)
-    features, labels, _ = virtual_features(statistics, 20, key, proportional=proportional == "true")
-    assert same(weights(found.head), weights(retrained(classifier, features, labels, Descent(epochs=1), key)[0]))
+    features, labels, _ = draw_virtual_features(statistics, 20, key, proportional=proportional == "true")
+    assert same(weights(found.head), weights(retrain(classifier, features, labels, Descent(epochs=1), key)[0]))
 
 
 @pytest.mark.parametrize("knobs", ["relu=true", "relu=true, tukey=0.5", "relu=true, tukey=0"])
@@ -223,8 +224,8 @@ def test_real_features_pass_what_virtual_ones_passed(knobs):
         above = features.clamp(min=0)
         return above.clamp(min=1e-12).log() if power == 0 else above**power
 
-    features, labels, _ = virtual_features(statistics, 20, key)
-    head, _, _ = retrained(classifier, passed(features), labels, Descent(epochs=2, lr=0.1), key)
+    features, labels, _ = draw_virtual_features(statistics, 20, key)
+    head, _, _ = retrain(classifier, passed(features), labels, Descent(epochs=2, lr=0.1), key)
     assert same(weights(found.head), weights(head))
     real = normal(30, D, seed=9)
     with torch.no_grad():
@@ -245,7 +246,7 @@ def test_several_gaussians_a_class_follow_what_one_cannot():
     features = 0.5 * normal(400, 1) + torch.where(side == 1, 4.0, -4.0)[:, None]
     one, two = (ClassStatistics.of_features(features, *parts) for parts in ((0 * side, 1), (side, 2)))
     between = [
-        float((virtual_features(statistics, 400, Key(0), components=parts)[0].abs() < 2).float().mean())
+        float((draw_virtual_features(statistics, 400, Key(0), components=parts)[0].abs() < 2).float().mean())
         for statistics, parts in ((one, 1), (two, 2))
     ]
     assert between[0] > 0.3
@@ -260,10 +261,10 @@ def test_several_gaussians_a_class_follow_what_one_cannot():
 def test_lda_is_the_discriminant_of_means_and_pooled_covariance_and_draws_nothing():
     statistics = statistics_of(form="shared")
     means = statistics.sums["sums"] / statistics.number[:, None]
-    wanted = discriminant(linear(), means, statistics.within(), statistics.held, 0.25, C)
+    wanted = solve_discriminant(linear(), means, statistics.within(), statistics.held, 0.25, C)
     for seed in (0, 1):
         assert same(weights(calibrate(linear(), statistics, "lda(0.25)", seed=seed).head), weights(wanted))
-    wanted = discriminant(linear(), means, statistics.within(), statistics.held, 0.001, C)
+    wanted = solve_discriminant(linear(), means, statistics.within(), statistics.held, 0.001, C)
     assert same(weights(calibrate(linear(), statistics, "lda").head), weights(wanted))
 
 
@@ -443,7 +444,7 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
     kept = weights(classifier)
     found = calibrate_on_features(classifier, features, labels, "oracle(epochs=3, lr=0.1, batch=7)", seed=5)
     descent = Descent(3, 7, 0.1, 0.9, 1e-5)
-    wanted, before, after = retrained(classifier, features, labels, descent, Key(5).fold("oracle"), (1,))
+    wanted, before, after = retrain(classifier, features, labels, descent, Key(5).fold("oracle"), (1,))
     assert same(weights(found.head), weights(wanted))
     assert same(weights(classifier), kept)
     assert isinstance(found.before, Transformation)
@@ -467,9 +468,7 @@ def test_the_oracle_takes_all_or_so_many_features():
 def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():
     features, labels = examples((30, 0, 1))
     classifier = linear()
-    wanted, _, _ = retrained(
-        classifier, features, labels, Descent(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,)
-    )
+    wanted, _, _ = retrain(classifier, features, labels, Descent(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,))
     for text in ("oracle(paper=true)", "oracle(epochs=50)", "oracle(lr=0.001)", "oracle(batch=64, momentum=0.9)"):
         found = calibrate_on_features(classifier, features, labels, text, seed=5)
         assert same(weights(found.head), weights(wanted)), text
@@ -480,7 +479,7 @@ def test_the_oracle_goes_to_the_minimum_and_says_how_near_it_is():
     features, labels = examples((30, 0, 10))
     classifier = linear()
     found = calibrate_on_features(classifier, features, labels, "oracle(weight_decay=0.01)", seed=5)
-    wanted = minimum(classifier, features, labels, 0.01, [1])
+    wanted = minimise(classifier, features, labels, 0.01, [1])
     assert same(weights(found.head), weights(wanted.linear))
     said = r"^at most \d\S* above the least training loss with penalty 0.01, in \d steps$"
     assert re.match(said, found.report.notes()[0])
@@ -564,9 +563,8 @@ WRONG_TEXTS = {
 
 @pytest.mark.parametrize("source", WRONG_TEXTS)
 def test_a_text_that_is_no_calibration_is_refused_in_words(source):
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError, match=re.escape(WRONG_TEXTS[source])):
         calibrate(linear(), statistics_of(), source)
-    assert WRONG_TEXTS[source] in str(said.value)
 
 
 MISFITS = {
@@ -585,9 +583,8 @@ MISFITS = {
 @pytest.mark.parametrize("case", MISFITS)
 def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
     make, method, words = MISFITS[case]
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError, match=re.escape(words)) as said:
         calibrate(make(), statistics_of(), method)
-    assert words in str(said.value)
     assert "\n" not in str(said.value)
 
 
@@ -602,6 +599,5 @@ def test_what_does_not_belong_together_is_refused_in_one_clear_message(case):
     ],
 )
 def test_statistics_and_methods_of_another_kind_are_refused(statistics, method, words):
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError, match=f"^{re.escape(words)}$"):
         calibrate(linear(), statistics, method)
-    assert str(said.value) == words

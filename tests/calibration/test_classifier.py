@@ -13,14 +13,14 @@ from unskew.calibration.classifier import (
     Lift,
     Report,
     Transformation,
-    blank,
-    copy_of,
+    copy_head,
+    empty_linear,
     last_linear,
+    limit_length,
     load_calibrated,
-    shortened,
 )
 from unskew.calibration.covariances import ClassReport
-from unskew.calibration.protection import clipped
+from unskew.calibration.protection import clip_features
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
@@ -113,8 +113,8 @@ def test_a_lift_works_in_the_features_own_type():
 def test_nothing_here_draws_from_the_global_generator():
     before = torch.random.get_rng_state()
     Lift.of(31, 17)
-    blank(5, 4, torch.float32)
-    copy_of(linear_of_nobody())
+    empty_linear(5, 4, torch.float32)
+    copy_head(linear_of_nobody())
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -125,20 +125,22 @@ def linear_of_nobody():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_features_are_cut_in_use_as_they_were_for_the_statistics(dtype):
     features, radius = 3 * normal(50, D, dtype=dtype), 5.0
-    found = shortened(features, radius)
-    assert torch.equal(found, clipped(features, radius))
+    found = limit_length(features, radius)
+    assert torch.equal(found, clip_features(features, radius))
     assert float(found.double().norm(dim=1).max()) <= radius
     assert 0 < int((features.double().norm(dim=1) <= radius).sum()) < 50  # some are longer, some are not
-    assert torch.equal(shortened(features, 0.0), features)
+    assert torch.equal(limit_length(features, 0.0), features)
 
 
 def test_features_are_cut_before_a_transformation_and_after_a_lift():
     """Statistics are of cut features, which the transformation changes; but of cut random features."""
     features, head = 3 * normal(50, D), linear()
     found = CalibratedClassifier(Transformation(True, 0.5), head, REPORT, clip=2.0)(features)
-    assert torch.equal(found, head(clipped(features, 2.0).relu().sqrt()))
+    assert torch.equal(found, head(clip_features(features, 2.0).relu().sqrt()))
     lift, wide = Lift.of(D, 7), linear(D + 7)
-    assert torch.equal(CalibratedClassifier(lift, wide, REPORT, clip=2.0)(features), wide(clipped(lift(features), 2.0)))
+    assert torch.equal(
+        CalibratedClassifier(lift, wide, REPORT, clip=2.0)(features), wide(clip_features(lift(features), 2.0))
+    )
 
 
 # layers made anew
@@ -148,7 +150,7 @@ def test_features_are_cut_before_a_transformation_and_after_a_lift():
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_copy_of_a_linear_layer_is_the_same_function_with_a_bias_and_memory_of_its_own(bias, dtype):
     given = linear(bias=bias, dtype=dtype).requires_grad_(False)
-    made = copy_of(given)
+    made = copy_head(given)
     features = normal(8, D, dtype=dtype)
     assert torch.equal(made(features), given(features))
     assert made.bias is not None
@@ -162,7 +164,7 @@ def test_a_copy_of_a_linear_layer_is_the_same_function_with_a_bias_and_memory_of
 
 def test_a_copy_of_several_layers_rests_and_can_be_trained_and_leaves_the_given_ones_alone():
     given = nn.Sequential(linear(D, 4), nn.Dropout(), nn.ReLU(), linear(4, C)).requires_grad_(False)
-    made = copy_of(given)
+    made = copy_head(given)
     assert given.training
     assert not any(part.training for part in made.modules())
     assert all(value.requires_grad for value in made.parameters())
@@ -227,7 +229,7 @@ def calibrated(kind, made):
     if kind == "logarithm":
         return CalibratedClassifier(Transformation(True, 0.0), linear(64, dtype=dtype), REPORT)
     if kind == "two layers":
-        head = copy_of(cut(made, 2)[1])
+        head = copy_head(cut(made, 2)[1])
         with torch.no_grad():
             for place, value in enumerate(head.parameters()):
                 value.add_(normal(*value.shape, seed=place, dtype=dtype))

@@ -10,7 +10,7 @@ from torch import nn
 from unskew.calibration import forecast as forecasts
 from unskew.calibration.covariances import Gaussians
 from unskew.calibration.forecast import DIRECTIONS, Forecast, forecast, separability
-from unskew.calibration.lda import discriminant
+from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -150,7 +150,7 @@ def test_shares_are_counted_on_features_drawn_from_the_gaussians(form):
     statistics = statistics_of(normal(60, 3), None, normal(5, 3, seed=1) + 1, normal(30, 3, seed=2) * 2, form=form)
     head = head_of(normal(4, 3, seed=3).tolist(), [0.0] * 4)
     gaussians, right = Gaussians(statistics), [0, 0]
-    rival = discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, 4).double()
+    rival = solve_discriminant(None, gaussians.means, gaussians.within, statistics.held, 1e-3, 4).double()
     with torch.no_grad():
         for place, label in enumerate((0, 2, 3)):
             drawn, _ = gaussians.draw(place, 500, KEY.fold("forecast"))

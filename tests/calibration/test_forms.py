@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.covariances import FORMS as TABLE
-from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared, directions, parse_form, statistics_bytes
+from unskew.calibration.covariances import (
+    Diagonal,
+    Full,
+    LowRank,
+    Shared,
+    draw_directions,
+    parse_form,
+    statistics_bytes,
+)
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -92,7 +100,7 @@ def test_second_moments_are_sums_over_examples_of_their_definition(form):
     """The plain twin: one example at a time, in numpy."""
     features = features_of(11, 5)
     found = measured(parse_form(form), features)
-    omega = directions(5, parse_form(form).rank).numpy() if "low" in form else None
+    omega = draw_directions(5, parse_form(form).rank).numpy() if "low" in form else None
     plain = {
         "second": lambda z: np.outer(z, z),
         "squares": lambda z: z**2,
@@ -112,7 +120,7 @@ def test_second_moments_of_nothing_are_zero(form):
 
 @pytest.mark.parametrize(("width", "rank"), [(1, 1), (5, 2), (6, 6), (64, 16)])
 def test_directions_are_orthonormal(width, rank):
-    omega = directions(width, rank)
+    omega = draw_directions(width, rank)
     assert (omega.shape, omega.dtype) == ((width, rank), torch.float64)
     torch.testing.assert_close(omega.t() @ omega, torch.eye(rank, dtype=torch.float64), atol=1e-13, rtol=0)
 
@@ -128,26 +136,26 @@ def test_directions_are_the_same_for_everybody():
         [0.0686660770466, -0.2260613669796],
         [0.7788186121672, 0.6208453159795],
     ]
-    directions.cache_clear()
-    first = directions(3, 2).clone()
+    draw_directions.cache_clear()
+    first = draw_directions(3, 2).clone()
     torch.testing.assert_close(first, torch.tensor(golden, dtype=torch.float64), atol=1e-12, rtol=0)
     ClassStatistics.of_features(features_of(9, 3), torch.zeros(9, dtype=torch.int64), 1, "low-rank(2)").covariance(0)
-    assert torch.equal(directions(3, 2), first)
-    directions.cache_clear()
-    assert torch.equal(directions(3, 2), first)
+    assert torch.equal(draw_directions(3, 2), first)
+    draw_directions.cache_clear()
+    assert torch.equal(draw_directions(3, 2), first)
 
 
 def test_directions_leave_the_global_generator_alone():
-    directions.cache_clear()
+    draw_directions.cache_clear()
     before = torch.get_rng_state()
-    directions(7, 3)
+    draw_directions(7, 3)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_more_directions_than_features_are_refused_whoever_asks_even_with_no_example():
     form = parse_form("low-rank(4)")
     asking = (
-        lambda: directions(3, 4),
+        lambda: draw_directions(3, 4),
         lambda: form.shapes(0, 3),
         lambda: statistics_bytes(form, 10, 3),
         lambda: measured(form, features_of(5, 3)),

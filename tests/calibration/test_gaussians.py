@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from unskew.calibration import covariances
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.covariances import Gaussians, directions, parse_form
+from unskew.calibration.covariances import Gaussians, draw_directions, parse_form
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -147,7 +147,7 @@ def test_one_class_alone_has_its_own_covariance_whatever_the_weight(form, count)
 
 def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_are(monkeypatch):
     calls = []
-    pooled, squares = ClassStatistics.within, covariances._pooled_squares
+    pooled, squares = ClassStatistics.within, covariances._pool_squares
     monkeypatch.setattr(ClassStatistics, "within", lambda given: calls.append(0) or pooled(given))
     monkeypatch.setattr(covariances, "_pooled_squares", lambda given: calls.append(0) or squares(given))
     for form in FORMS:
@@ -239,7 +239,7 @@ def test_a_covariance_that_is_negative_throughout_is_clipped_whole():
 
 def test_a_sketch_that_says_more_than_the_variances_allow_is_clipped_and_reported():
     """F·Fᵀ has 2 on the diagonal where Σz² says 1: the rest would be −1 in each feature, a third of all."""
-    omega = directions(D, D)
+    omega = draw_directions(D, D)
     given_ = made(10, [0.0] * D, f"low-rank({D})", sketch=2 * omega, squares=[1.0] * D)
     spread, report = Gaussians(given_).spread(0)
     assert report.clipped == pytest.approx(1 / 3)
@@ -301,7 +301,7 @@ def test_the_directions_are_nystroms(rank):
     """S·Ω·(Ωᵀ·S·Ω)⁻¹·(S·Ω)ᵀ, in numpy."""
     features = scatter_with(torch.linspace(0.1, 5, 8, dtype=torch.float64), 3)
     around = (features - features.mean(0)).numpy()
-    omega, whole = directions(8, rank).numpy(), around.T @ around
+    omega, whole = draw_directions(8, rank).numpy(), around.T @ around
     sketch = whole @ omega
     wanted = torch.from_numpy(sketch @ np.linalg.inv(omega.T @ sketch) @ sketch.T)
     spread, _ = Gaussians(low_rank(features, rank)).spread(0)

@@ -8,18 +8,18 @@ import torch
 
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.forecast import forecast
-from unskew.calibration.lda import discriminant
+from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.protection import (
     Guarantee,
-    _symmetric,
-    clipped,
-    edge,
-    noisy,
+    _symmetric_noise,
+    add_noise,
+    clip_features,
+    flatten_noise,
+    noise_edge,
     notes_on_noise,
     pooled_edge,
-    raised,
+    raise_eigenvalues,
     share_of_noise,
-    without_noise,
 )
 from unskew.calibration.statistics import ClassStatistics, KnownNoise
 from unskew.core.key import Key
@@ -34,49 +34,49 @@ def examples(count=3000, seed=0, apart=2.0):
     means = apart * torch.randn(C, D, generator=generator, dtype=torch.float64) / D**0.5
     spread = torch.logspace(0, -2, D, dtype=torch.float64)
     features = means[labels] + torch.randn(count, D, generator=generator, dtype=torch.float64) * spread
-    return clipped(features, RADIUS), labels
+    return clip_features(features, RADIUS), labels
 
 
 def released(epsilon, form="shared", draw=0, **knobs):
     features, labels = examples(**knobs)
-    return noisy(ClassStatistics.of_features(features, labels, C, form), RADIUS, epsilon, 1e-5, Key(draw))
+    return add_noise(ClassStatistics.of_features(features, labels, C, form), RADIUS, epsilon, 1e-5, Key(draw))
 
 
 @pytest.mark.parametrize("width", [64, 200])
 def test_the_noise_ends_at_the_edge_and_reaches_it(width):
     """Random matrices as `private` draws them: the largest eigenvalue is the edge's, within a few per cent."""
     for draw in range(5):
-        largest = float(torch.linalg.eigvalsh(3.0 * _symmetric(width, Key(draw), "test"))[-1])
-        assert 0.84 * edge(3.0, width) < largest < 1.05 * edge(3.0, width)
+        largest = float(torch.linalg.eigvalsh(3.0 * _symmetric_noise(width, Key(draw), "test"))[-1])
+        assert 0.84 * noise_edge(3.0, width) < largest < 1.05 * noise_edge(3.0, width)
 
 
 def test_pure_noise_is_evened_out_to_nothing_or_to_its_mean_variance():
-    noise = 0.1 * _symmetric(100, Key(0), "test")
+    noise = 0.1 * _symmetric_noise(100, Key(0), "test")
     floor = 0.05 * torch.eye(100, dtype=torch.float64)
-    limit = 1.05 * edge(0.1, 100)
-    assert torch.allclose(without_noise(noise - floor, limit), torch.zeros_like(noise))  # its mean is negative
-    found = without_noise(noise + floor, limit)
+    limit = 1.05 * noise_edge(0.1, 100)
+    assert torch.allclose(flatten_noise(noise - floor, limit), torch.zeros_like(noise))  # its mean is negative
+    found = flatten_noise(noise + floor, limit)
     assert torch.allclose(found, (noise + floor).trace() / 100 * torch.eye(100, dtype=torch.float64))
 
 
 def test_what_is_above_the_edge_stays_and_the_trace_stays():
     strong = torch.zeros(80, 80, dtype=torch.float64)
     strong[0, 0] = 50.0
-    noisy_one = strong + torch.eye(80) + 0.3 * _symmetric(80, Key(1), "test")
-    limit = edge(0.3, 80) + 1
-    for found in (without_noise(noisy_one, limit), raised(noisy_one, limit)):
+    noisy_one = strong + torch.eye(80) + 0.3 * _symmetric_noise(80, Key(1), "test")
+    limit = noise_edge(0.3, 80) + 1
+    for found in (flatten_noise(noisy_one, limit), raise_eigenvalues(noisy_one, limit)):
         assert float(torch.linalg.eigvalsh(found)[-1]) == pytest.approx(float(torch.linalg.eigvalsh(noisy_one)[-1]))
-    assert float(without_noise(noisy_one, limit).trace()) == pytest.approx(float(noisy_one.trace()))
-    assert float(torch.linalg.eigvalsh(raised(noisy_one, limit))[0]) == pytest.approx(limit)
-    assert torch.allclose(raised(noisy_one + 10 * torch.eye(80), 0.0), noisy_one + 10 * torch.eye(80))
-    assert torch.allclose(without_noise(strong, 0.0), strong)
+    assert float(flatten_noise(noisy_one, limit).trace()) == pytest.approx(float(noisy_one.trace()))
+    assert float(torch.linalg.eigvalsh(raise_eigenvalues(noisy_one, limit))[0]) == pytest.approx(limit)
+    assert torch.allclose(raise_eigenvalues(noisy_one + 10 * torch.eye(80), 0.0), noisy_one + 10 * torch.eye(80))
+    assert torch.allclose(flatten_noise(strong, 0.0), strong)
 
 
 @pytest.mark.parametrize("form", ["full", "shared"])
 def test_the_pooled_edge_is_where_the_noise_of_the_pooled_covariance_ends(form):
     """Measured: the pooled noise of statistics without any variance, whose classes have a large mean count."""
     number, sigma = 10**6, Guarantee.of(1.0, 1.0, 1e-5).sigma
-    second = torch.stack([sigma * _symmetric(D * 4, Key(3), "x", label) for label in range(C)])
+    second = torch.stack([sigma * _symmetric_noise(D * 4, Key(3), "x", label) for label in range(C)])
     sums = {"sums": torch.zeros(C, D * 4, dtype=torch.float64), "second": second if form == "full" else second[0]}
     empty = ClassStatistics.empty(C, D * 4, form)
     plain = replace(empty, held=torch.arange(C), number=torch.full((C,), number), sums=sums)
@@ -98,14 +98,14 @@ def test_lda_gets_better_with_epsilon_on_average_and_ends_where_there_is_no_nois
     labels, spread = torch.arange(1500) % C, torch.logspace(0, -4, D, dtype=torch.float64)
     means = torch.randn(C, D, generator=generator, dtype=torch.float64) * spread**2
     features = means[labels] + torch.randn(1500, D, generator=generator, dtype=torch.float64) * spread
-    plain = ClassStatistics.of_features(clipped(features, RADIUS), labels, C, "shared")
+    plain = ClassStatistics.of_features(clip_features(features, RADIUS), labels, C, "shared")
 
     def accuracy(statistics):
         made = calibrate(torch.nn.Linear(D, C), statistics, "lda")
         return float((made(features.float()).argmax(1) == labels).double().mean())
 
     found = [
-        sum(accuracy(noisy(plain, RADIUS, epsilon, 1e-5, Key(draw))) for draw in range(5)) / 5
+        sum(accuracy(add_noise(plain, RADIUS, epsilon, 1e-5, Key(draw))) for draw in range(5)) / 5
         for epsilon in (1.0, 8.0, 100.0, 1e4, 1e6)
     ]
     assert found == sorted(found)
@@ -116,17 +116,17 @@ def test_a_ridge_of_your_own_is_the_ridge():
     statistics = released(8.0)
     means, within, held = statistics.means(), statistics.within(), statistics.held
     own = calibrate(torch.nn.Linear(D, C), statistics, "lda(ridge=0.3)").head
-    assert torch.equal(own.weight, discriminant(None, means, within, held, 0.3, C).weight)
+    assert torch.equal(own.weight, solve_discriminant(None, means, within, held, 0.3, C).weight)
     default = calibrate(torch.nn.Linear(D, C), statistics, "lda").head
-    floor = raised(within, pooled_edge(statistics))
-    assert torch.equal(default.weight, discriminant(None, means, floor, held, 0.001, C).weight)
+    floor = raise_eigenvalues(within, pooled_edge(statistics))
+    assert torch.equal(default.weight, solve_discriminant(None, means, floor, held, 0.001, C).weight)
 
 
 def test_without_noise_nothing_is_raised():
     features, labels = examples()
     plain = ClassStatistics.of_features(features, labels, C, "shared")
     found = calibrate(torch.nn.Linear(D, C), plain, "lda")
-    wanted = discriminant(None, plain.means(), plain.within(), plain.held, 0.001, C)
+    wanted = solve_discriminant(None, plain.means(), plain.within(), plain.held, 0.001, C)
     assert torch.equal(found.head.weight, wanted.weight)
     assert found.report.notes() == []
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from unskew.calibration import oracle
-from unskew.calibration.oracle import TOLERANCE, minimum
+from unskew.calibration.oracle import TOLERANCE, minimise
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
@@ -58,7 +58,7 @@ def by_lbfgs(features, labels, penalty):
 @pytest.mark.parametrize("apart", [0.0, 1.0, 30.0])  # noise alone, overlapping classes, separable ones
 def test_it_finds_what_another_method_finds(penalty, apart):
     features, labels = examples(apart=apart)
-    found = minimum(head(), features, labels, penalty)
+    found = minimise(head(), features, labels, penalty)
     assert found.reached
     wanted = by_lbfgs(features, labels, penalty)
     left, right = (float(objective(each, features, labels, penalty)) for each in (rows(found.linear), wanted))
@@ -71,7 +71,7 @@ def test_the_gap_is_a_true_bound_however_early_it_stops(monkeypatch):
     best = float(objective(by_lbfgs(features, labels, 1e-3), features, labels, 1e-3))
     for steps in range(1, 6):
         monkeypatch.setattr(oracle, "MAX_STEPS", steps)
-        found = minimum(double, features, labels, 1e-3)
+        found = minimise(double, features, labels, 1e-3)
         assert found.steps <= steps
         assert float(objective(rows(found.linear), features, labels, 1e-3)) - best <= found.gap + 1e-12
         assert found.reached == (found.gap <= TOLERANCE)
@@ -82,7 +82,7 @@ def test_classes_without_examples_keep_their_rows_and_the_others_answer_to_them(
     features, labels = examples()
     features, labels = features[labels != 2], labels[labels != 2]
     start = head().double()
-    found = minimum(start, features, labels, 1e-3, [2])
+    found = minimise(start, features, labels, 1e-3, [2])
     assert torch.equal(found.linear.weight[2], start.weight[2])
     assert torch.equal(found.linear.bias[2], start.bias[2])
     free = torch.tensor([0, 1, 3])
@@ -97,7 +97,7 @@ def test_where_it_starts_does_not_matter_nor_does_anything_change_in_place():
     features, labels = examples()
     first, second = head(0), head(1)
     before = first.weight.clone()
-    found = [minimum(each, features, labels, 1e-3).linear for each in (first, second)]
+    found = [minimise(each, features, labels, 1e-3).linear for each in (first, second)]
     assert torch.equal(found[0].weight, found[1].weight)
     assert torch.equal(found[0].bias, found[1].bias)
     assert torch.equal(first.weight, before)
@@ -105,10 +105,10 @@ def test_where_it_starts_does_not_matter_nor_does_anything_change_in_place():
 
 def test_it_takes_a_layer_of_any_type_without_a_bias_and_one_class_alone():
     features, labels = examples()
-    made = minimum(nn.Linear(D, C, bias=False).to(torch.bfloat16), features, labels, 1e-3).linear
+    made = minimise(nn.Linear(D, C, bias=False).to(torch.bfloat16), features, labels, 1e-3).linear
     assert made.weight.dtype == torch.bfloat16
     assert made.bias is not None
-    alone = minimum(nn.Linear(D, 1), features, torch.zeros(len(features), dtype=torch.int64), 1e-3)
+    alone = minimise(nn.Linear(D, 1), features, torch.zeros(len(features), dtype=torch.int64), 1e-3)
     assert float(alone.linear.weight.detach().abs().max()) == 0.0
 
 
@@ -116,4 +116,4 @@ def test_broken_features_are_refused():
     features, labels = examples()
     features[3, 1] = float("nan")
     with pytest.raises(UserError, match="features hold NaN or infinity"):
-        minimum(head(), features, labels, 1e-3)
+        minimise(head(), features, labels, 1e-3)

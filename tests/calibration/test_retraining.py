@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
-from unskew.calibration.ccvr import Descent, retrained
+from unskew.calibration.ccvr import Descent, retrain
 from unskew.calibration.classifier import NEVER
-from unskew.calibration.lda import discriminant
+from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -94,7 +94,7 @@ def by_hand(head, features, labels, descent, key, frozen=()):
 )
 def test_the_classifier_descends_as_by_hand(descent, bias, frozen):
     head, (features, labels) = linear(bias=bias), examples()
-    made, before, after = retrained(head, features, labels, descent, KEY, frozen)
+    made, before, after = retrain(head, features, labels, descent, KEY, frozen)
     weight, shift, wanted_before, wanted_after = by_hand(head, features, labels, descent, KEY, frozen)
     assert np.allclose(made.weight.detach(), weight, rtol=0, atol=1e-12)
     assert np.allclose(made.bias.detach(), shift, rtol=0, atol=1e-12)
@@ -104,7 +104,7 @@ def test_the_classifier_descends_as_by_hand(descent, bias, frozen):
 
 def test_several_layers_descend_as_pytorchs_own_optimiser_has_it():
     head, (features, labels) = deep(), examples()
-    made, _, _ = retrained(head, features, labels, QUICK, KEY)
+    made, _, _ = retrain(head, features, labels, QUICK, KEY)
     wanted = deep()
     optimiser = torch.optim.SGD(wanted.parameters(), QUICK.lr, QUICK.momentum, weight_decay=QUICK.weight_decay)
     for epoch in range(QUICK.epochs):
@@ -124,7 +124,7 @@ def test_the_settings_of_the_papers_table_8_are_the_defaults():
 @pytest.mark.parametrize("make", [linear, deep])
 def test_rows_of_frozen_classes_stay_to_the_last_bit_and_all_others_move(make, dtype):
     head, (features, labels) = make(dtype=dtype), examples(20, 2)
-    made, _, _ = retrained(head, features, labels, QUICK, KEY, frozen=(2, 3))
+    made, _, _ = retrain(head, features, labels, QUICK, KEY, frozen=(2, 3))
     for name, value in list(made.named_parameters())[-2:]:  # the last layer's weight and bias
         given = head.get_parameter(name)
         assert torch.equal(value[2:], given[2:])
@@ -137,8 +137,8 @@ def test_rows_of_frozen_classes_stay_to_the_last_bit_and_all_others_move(make, d
 def test_a_frozen_class_is_still_a_rival():
     """Its row stays, but the others learn to be above it."""
     features, labels = examples(20, 2)
-    alone, _, _ = retrained(linear(outputs=2), features, labels, QUICK, KEY)
-    rival, _, _ = retrained(linear(), features, labels, QUICK, KEY, frozen=(2, 3))
+    alone, _, _ = retrain(linear(outputs=2), features, labels, QUICK, KEY)
+    rival, _, _ = retrain(linear(), features, labels, QUICK, KEY, frozen=(2, 3))
     assert not torch.allclose(alone.weight, rival.weight[:2])
 
 
@@ -146,7 +146,7 @@ def test_a_frozen_class_is_still_a_rival():
 def test_the_given_classifier_and_features_are_left_as_they_were(make):
     head, (features, labels) = make(), examples()
     kept, mode = weights(head), [part.training for part in head.modules()]
-    retrained(head, features, labels, QUICK, KEY, frozen=(1,))
+    retrain(head, features, labels, QUICK, KEY, frozen=(1,))
     assert same(weights(head), kept)
     assert [part.training for part in head.modules()] == mode
     assert all(value.grad is None for value in head.parameters())
@@ -155,7 +155,7 @@ def test_the_given_classifier_and_features_are_left_as_they_were(make):
 
 def test_the_same_key_gives_the_same_weights_and_another_one_others():
     def made(seed):
-        return weights(retrained(linear(), *examples(), QUICK, Key(seed))[0])
+        return weights(retrain(linear(), *examples(), QUICK, Key(seed))[0])
 
     assert same(made(1), made(1))
     assert not same(made(1), made(2))
@@ -166,7 +166,7 @@ def test_training_disturbs_neither_the_global_generator_nor_the_threads():
     state = torch.random.get_rng_state()
     torch.set_num_threads(2)
     try:
-        retrained(head, *examples(), QUICK, KEY)
+        retrain(head, *examples(), QUICK, KEY)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)
@@ -174,13 +174,13 @@ def test_training_disturbs_neither_the_global_generator_nor_the_threads():
 
 
 def test_features_of_a_long_type_are_taken_in_the_classifiers_own():
-    made, _, _ = retrained(linear(dtype=torch.float32), *examples(), QUICK, KEY)
+    made, _, _ = retrain(linear(dtype=torch.float32), *examples(), QUICK, KEY)
     assert made.weight.dtype == torch.float32
 
 
 def test_layers_that_were_frozen_while_the_network_rested_are_trained():
     for head in (linear().requires_grad_(False), deep().requires_grad_(False)):
-        made, before, after = retrained(head, *examples(), QUICK, KEY)
+        made, before, after = retrain(head, *examples(), QUICK, KEY)
         assert not same(weights(made), weights(head))
         assert after < before
         assert not any(value.requires_grad for value in head.parameters())
@@ -188,14 +188,14 @@ def test_layers_that_were_frozen_while_the_network_rested_are_trained():
 
 def test_one_example_is_enough():
     features, labels = examples(1)
-    made, before, after = retrained(linear(), features, labels, QUICK, KEY)
+    made, before, after = retrain(linear(), features, labels, QUICK, KEY)
     assert after < before
     assert made(features).argmax(1) == labels
 
 
 def test_losses_over_many_features_are_means_over_all_of_them():
     features, labels = examples(10_000)
-    _, before, _ = retrained(linear(), features, labels, Descent(1, 10_000, 1e-9), KEY)
+    _, before, _ = retrain(linear(), features, labels, Descent(1, 10_000, 1e-9), KEY)
     with torch.no_grad():
         assert before == pytest.approx(float(F.cross_entropy(linear()(features), labels)), rel=1e-12)
 
@@ -203,7 +203,7 @@ def test_losses_over_many_features_are_means_over_all_of_them():
 @pytest.mark.parametrize("make", [linear, deep])
 def test_a_rate_that_ends_in_nan_is_refused_by_name(make):
     with pytest.raises(UserError, match=r"^re-training with lr=1e\+200 ended in NaN or infinity; give a smaller lr$"):
-        retrained(make(), *examples(), Descent(epochs=5, lr=1e200), KEY)
+        retrain(make(), *examples(), Descent(epochs=5, lr=1e200), KEY)
 
 
 # the discriminant
@@ -238,7 +238,7 @@ def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
 
     wanted = LinearDiscriminantAnalysis(solver="lsqr", priors=[1 / 3] * 3, covariance_estimator=Share()).fit(z, y)
     statistics = ClassStatistics.of_features(features, labels, 3, "shared")
-    found = discriminant(linear(inputs=5, outputs=3), *parts_of(statistics), ridge, 3)
+    found = solve_discriminant(linear(inputs=5, outputs=3), *parts_of(statistics), ridge, 3)
     assert np.allclose(found.weight.detach(), wanted.coef_, rtol=1e-8, atol=1e-10)
     assert np.allclose(found.bias.detach(), wanted.intercept_ - np.log(1 / 3), rtol=1e-8, atol=1e-10)
     fresh = normal(500, 5, seed=11) * 4
@@ -248,7 +248,7 @@ def test_it_is_sklearns_discriminant_with_the_same_covariance(ridge):
 def test_every_form_that_knows_the_pooled_covariance_gives_the_same_discriminant():
     features, labels = classes_apart()
     shared, full = (
-        discriminant(None, *parts_of(ClassStatistics.of_features(features, labels, 3, form)), 1e-3, 3)
+        solve_discriminant(None, *parts_of(ClassStatistics.of_features(features, labels, 3, form)), 1e-3, 3)
         for form in ("shared", "full")
     )
     assert torch.allclose(shared.weight, full.weight, rtol=1e-5)
@@ -259,7 +259,7 @@ def test_answers_do_not_depend_on_the_features_scale():
     features, labels = classes_apart()
     for factor in (1e-6, 1e6):
         plain, scaled = (
-            discriminant(None, *parts_of(ClassStatistics.of_features(some, labels, 3)), 1e-3, 3).double()
+            solve_discriminant(None, *parts_of(ClassStatistics.of_features(some, labels, 3)), 1e-3, 3).double()
             for some in (features, factor * features)
         )
         assert torch.allclose(plain(features), scaled(factor * features), rtol=1e-5, atol=1e-5)
@@ -271,7 +271,7 @@ def test_classes_that_nobody_holds_keep_the_classifiers_rows_to_the_last_bit():
     for bias in (True, False):
         head = linear(inputs=5, outputs=6, bias=bias, dtype=torch.float32)
         kept = weights(head)
-        found = discriminant(head, *parts_of(statistics), 1e-3, 6)
+        found = solve_discriminant(head, *parts_of(statistics), 1e-3, 6)
         assert torch.equal(found.weight[1::2], head.weight[1::2])
         assert torch.equal(found.bias[1::2], head.bias[1::2] if bias else torch.zeros(3))
         assert same(weights(head), kept)
@@ -283,7 +283,7 @@ def test_where_there_are_no_rows_to_keep_such_classes_are_never_answered(factor)
     features, labels = classes_apart()
     means = torch.stack([features[labels == label].mean(0) for label in range(3)])
     narrow = means[labels] + factor * (features - means[labels])
-    found = discriminant(None, *parts_of(ClassStatistics.of_features(narrow, labels + 1, 5)), 1e-3, 5)
+    found = solve_discriminant(None, *parts_of(ClassStatistics.of_features(narrow, labels + 1, 5)), 1e-3, 5)
     answers = found(10 * normal(1000, 5, seed=3, dtype=torch.float32))
     assert set(answers.argmax(1).tolist()) <= {1, 2, 3}
     assert torch.equal(answers[:, [0, 4]], torch.full((1000, 2), NEVER))
@@ -291,17 +291,17 @@ def test_where_there_are_no_rows_to_keep_such_classes_are_never_answered(factor)
 
 def test_it_has_the_classifiers_own_type_also_where_it_stands_for_several_layers():
     parts = parts_of(ClassStatistics.of_features(*examples(40), C))
-    assert discriminant(None, *parts, 1e-3, C).weight.dtype == torch.float32
+    assert solve_discriminant(None, *parts, 1e-3, C).weight.dtype == torch.float32
     for dtype in (torch.float32, torch.float64):
         for head in (linear(dtype=dtype), linear(inputs=8, dtype=dtype), deep(dtype)):
-            found = discriminant(head, *parts, 1e-3, C)
+            found = solve_discriminant(head, *parts, 1e-3, C)
             assert found.weight.dtype == found.bias.dtype == dtype
             assert found.weight.shape == (C, D)
 
 
 def test_making_one_draws_nothing_from_the_global_generator():
     state = torch.random.get_rng_state()
-    discriminant(None, *parts_of(ClassStatistics.of_features(*examples(40), C)), 1e-3, C)
+    solve_discriminant(None, *parts_of(ClassStatistics.of_features(*examples(40), C)), 1e-3, C)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
@@ -310,13 +310,13 @@ def test_making_one_draws_nothing_from_the_global_generator():
 def test_features_that_do_not_vary_within_their_classes_are_refused(features, form):
     statistics = ClassStatistics.of_features(features, torch.arange(12) % C, C, form)
     with pytest.raises(UserError, match="the features do not vary; look at the encoder"):
-        discriminant(None, *parts_of(statistics), 1e-3, C)
+        solve_discriminant(None, *parts_of(statistics), 1e-3, C)
 
 
 def test_features_that_repeat_each_other_are_the_ridges_business():
     features, labels = examples(40)
     twice = ClassStatistics.of_features(features.repeat(1, 2), labels, C)
-    found = discriminant(None, *parts_of(twice), 1e-3, C)
+    found = solve_discriminant(None, *parts_of(twice), 1e-3, C)
     assert torch.allclose(found.weight[:, :D], found.weight[:, D:], rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match=r"^lda\(ridge=0\) has no solution; give a larger ridge$"):
-        discriminant(None, torch.ones(C, 2).double(), torch.ones(2, 2).double(), torch.arange(C), 0.0, C)
+        solve_discriminant(None, torch.ones(C, 2).double(), torch.ones(2, 2).double(), torch.arange(C), 0.0, C)

@@ -15,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 
 from unskew.calibration import covariances, statistics
-from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.calibration.statistics import ClassStatistics, check_statistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 
@@ -659,7 +659,7 @@ def test_a_large_class_does_not_hide_what_is_wrong_with_a_small_one():
     second[0] *= 1e12
     second[1, 0, 2] += 0.1
     with pytest.raises(UserError, match="of client 7 are refused: second moments must be symmetric"):
-        checked(C, good.form, {**good.tensors(), "second": second}, "client 7")
+        check_statistics(C, good.form, {**good.tensors(), "second": second}, "client 7")
 
 
 def test_labels_that_ascend_only_because_their_differences_overflow_are_refused():
@@ -668,7 +668,7 @@ def test_labels_that_ascend_only_because_their_differences_overflow_are_refused(
     values = {"held": around, "number": torch.ones_like(around)}
     sums = {name: torch.zeros(7, D, dtype=torch.float64) for name in ("sums", "squares")}
     with pytest.raises(UserError, match="labels must ascend"):
-        checked(C, ClassStatistics.empty(C, D, "diagonal").form, values | sums, "client 7")
+        check_statistics(C, ClassStatistics.empty(C, D, "diagonal").form, values | sums, "client 7")
 
 
 def test_a_pooled_moment_of_nobody_must_be_one_too():
@@ -676,7 +676,7 @@ def test_a_pooled_moment_of_nobody_must_be_one_too():
     for value, words in ((-1.0, "must not be negative"), (NAN, "NaN")):
         broken = torch.diag(torch.full((D,), value, dtype=torch.float64))
         with pytest.raises(UserError, match=words):
-            checked(C, nobody.form, {**nobody.tensors(), "second": broken}, "client 7")
+            check_statistics(C, nobody.form, {**nobody.tensors(), "second": broken}, "client 7")
 
 
 def header(path, shapes, form, data=b""):
@@ -748,6 +748,6 @@ def test_a_damaged_byte_is_refused_or_gives_statistics_that_can_be_true(form, pl
     if found is None:
         assert "stranger" in said
         return
-    checked(found.classes, found.form, found.tensors(), "test")
+    check_statistics(found.classes, found.form, found.tensors(), "test")
     assert int(found.counts.sum()) == int(found.number.sum())
     same(found + ClassStatistics.empty(found.classes, found.width, found.form), found)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.methods.attendance import read_trace, trace_sha256
+from unskew.methods.attendance import hash_trace, read_trace
 
 
 def trace(tmp_path, content):
@@ -58,7 +58,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, content, message):
 
 def test_a_folder_or_a_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no trace"):
-        trace_sha256(tmp_path / "none.csv")
+        hash_trace(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"folder|plain file"):
         read_trace(tmp_path)
 

@@ -23,7 +23,7 @@ from unskew.calibration.classifier import Lift
 from unskew.calibration.covariances import parse_form, statistics_bytes
 from unskew.calibration.federated import real_features
 from unskew.calibration.mixture import PASSES, by_part, centres_of
-from unskew.calibration.protection import Layout, clipped, min_count, noisy
+from unskew.calibration.protection import Layout, add_noise, clip_features, drop_small_classes
 from unskew.calibration.statistics import ClassStatistics
 from unskew.console.main import main
 from unskew.core.key import Key
@@ -232,7 +232,7 @@ def told(clients, *, layers=1, form="full", expand=0, clip=0.0, relabel=None, cl
     def encoder(images):
         features = first(images)
         features = Lift.of(features.shape[1], expand)(features) if expand else features
-        return clipped(features, clip) if clip else features
+        return clip_features(features, clip) if clip else features
 
     found = []
     for batches in held:
@@ -317,7 +317,7 @@ def test_masked_statistics_give_the_classifier_of_the_fixed_point_sum_bit_for_bi
 
 def test_what_is_withheld_is_not_in_the_sum_and_not_in_the_bytes(capsys, run, clients):
     done(capsys, "calibrate", run, f"{QUICK} + withhold(20)")
-    kept = [min_count(part, 20)[0] for part in told(clients)]
+    kept = [drop_small_classes(part, 20)[0] for part in told(clients)]
     assert sum(map(weight_of, kept)) < sum(map(weight_of, told(clients)))
     name = f"{QUICK} + withhold(20)"
     assert_made_of(ClassStatistics.merged(kept), run, clients, QUICK, name)
@@ -348,7 +348,7 @@ def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
     done(capsys, "calibrate", run, method)
     assert file_of(run, name).read_bytes() == first
     parts = told(clients, form="shared", clip=3.0)
-    total = noisy(ClassStatistics.merged(parts), 3.0, 50.0, 1e-5, Key(clients[0]).fold("private"))
+    total = add_noise(ClassStatistics.merged(parts), 3.0, 50.0, 1e-5, Key(clients[0]).fold("private"))
     assert_made_of(total, run, clients, "lda", name, clip=3.0)
     assert rows(run)[name]["accuracy"] != rows(run)["lda"]["accuracy"]
     assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]

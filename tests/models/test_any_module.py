@@ -31,7 +31,7 @@ def made(model, seed=0, shape=SHAPE, classes=10):
 
 
 def refused(model, classes=10):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="model") as caught:
         build(model, SHAPE, classes)
     assert "\n" not in str(caught.value)
     return str(caught.value)

@@ -28,12 +28,19 @@ def test_the_text_says_how_many_layers_are_trained(text, layers):
     assert parse_train(text) == layers
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["last", "last(0)", "last(-1)", "last(1.5)", "last(true)", "clasifier", "all(1)", "last(1) + all", "", "last(x=2)"],
-)
-def test_other_texts_are_refused(text):
-    with pytest.raises(UserError):
+NUMBER = "last needs the number of layers"
+WRONG = {
+    **dict.fromkeys(["last", "last(0)", "last(-1)", "last(1.5)", "last(true)", "last(x=2)"], NUMBER),
+    "clasifier": "--train: ",
+    "last(1) + all": "--train: ",
+    "all(1)": "all takes nothing in brackets",
+    "": "--train",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG.items())
+def test_other_texts_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
         parse_train(text)
 
 

@@ -1,5 +1,6 @@
 """Weights from a file: wrappers taken off, names matched, a classifier of another width left out, all else refused."""
 
+import re
 import zipfile
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.models import build
-from unskew.models.pretrained import fit, imagenet_file, read_weights, sha256
+from unskew.models.pretrained import fit, hash_weights, imagenet_file, read_weights
 
 SHAPE = (3, 32, 32)
 
@@ -90,9 +91,8 @@ def test_any_other_difference_is_refused_by_name(what, words, tmp_path):
     state = resnet_like().state_dict()
     name = next(n for n, v in state.items() if v.dim() == 4)
     torch.save(changed(state, name)[what], tmp_path / "w.pth")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(words)) as error:
         fitted(resnet_like(), tmp_path / "w.pth")
-    assert words in str(error.value)
     assert what == "unknown" or name in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -102,7 +102,7 @@ def test_short_floating_point_numbers_are_taken_as_they_are(kind, tmp_path):
     state = {n: v.to(kind) if v.is_floating_point() else v for n, v in resnet_like().state_dict().items()}
     torch.save(state, tmp_path / "w.pth")
     found = fitted(resnet_like(), tmp_path / "w.pth").values
-    assert len(sha256(read_weights(tmp_path / "w.pth"))) == 16
+    assert len(hash_weights(read_weights(tmp_path / "w.pth"))) == 16
     assert all(torch.equal(found[f"params/{n}"], v.float()) for n, v in state.items() if f"params/{n}" in found)
 
 
@@ -152,9 +152,8 @@ def test_nothing_in_a_file_is_executed(tmp_path, capsys):
 def test_what_is_no_weights_is_one_sentence(content, suffix, tmp_path):
     path = tmp_path / f"w{suffix}"
     path.write_bytes(content)
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match=re.escape(str(path))) as error:
         read_weights(path)
-    assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
     assert ": ;" not in str(error.value)
 
@@ -190,9 +189,9 @@ def test_the_hash_is_of_the_tensors_not_of_the_file(tmp_path):
     state = {"b": torch.ones(2), "a": torch.zeros(3)}
     torch.save(state, tmp_path / "w.pth")
     save_file(state, tmp_path / "w.safetensors")
-    assert sha256(read_weights(tmp_path / "w.pth")) == sha256(read_weights(tmp_path / "w.safetensors"))
+    assert hash_weights(read_weights(tmp_path / "w.pth")) == hash_weights(read_weights(tmp_path / "w.safetensors"))
     torch.save({**state, "b": torch.tensor([1.0, 1.0001])}, tmp_path / "other.pth")
-    assert sha256(read_weights(tmp_path / "other.pth")) != sha256(read_weights(tmp_path / "w.pth"))
+    assert hash_weights(read_weights(tmp_path / "other.pth")) != hash_weights(read_weights(tmp_path / "w.pth"))
 
 
 def test_imagenet_is_for_one_network():

@@ -4,18 +4,22 @@ import math
 
 import pytest
 
-from unskew.calibration.protection import Drawing, epsilon_of
+from unskew.privacy.noise import Participation, compute_epsilon
 
 accounting = pytest.importorskip("dp_accounting")
 
-ALL, SOME, FIXED = Drawing(10, 10, poisson=True), Drawing(10, 100, poisson=True), Drawing(10, 100, poisson=False)
+ALL, SOME, FIXED = (
+    Participation(10, 10, poisson=True),
+    Participation(10, 100, poisson=True),
+    Participation(10, 100, poisson=False),
+)
 
 
 def test_with_everyone_in_every_round_it_is_one_gaussian_mechanism():
     """ε(δ) of T rounds with z is that of one round with z/√T (Balle and Wang's formula, inverted by dp_accounting)."""
-    assert epsilon_of(2.0, 1e-5, 16, ALL) == accounting.get_epsilon_gaussian(0.5, 1e-5)
-    assert epsilon_of(2.0, 1e-5, 16, ALL, replaced=True) == accounting.get_epsilon_gaussian(0.25, 1e-5)
-    assert epsilon_of(2.0, 1e-5, 16, Drawing(10, 10, poisson=False)) == epsilon_of(2.0, 1e-5, 16, ALL)
+    assert compute_epsilon(2.0, 1e-5, 16, ALL) == accounting.get_epsilon_gaussian(0.5, 1e-5)
+    assert compute_epsilon(2.0, 1e-5, 16, ALL, replaced=True) == accounting.get_epsilon_gaussian(0.25, 1e-5)
+    assert compute_epsilon(2.0, 1e-5, 16, Participation(10, 10, poisson=False)) == compute_epsilon(2.0, 1e-5, 16, ALL)
 
 
 def test_one_sampled_round_keeps_the_promise_that_can_be_written_down():
@@ -34,7 +38,7 @@ def test_one_sampled_round_keeps_the_promise_that_can_be_written_down():
         middle = (low + high) / 2
         promised = share * gauss_delta(math.log1p(math.expm1(middle) / share))
         low, high = (middle, high) if promised > delta else (low, middle)
-    found = epsilon_of(noise, delta, 1, SOME)
+    found = compute_epsilon(noise, delta, 1, SOME)
     assert high - 1e-9 <= found < high + 0.01
 
 
@@ -43,27 +47,27 @@ def test_poisson_is_what_the_finer_accountant_finds_and_less_than_renyis():
     coarse = accounting.rdp.RdpAccountant()
     for accountant in (fine, coarse):
         accountant.compose(accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(2.0)), 50)
-    found = epsilon_of(2.0, 1e-5, 50, SOME)
+    found = compute_epsilon(2.0, 1e-5, 50, SOME)
     assert fine.get_epsilon(1e-5) <= found <= 1.01 * fine.get_epsilon(1e-5)
     assert found < coarse.get_epsilon(1e-5)
 
 
 def test_more_rounds_and_less_noise_and_more_clients_cost_more():
-    base = epsilon_of(2.0, 1e-5, 20, SOME)
-    assert base < epsilon_of(2.0, 1e-5, 40, SOME)
-    assert base < epsilon_of(1.0, 1e-5, 20, SOME)
-    assert base < epsilon_of(2.0, 1e-5, 20, Drawing(50, 100, poisson=True))
-    assert base < epsilon_of(2.0, 1e-5, 20, SOME, replaced=True)
-    assert base < epsilon_of(2.0, 1e-5, 20, ALL)
+    base = compute_epsilon(2.0, 1e-5, 20, SOME)
+    assert base < compute_epsilon(2.0, 1e-5, 40, SOME)
+    assert base < compute_epsilon(1.0, 1e-5, 20, SOME)
+    assert base < compute_epsilon(2.0, 1e-5, 20, Participation(50, 100, poisson=True))
+    assert base < compute_epsilon(2.0, 1e-5, 20, SOME, replaced=True)
+    assert base < compute_epsilon(2.0, 1e-5, 20, ALL)
 
 
 def test_a_fixed_number_promises_for_replaced_data_and_costs_more_than_poisson():
     assert FIXED.replaces
     assert not SOME.replaces
-    assert not Drawing(10, 10, poisson=False).replaces
-    found = epsilon_of(2.0, 1e-5, 20, FIXED)
-    assert found == epsilon_of(2.0, 1e-5, 20, FIXED, replaced=True)
-    assert found > epsilon_of(2.0, 1e-5, 20, SOME, replaced=True)
+    assert not Participation(10, 10, poisson=False).replaces
+    found = compute_epsilon(2.0, 1e-5, 20, FIXED)
+    assert found == compute_epsilon(2.0, 1e-5, 20, FIXED, replaced=True)
+    assert found > compute_epsilon(2.0, 1e-5, 20, SOME, replaced=True)
     accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
     event = accounting.SampledWithoutReplacementDpEvent(100, 10, accounting.GaussianDpEvent(1.0))
     assert found == pytest.approx(accountant.compose(event, 20).get_epsilon(1e-5), rel=1e-6)

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from unskew.core.files import record_from
-from unskew.privacy.ledger import PrivateRounds, Release, Spent, spent_on, total, with_release
+from unskew.privacy.ledger import PrivateRounds, Release, Spent, add_release, add_up, total
 
 accounting = pytest.importorskip("dp_accounting")
 
@@ -36,15 +36,15 @@ def test_the_largest_delta_counts():
 
 
 def test_the_same_release_counts_once_and_another_is_never_taken_back():
-    assert with_release(None, None) is None
-    first = with_release(None, release("a"))
-    again = with_release(first, Release("a", 8.0, 1e-5, 10.0, ("ccvr",)))
+    assert add_release(None, None) is None
+    first = add_release(None, release("a"))
+    again = add_release(first, Release("a", 8.0, 1e-5, 10.0, ("ccvr",)))
     assert (again.epsilon, again.delta) == (8.0, 1e-5)
     assert again.releases[0].calibrations == ("lda a", "ccvr")
-    both = with_release(again, release("b"))
+    both = add_release(again, release("b"))
     assert both.epsilon > 8.0
-    assert with_release(both, None) is both
-    assert [each.id for each in with_release(both, release("a")).releases] == ["a", "b"]
+    assert add_release(both, None) is both
+    assert [each.id for each in add_release(both, release("a")).releases] == ["a", "b"]
     assert both.words() == "ε 12.26 at δ 1e-05 for every example, over 2 releases of statistics"
 
 
@@ -52,34 +52,34 @@ ROUNDS = PrivateRounds(3.0, 1e-5, 20, 1.0, 2.0, "poisson", replaced=False, examp
 
 
 def test_rounds_of_private_updates_alone_promise_to_clients():
-    spent = spent_on((), ROUNDS)
+    spent = add_up((), ROUNDS)
     assert (spent.epsilon, spent.delta) == (3.0, 1e-5)
     assert spent.words() == "ε 3 at δ 1e-05 for every client, over 20 rounds of updates"
-    replaced = spent_on((), replace(ROUNDS, replaced=True, rounds=1))
+    replaced = add_up((), replace(ROUNDS, replaced=True, rounds=1))
     assert replaced.words() == "ε 3 at δ 1e-05 for every client whose data are replaced, over 1 round of updates"
-    assert spent_on(()) is None
+    assert add_up(()) is None
 
 
 def test_rounds_and_statistics_add_up_for_every_example():
     """ε of an example whose client's data are replaced, and that of the statistics; both δ."""
-    spent = with_release(spent_on((), ROUNDS), release("a", 8.0, 1e-6))
+    spent = add_release(add_up((), ROUNDS), release("a", 8.0, 1e-6))
     assert (spent.epsilon, spent.delta) == pytest.approx((12.0, 1.1e-5))
     assert spent.updates == ROUNDS
     assert spent.words() == (
         "ε 12 at δ 1.1e-05 for every example, over one release of statistics and all updates; "
         "the updates alone: ε 3 at δ 1e-05 for every client, over 20 rounds"
     )
-    both = with_release(spent, release("b"))
+    both = add_release(spent, release("b"))
     assert both.epsilon == pytest.approx(total([release("a", 8.0, 1e-6), release("b")])[0] + 4.0)
 
 
 def test_what_was_spent_is_read_back_from_json_and_what_is_not_it_is_refused():
-    for spent in (spent_on((), ROUNDS), with_release(spent_on((), ROUNDS), release("a")), spent_on([release("a")])):
+    for spent in (add_up((), ROUNDS), add_release(add_up((), ROUNDS), release("a")), add_up([release("a")])):
         written = json.loads(json.dumps(asdict(spent)))
         assert record_from(Spent, written) == spent
         if spent.updates is None:
             assert record_from(Spent, {key: value for key, value in written.items() if key != "updates"}) == spent
-    broken = json.loads(json.dumps(asdict(spent_on((), ROUNDS))))
+    broken = json.loads(json.dumps(asdict(add_up((), ROUNDS))))
     broken["updates"]["rounds"] = "many"
     with pytest.raises(ValueError, match=r"updates\.rounds: expected int, got str"):
         record_from(Spent, broken)

@@ -289,9 +289,14 @@ def test_too_few_clients_are_refused_by_server_and_clients():
 
 
 def test_a_layout_says_what_it_cannot_be():
-    for arguments, knobs in (((0, 3), {}), ((3, 0), {}), ((3, 3), {"bits": 53}), ((3, 3, "round"), {})):
-        with pytest.raises(UserError):
-            Layout.of(*arguments, **knobs)
+    for arguments, bits, message in (
+        ((0, 3), 24, "0 classes"),
+        ((3, 0), 24, "0 features"),
+        ((3, 3), 53, "bits=53"),
+        ((3, 3, "round"), 24, "no covariance form is called 'round'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Layout.of(*arguments, bits=bits)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unskew.calibration.calibrate import calibrate
-from unskew.calibration.protection import SENSITIVITY, Guarantee, Layout, clipped, min_count, noisy
-from unskew.calibration.statistics import ClassStatistics, checked
+from unskew.calibration.protection import SENSITIVITY, Guarantee, Layout, add_noise, clip_features, drop_small_classes
+from unskew.calibration.statistics import ClassStatistics, check_statistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.privacy.noise import normal
@@ -42,11 +42,11 @@ def large(form, number=1_000_000, classes=C, width=D, radius=2.0):
     return replace(empty, held=torch.arange(classes), number=torch.full((classes,), number), sums=sums)
 
 
-def quiet_noisy(*arguments, **knobs):
-    """noisy, where it is no news that classes are dropped."""
+def add_noise_quietly(*arguments, **knobs):
+    """add_noise, where it is no news that classes are dropped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return noisy(*arguments, **knobs)
+        return add_noise(*arguments, **knobs)
 
 
 def in_units_of_noise(statistics, radius):
@@ -77,7 +77,7 @@ def in_units_of_noise(statistics, radius):
 def test_one_example_more_moves_the_statistics_by_the_sensitivity_at_most(form, seed, count, radius, scale):
     """Any data set, any of its examples left out: the distance in units of the noise, by brute force."""
     features, labels = features_of(seed, count + 1, scale)
-    features = clipped(features, radius)
+    features = clip_features(features, radius)
     whole = in_units_of_noise(ClassStatistics.of_features(features, labels, C, form), radius)
     for left_out in range(count + 1):
         rest = torch.arange(count + 1) != left_out
@@ -128,7 +128,7 @@ def test_a_radius_too_short_for_the_fixed_point_is_refused_with_one_that_is_not(
         layout.shorter(0.001)
     for form in FORMS:
         layout = Layout.of(10, 256, form)
-        with pytest.raises(UserError) as said:
+        with pytest.raises(UserError, match="give clip=") as said:
             layout.shorter(1e-6)
         least = float(str(said.value).split("give clip=")[1].split(" ")[0])
         assert layout.shorter(1.05 * least) >= 0.49 * least
@@ -168,7 +168,7 @@ def test_the_noise_on_each_part_is_as_large_as_promised(form):
     classes, width, radius = 30, 12, 2.0
     plain = large(form, classes=classes, width=width)
     sigma = Guarantee.of(radius, 1.0, 1e-5).sigma
-    found = [noisy(plain, radius, 1.0, 1e-5, Key(seed)) for seed in range(4)]
+    found = [add_noise(plain, radius, 1.0, 1e-5, Key(seed)) for seed in range(4)]
     noise = torch.stack([in_units_of_noise(each, radius) - in_units_of_noise(plain, radius) for each in found])
     parts = {"counts": noise[:, :classes], "sums": noise[:, classes : classes * (1 + width)],
              "second": noise[:, classes * (1 + width) :]}  # fmt: skip
@@ -182,10 +182,10 @@ def test_the_noise_on_each_part_is_as_large_as_promised(form):
 
 def test_a_key_repeats_the_noise_and_without_one_it_is_never_the_same():
     plain = large("full")
-    first, second = (noisy(plain, 2.0, 1.0, 1e-5, Key(7)) for _ in range(2))
+    first, second = (add_noise(plain, 2.0, 1.0, 1e-5, Key(7)) for _ in range(2))
     assert all(torch.equal(value, second.tensors()[name]) for name, value in first.tensors().items())
-    other = noisy(plain, 2.0, 1.0, 1e-5, Key(8))
-    unseeded = [noisy(plain, 2.0, 1.0, 1e-5) for _ in range(2)]
+    other = add_noise(plain, 2.0, 1.0, 1e-5, Key(8))
+    unseeded = [add_noise(plain, 2.0, 1.0, 1e-5) for _ in range(2)]
     for left, right in ((first, other), (first, unseeded[0]), tuple(unseeded)):
         assert not bool((left.sums["sums"] == right.sums["sums"]).any())
 
@@ -208,7 +208,7 @@ def hidden(statistics, clear):
 def test_the_clear_sums_do_not_come_out_by_subtraction(form, one, other):
     """Two releases with one key: were their draws the same, clear = (σ₂·a − σ₁·b) / (σ₂ − σ₁) to the last bits."""
     plain, usual = large(form, width=40), {"radius": 2.0, "epsilon": 1.0, "delta": 1e-5}
-    left, right = (noisy(plain, **{**usual, **knobs}, key=Key(7)) for knobs in (one, other))
+    left, right = (add_noise(plain, **{**usual, **knobs}, key=Key(7)) for knobs in (one, other))
     assert abs(float((hidden(left, plain) * hidden(right, plain)).mean())) < 5 / 160**0.5
     sizes = left.noise.sums, right.noise.sums
     if sizes[0] != sizes[1]:
@@ -218,9 +218,9 @@ def test_the_clear_sums_do_not_come_out_by_subtraction(form, one, other):
 
 def test_the_statistics_of_one_example_less_get_another_draw():
     features, labels = features_of(0, 4000)
-    features = clipped(features, 2.0)
+    features = clip_features(features, 2.0)
     whole, less = (ClassStatistics.of_features(features[n:], labels[n:], C) for n in (0, 1))
-    left, right = (noisy(each, 2.0, 8.0, 1e-5, Key(7)) for each in (whole, less))
+    left, right = (add_noise(each, 2.0, 8.0, 1e-5, Key(7)) for each in (whole, less))
     shown, true = left.sums["sums"] - right.sums["sums"], whole.sums["sums"] - less.sums["sums"]
     assert float((shown - true).abs().min()) > 1e-6
 
@@ -228,24 +228,24 @@ def test_the_statistics_of_one_example_less_get_another_draw():
 @pytest.mark.parametrize("form", FORMS)
 def test_a_class_that_nobody_holds_gets_noise_like_any_other(form):
     """Of 60 classes without examples about half have a noisy count of 1 or more, and then sums of noise."""
-    found = quiet_noisy(ClassStatistics.empty(60, D, form), 1.0, 0.1, 1e-5, Key(1), threshold=1)
+    found = add_noise_quietly(ClassStatistics.empty(60, D, form), 1.0, 0.1, 1e-5, Key(1), threshold=1)
     assert 15 < len(found.held) < 45
     assert bool((found.number >= 1).all())
     assert bool((found.sums["sums"] != 0).all())
-    checked(60, found.form, found.tensors(), "test")
+    check_statistics(60, found.form, found.tensors(), "test")
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_classes_below_the_threshold_are_dropped_with_a_note(form):
     features, labels = features_of(0, 4000)
     labels[labels == 2] = 1  # no client holds class 2
-    plain = ClassStatistics.of_features(clipped(features, 3.0), labels, C, form)
+    plain = ClassStatistics.of_features(clip_features(features, 3.0), labels, C, form)
     threshold = f"{4 * Guarantee.of(3.0, 1.0, 1e-5).sigma:.4g}"
     with pytest.warns(UserWarning, match=f"1 of 4 classes are dropped: their noisy counts are below {threshold}"):
-        found = noisy(plain, 3.0, 1.0, 1e-5, Key(0))
+        found = add_noise(plain, 3.0, 1.0, 1e-5, Key(0))
     assert found.held.tolist() == [0, 1, 3]
     with pytest.warns(UserWarning, match="4 of 4 classes are dropped"):
-        assert len(noisy(plain, 3.0, 1.0, 1e-5, Key(0), threshold=1e6).held) == 0
+        assert len(add_noise(plain, 3.0, 1.0, 1e-5, Key(0), threshold=1e6).held) == 0
 
 
 @settings(max_examples=30)
@@ -253,10 +253,10 @@ def test_classes_below_the_threshold_are_dropped_with_a_note(form):
 def test_what_is_released_can_be_true(form, seed, count, epsilon):
     """Counts of 1 or more, no negative variance: whatever reads statistics can read these."""
     features, labels = features_of(seed, count)
-    plain = ClassStatistics.of_features(clipped(features, 2.0), labels, C, form)
+    plain = ClassStatistics.of_features(clip_features(features, 2.0), labels, C, form)
     before = {name: value.clone() for name, value in plain.tensors().items()}
-    found = quiet_noisy(plain, 2.0, epsilon, 1e-5, Key(seed), threshold=1)
-    checked(C, found.form, found.tensors(), "test")
+    found = add_noise_quietly(plain, 2.0, epsilon, 1e-5, Key(seed), threshold=1)
+    check_statistics(C, found.form, found.tensors(), "test")
     assert all(torch.equal(value, plain.tensors()[name]) for name, value in before.items())
     if int(found.number.sum()) > len(found.held):
         within = found.within()
@@ -267,15 +267,15 @@ def test_what_is_released_can_be_true(form, seed, count, epsilon):
 def test_a_classifier_can_be_made_of_what_is_released(form, method):
     features, labels = features_of(0, 2000)
     features[torch.arange(2000), labels % D] += 5.0 * (1 + labels // D)
-    plain = ClassStatistics.of_features(clipped(features, 12.0), labels, C, form)
-    made = calibrate(torch.nn.Linear(D, C), noisy(plain, 12.0, 1.0, 1e-6, Key(0)), method)
+    plain = ClassStatistics.of_features(clip_features(features, 12.0), labels, C, form)
+    made = calibrate(torch.nn.Linear(D, C), add_noise(plain, 12.0, 1.0, 1e-6, Key(0)), method)
     assert bool(made(features.float()).isfinite().all())
 
 
 def test_much_privacy_budget_leaves_the_statistics_as_they_are():
     features, labels = features_of(0, 4000)
-    plain = ClassStatistics.of_features(clipped(features, 2.0), labels, C)
-    found = noisy(plain, 2.0, 1e6, 1e-5, Key(0))
+    plain = ClassStatistics.of_features(clip_features(features, 2.0), labels, C)
+    found = add_noise(plain, 2.0, 1e6, 1e-5, Key(0))
     assert torch.equal(found.counts, plain.counts)
     for label in range(C):
         assert torch.allclose(found.mean(label), plain.mean(label), atol=1e-4)
@@ -287,7 +287,7 @@ def test_much_privacy_budget_leaves_the_statistics_as_they_are():
 )
 def test_clipped_features_are_never_longer_and_short_ones_stay_as_they_are(seed, radius, dtype):
     features = features_of(seed, 50)[0].to(getattr(torch, dtype)) * radius / 5
-    found = clipped(features, radius)
+    found = clip_features(features, radius)
     length = features.double().norm(dim=1)
     assert found.dtype == features.dtype
     assert float(found.double().norm(dim=1).max()) <= radius
@@ -299,8 +299,8 @@ def test_clipped_features_are_never_longer_and_short_ones_stay_as_they_are(seed,
 
 
 def test_clipping_leaves_zero_and_nothing_alone():
-    assert torch.equal(clipped(torch.zeros(2, 3), 1.0), torch.zeros(2, 3))
-    assert clipped(torch.zeros(0, 3), 1.0).shape == (0, 3)
+    assert torch.equal(clip_features(torch.zeros(2, 3), 1.0), torch.zeros(2, 3))
+    assert clip_features(torch.zeros(0, 3), 1.0).shape == (0, 3)
 
 
 @pytest.mark.parametrize("form", ["full", "diagonal", "low-rank(2)"])
@@ -308,12 +308,12 @@ def test_classes_below_the_minimum_count_stay_at_home(form):
     labels = torch.tensor([0] * 5 + [1] * 2 + [3] * 3)
     features = features_of(0, 10)[0]
     whole = ClassStatistics.of_features(features, labels, C, form)
-    found, home = min_count(whole, 3)
+    found, home = drop_small_classes(whole, 3)
     wanted = ClassStatistics.of_features(features[labels != 1], labels[labels != 1], C, form)
     assert home == (1,)
     assert all(torch.equal(value, wanted.tensors()[name]) for name, value in found.tensors().items())
-    assert min_count(whole, 1) == (whole, ())
-    nothing, everything = min_count(whole, 6)
+    assert drop_small_classes(whole, 1) == (whole, ())
+    nothing, everything = drop_small_classes(whole, 6)
     assert everything == (0, 1, 3)
     assert nothing.about() == ClassStatistics.empty(C, D, form).about()
 
@@ -322,9 +322,9 @@ def test_of_a_pooled_second_moment_no_class_can_stay_at_home():
     labels = torch.tensor([0] * 5 + [1] * 2)
     whole = ClassStatistics.of_features(features_of(0, 7)[0], labels, C, "shared")
     with pytest.raises(UserError, match="class 1 cannot be taken out"):
-        min_count(whole, 3)
-    assert min_count(whole, 2) == (whole, ())
-    nothing, home = min_count(whole, 6)
+        drop_small_classes(whole, 3)
+    assert drop_small_classes(whole, 2) == (whole, ())
+    nothing, home = drop_small_classes(whole, 6)
     assert home == (0, 1)
     assert not bool(nothing.sums["second"].any())
 
@@ -333,7 +333,7 @@ def test_of_a_pooled_second_moment_no_class_can_stay_at_home():
 def test_features_that_were_not_clipped_are_refused(form):
     features, labels = features_of(0, 100)
     with pytest.raises(UserError, match=r"not the sums of features of length 1.0 at most: clipped\(features, 1.0\)"):
-        noisy(ClassStatistics.of_features(features, labels, C, form), 1.0, 1.0, 1e-5)
+        add_noise(ClassStatistics.of_features(features, labels, C, form), 1.0, 1.0, 1e-5)
 
 
 def test_what_cannot_be_promised_is_refused():
@@ -341,19 +341,19 @@ def test_what_cannot_be_promised_is_refused():
     for knobs in ({"radius": 0.0}, {"radius": float("nan")}, {"epsilon": 0.0}, {"epsilon": float("inf")},
                   {"delta": 0.0}, {"delta": 1.0}):  # fmt: skip
         with pytest.raises(UserError, match=f"{next(iter(knobs))}="):
-            noisy(plain, **{"radius": 2.0, "epsilon": 1.0, "delta": 1e-5, **knobs})
+            add_noise(plain, **{"radius": 2.0, "epsilon": 1.0, "delta": 1e-5, **knobs})
     with pytest.raises(UserError, match="low-rank"):
-        noisy(ClassStatistics.empty(C, D, "low-rank(2)"), 1.0, 1.0, 1e-5)
+        add_noise(ClassStatistics.empty(C, D, "low-rank(2)"), 1.0, 1.0, 1e-5)
     with pytest.raises(UserError, match="NaN"):
-        noisy(replace(plain, sums={**plain.sums, "sums": plain.sums["sums"] * float("nan")}), 2.0, 1.0, 1e-5)
+        add_noise(replace(plain, sums={**plain.sums, "sums": plain.sums["sums"] * float("nan")}), 2.0, 1.0, 1e-5)
     with pytest.raises(UserError, match="NaN"):
-        clipped(torch.full((1, 2), float("nan")), 1.0)
+        clip_features(torch.full((1, 2), float("nan")), 1.0)
     with pytest.raises(UserError, match="radius=-1"):
-        clipped(torch.zeros(1, 2), -1)
+        clip_features(torch.zeros(1, 2), -1)
     with pytest.raises(UserError, match="floating"):
-        clipped(torch.zeros(1, 2, dtype=torch.int64), 1.0)
-    with pytest.raises(UserError, match="least=0"):
-        min_count(plain, 0)
+        clip_features(torch.zeros(1, 2, dtype=torch.int64), 1.0)
+    with pytest.raises(UserError, match="min_count=0"):
+        drop_small_classes(plain, 0)
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch):

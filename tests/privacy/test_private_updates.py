@@ -9,13 +9,13 @@ import torch
 
 from federation import federation, largest_difference
 from unskew import engines
-from unskew.calibration.protection import PrivateUpdates
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Roster, Visit
 from unskew.methods import parse_method
 from unskew.privacy.fixed_point import as_steps
+from unskew.privacy.noise import PrivateUpdates
 from unskew.round import driver
 
 accounting = pytest.importorskip("dp_accounting")

@@ -18,7 +18,7 @@ from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
 from unskew.core.types import Tensors
 from unskew.core.units import counted
-from unskew.models.networks import Network, layer_names
+from unskew.models.networks import Network, shorten_layer_names
 from unskew.round.client import IMAGES_AT_ONCE
 from unskew.runs.finished import FinishedRun
 
@@ -221,7 +221,7 @@ def _by_layer(
         return before, after
 
     layers = {name: part for name, part in network.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)}
-    short = layer_names(layers)
+    short = shorten_layer_names(layers)
     for name, module in layers.items():
         before, after = hooks(short[name])
         handles += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]

@@ -14,7 +14,7 @@ from unskew.analysis.measure import CellValue, Column, Comparison, Element, Meas
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
 from unskew.calibration.federated import gathered_statistics
 from unskew.calibration.finisher import StatisticsRequest, width_of
-from unskew.calibration.forecast import DIRECTIONS, apart, forecast
+from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
 from unskew.calibration.statistics import ClassStatistics
 from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
@@ -78,7 +78,10 @@ def take_separability(run: FinishedRun) -> Separability:
     quantiles: list[float] = []
     if len(held) > 1:
         upper = torch.triu_indices(len(held), len(held), 1)
-        draws = [apart(statistics, run.key), *(apart(statistics, run.key.fold("draw", n)) for n in range(1, DRAWS))]
+        draws = [
+            pairwise_separability(statistics, run.key),
+            *(pairwise_separability(statistics, run.key.fold("draw", n)) for n in range(1, DRAWS)),
+        ]
         table[upper[0], upper[1]] = table[upper[1], upper[0]] = draws[0]
         spread[upper[0], upper[1]] = spread[upper[1], upper[0]] = torch.stack(draws).std(0)
         means = [float(each.mean()) for each in draws]

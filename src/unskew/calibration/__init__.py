@@ -30,7 +30,7 @@ def parse_calibration(source: str | Finisher) -> Finisher:
         raise text.complain(
             source, calls[1].start, "name one calibration alone; methods and protections beside it are for runs"
         )
-    return _built(calls[0])
+    return _build(calls[0])
 
 
 def is_bound(name: str) -> bool:
@@ -39,12 +39,12 @@ def is_bound(name: str) -> bool:
     What protects its statistics may follow (``ccvr + secure``). A calibration that cannot be read here is not one.
     """
     try:
-        return _built(text.parse_calls(name, "calibration")[0]).bound
+        return _build(text.parse_calls(name, "calibration")[0]).bound
     except UserError:
         return False
 
 
-def _built(call: text.Call) -> Finisher:
+def _build(call: text.Call) -> Finisher:
     build = load_function(call.name, "calibration") if ":" in call.name else CALIBRATIONS.get(call.name)
     if build is None:
         hint = nearest(call.name, CALIBRATIONS)

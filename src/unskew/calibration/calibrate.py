@@ -16,10 +16,10 @@ from unskew.calibration.classifier import (
     Lift,
     Report,
     Transformation,
-    copy_of,
+    copy_head,
     device_of,
     last_linear,
-    outside_inference,
+    leave_inference_mode,
 )
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.protection import notes_on_noise
@@ -51,12 +51,12 @@ def calibrate(
         )
     if not isinstance(classifier, nn.Module):
         raise UserError(f"the classifier must be a torch module, this is {a_kind(classifier)}")
-    classifier = outside_inference(classifier)
-    classes = _fitting(classifier, statistics, needs)
+    classifier = leave_inference_mode(classifier)
+    classes = _check_fit(classifier, statistics, needs)
     held = {label // needs.components for label in statistics.held.tolist()}
     absent = tuple(label for label in range(classes) if label not in held)
     began = time.perf_counter()
-    made = _made(finisher, classifier, statistics.width, statistics, Key(seed).fold("calibrate"))
+    made = _make(finisher, classifier, statistics.width, statistics, Key(seed).fold("calibrate"))
     if absent:
         words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
@@ -64,7 +64,7 @@ def calibrate(
         warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=4)
     made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
-    return _wrapped(finisher, made, before, absent, began)
+    return _wrap(finisher, made, before, absent, began)
 
 
 @neutral()
@@ -79,11 +79,11 @@ def calibrate_on_features(
         raise UserError(f"{finisher.text}: there is no feature to train on")
     absent = tuple(sorted(set(range(last_linear(classifier).out_features)) - set(labels.tolist())))
     began = time.perf_counter()
-    made = _made(finisher, classifier, features.shape[1], features, labels, Key(seed).fold("oracle"))
-    return _wrapped(finisher, made, made.before, absent, began)
+    made = _make(finisher, classifier, features.shape[1], features, labels, Key(seed).fold("oracle"))
+    return _wrap(finisher, made, made.before, absent, began)
 
 
-def _made(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Made:
+def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Made:
     """What the calibration makes, if it can be put in the head's place and saved."""
     try:
         with torch.random.fork_rng(devices=[]):  # a new layer draws weights, which must not disturb other draws
@@ -101,7 +101,7 @@ def _made(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
             sizes = f"{new.in_features} features to {new.out_features} classes"
             raise UserError(f"{finisher.text} gives a layer from {sizes}; give one from {width} to {classes}")
         if new.bias is None:
-            made = replace(made, head=copy_of(new))
+            made = replace(made, head=copy_head(new))
     elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
         raise UserError(
             f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head with other values"
@@ -115,7 +115,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in module.state_dict().items()}
 
 
-def _wrapped(
+def _wrap(
     finisher: Finisher, made: Made, before: Transformation | Lift, absent: tuple[int, ...], began: float
 ) -> CalibratedClassifier:
     seconds = time.perf_counter() - began
@@ -123,7 +123,7 @@ def _wrapped(
     return CalibratedClassifier(before.to(device_of(made.head)), made.head, report, finisher.needs.layers)
 
 
-def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
+def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
     """How many classes there are, if classifier, statistics and calibration belong together."""
     if not isinstance(statistics, ClassStatistics):
         raise UserError(f"the statistics must be ClassStatistics, this is {a_kind(statistics)}")
@@ -140,7 +140,7 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: Statisti
     if (statistics.classes, statistics.width) != wanted:
         raise UserError(
             f"the classifier takes {layers[0].in_features} features to {classes} classes and needs statistics of "
-            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{_how(needs)}"
+            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{_hint(needs)}"
         )
     if not len(statistics.held):
         raise UserError("the statistics are empty: no client holds an example")
@@ -149,7 +149,7 @@ def _fitting(classifier: nn.Module, statistics: ClassStatistics, needs: Statisti
     return classes
 
 
-def _how(needs: StatisticsRequest) -> str:
+def _hint(needs: StatisticsRequest) -> str:
     """What to do for statistics that are of more than a network's features and classes."""
     if needs.expand:
         return f"; with expand={needs.expand} measure behind unskew.Lift.of(features, {needs.expand})"

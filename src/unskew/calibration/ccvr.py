@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Transformation, copy_of, device_of, last_linear
+from unskew.calibration.classifier import Transformation, copy_head, device_of, last_linear
 from unskew.calibration.covariances import ClassReport, Gaussians, parse_form
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
 from unskew.calibration.statistics import ClassStatistics
@@ -34,7 +34,7 @@ def check_virtual_memory(count: int, per_class: int, width: int) -> None:
         )
 
 
-def virtual_features(
+def draw_virtual_features(
     statistics: ClassStatistics, per_class: int, key: Key, *, proportional: bool = False, components: int = 1
 ) -> tuple[Tensor, Tensor, tuple[ClassReport, ...]]:
     """Features [n, d] drawn from every class's Gaussian in float32, labels [n], and what was done for each class.
@@ -68,14 +68,14 @@ class Descent:
     weight_decay: float = 1e-5
 
 
-def retrained(
+def retrain(
     head: nn.Module, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
 ) -> tuple[nn.Module, float, float]:
     """A copy trained on these features with cross-entropy, and the mean loss before and after.
 
     The last layer's rows of ``frozen`` classes do not change by a bit.
     """
-    head = copy_of(head)
+    head = copy_head(head)
     linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
     values: list[Tensor] = [value for part in linear for value in part.parameters(recurse=False)]
     device = device_of(head)
@@ -167,11 +167,11 @@ def ccvr(
     transformation = Transformation(relu, tukey)
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
-        features, labels, reports = virtual_features(
+        features, labels, reports = draw_virtual_features(
             statistics, per_class, key, proportional=proportional, components=components
         )
         absent = sorted(set(range(last_linear(head).out_features)) - set(labels.tolist()))
-        return Made(*retrained(head, transformation(features), labels, descent, key, absent), reports, transformation)
+        return Made(*retrain(head, transformation(features), labels, descent, key, absent), reports, transformation)
 
     return Finisher(make, StatisticsRequest(form, layers, components=components), virtual=per_class, bends=relu)
 

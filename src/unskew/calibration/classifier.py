@@ -23,14 +23,14 @@ from unskew.privacy.ledger import Release
 NEVER = -1e9  # the logit of a class without a row in a new classifier: below all others
 
 
-def copy_of(head: nn.Module) -> nn.Module:
+def copy_head(head: nn.Module) -> nn.Module:
     """A trainable copy of the same layers in eval mode, even where the given ones are frozen.
 
     A single linear layer gets a bias where it had none.
     """
     if not isinstance(head, nn.Linear):
         return copy.deepcopy(head).eval().requires_grad_()
-    made = blank(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
+    made = empty_linear(head.in_features, head.out_features, head.weight.dtype, head.weight.device)
     with torch.no_grad():
         made.weight.copy_(head.weight)
         if head.bias is None:
@@ -40,7 +40,7 @@ def copy_of(head: nn.Module) -> nn.Module:
     return made
 
 
-def outside_inference(head: nn.Module) -> nn.Module:
+def leave_inference_mode(head: nn.Module) -> nn.Module:
     """The same module; a copy of one that was made in inference mode, whose tensors autograd refuses."""
     made_inside = any(value.is_inference() for value in (*head.parameters(), *head.buffers()))
     return copy.deepcopy(head) if made_inside else head
@@ -54,22 +54,22 @@ def last_linear(head: nn.Module) -> nn.Linear:
     return layers[-1]
 
 
-def blank(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Linear:
+def empty_linear(inputs: int, outputs: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> nn.Linear:
     """A layer that draws no weights: they are about to be overwritten."""
     return nn.Linear(inputs, outputs, dtype=dtype, device="meta").to_empty(device=device)
 
 
-def with_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
+def replace_rows(head: nn.Module | None, weight: Tensor, bias: Tensor, held: Tensor, classes: int) -> nn.Linear:
     """A linear layer that has these rows [P, d] and biases [P] for the classes held.
 
     The others keep the rows of a linear head of the same width; where there is no such head they are never predicted.
     """
     width = weight.shape[1]
     if isinstance(head, nn.Linear) and head.in_features == width:
-        linear = copy_of(head)
+        linear = copy_head(head)
     else:
         like = torch.zeros(0) if head is None else last_linear(head).weight
-        linear = blank(width, classes, like.dtype, like.device)
+        linear = empty_linear(width, classes, like.dtype, like.device)
         nn.init.zeros_(linear.weight)
         nn.init.constant_(linear.bias, max(NEVER, torch.finfo(linear.bias.dtype).min))
     assert isinstance(linear, nn.Linear)
@@ -127,14 +127,14 @@ class Lift(nn.Module):
     def of(width: int, expand: int) -> "Lift":
         """The lift from ``width`` features to ``expand`` random ones beside them."""
         width, expand = whole_number(width, "width", 1, MOST), whole_number(expand, "expand", 0, MOST)
-        return Lift(_random_sums(width, expand).clone())
+        return Lift(_draw_lift(width, expand).clone())
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, m + d]."""
         return torch.cat([features @ self.weight.to(features.dtype), features], dim=1).relu()
 
 
-def shortened(features: Tensor, clip: float) -> Tensor:
+def limit_length(features: Tensor, clip: float) -> Tensor:
     """[n, d], features longer than ``clip`` (L2) scaled down to it, a rounding error below; 0: no limit."""
     if clip == 0.0:
         return features
@@ -153,7 +153,7 @@ def _rounding(features: Tensor) -> float:
 
 
 @lru_cache(maxsize=2)
-def _random_sums(width: int, expand: int) -> Tensor:
+def _draw_lift(width: int, expand: int) -> Tensor:
     """[d, m] of standard deviation 1/√d: a random sum is about as large as one feature."""
     generator = Key(0).fold("lift", width).torch()
     return torch.randn(width, expand, generator=generator).div_(math.sqrt(width))
@@ -237,16 +237,16 @@ class CalibratedClassifier(nn.Module):
             raise UserError(
                 f"{self.report.method} is not one linear layer: {because}; use the calibrated module itself"
             )
-        layer = copy_of(self.head)
+        layer = copy_head(self.head)
         assert isinstance(layer, nn.Linear)
         return layer
 
     def forward(self, features: Tensor) -> Tensor:
         """[n, d] -> [n, C]."""
         if self.lifted:  # statistics are of the lifted features, and those were clipped
-            features = shortened(self.before(features), self.clip)
+            features = limit_length(self.before(features), self.clip)
         else:
-            features = self.before(shortened(features, self.clip))
+            features = self.before(limit_length(features, self.clip))
         logits: Tensor = self.head(features)
         return logits
 
@@ -258,7 +258,7 @@ def load_calibrated(values: Tensors, cut: Callable[[int], tuple[nn.Module, nn.Mo
     before = Lift(values["lift"]) if "lift" in values else Transformation(bool(relu), tukey)
     state = tensors.under(values, "head.")
     if set(state) == {"weight", "bias"}:
-        head: nn.Module = blank(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
+        head: nn.Module = empty_linear(state["weight"].shape[1], state["weight"].shape[0], state["weight"].dtype)
     else:
         head = copy.deepcopy(plain)
     head.load_state_dict(state)

@@ -73,12 +73,12 @@ class Gaussians:
     @cached_property
     def variance(self) -> Tensor:
         """[d], each feature's variance pooled over all classes, for the forms that keep no more."""
-        return _pooled_squares(self.statistics)
+        return _pool_squares(self.statistics)
 
     @cached_property
     def common(self) -> tuple[Spread, float]:
         """The spread pooled over all classes, and the share of it that was clipped."""
-        return spread_of(self.within)
+        return factorise(self.within)
 
     def draw(self, place: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
         """[M, d] features of the class at this place, and what had to be done for them."""
@@ -100,7 +100,7 @@ def pooled_weight(statistics: "ClassStatistics", place: int) -> tuple[int, float
     return count, max(0.0, 1 - (count - 1) / statistics.width)
 
 
-def spread_of(covariance: Tensor) -> tuple[Spread, float]:
+def factorise(covariance: Tensor) -> tuple[Spread, float]:
     """V·√λ of a symmetric matrix, negative λ set to zero, directions without spread left out; what was clipped."""
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     clipped = negative_share(values)
@@ -108,7 +108,7 @@ def spread_of(covariance: Tensor) -> tuple[Spread, float]:
     return Spread(vectors[:, kept] * values[kept].sqrt(), None), clipped
 
 
-def without_negative(covariance: Tensor) -> tuple[Tensor, float]:
+def drop_negative(covariance: Tensor) -> tuple[Tensor, float]:
     """The matrix with its negative eigenvalues set to zero, and their share; as it is where they are rounding alone."""
     values, vectors = torch.linalg.eigh((covariance + covariance.mT) / 2)
     share = negative_share(values)
@@ -129,7 +129,7 @@ def squares_around_mean(statistics: "ClassStatistics", place: int) -> Tensor:
     return statistics.sums["squares"][place] - total.square() / statistics.number[place]
 
 
-def _pooled_squares(statistics: "ClassStatistics") -> Tensor:
+def _pool_squares(statistics: "ClassStatistics") -> Tensor:
     """[d], each feature's variance pooled over the classes."""
     degrees = int(statistics.number.sum()) - len(statistics.held)
     if degrees < 1:
@@ -199,7 +199,7 @@ def check_square(width: int) -> None:
         )
 
 
-def fault(form: Form, held: int, sums: Tensors) -> str:
+def find_fault(form: Form, held: int, sums: Tensors) -> str:
     """Why these cannot be the sums of this many classes held; empty where they can be."""
     if any(value.dtype != torch.float64 for value in sums.values()):
         return "sums must be float64"
@@ -249,7 +249,7 @@ class Full:
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
-        return _summed_scatter(self, statistics)
+        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
         """The class's own covariance; that of a small class is mixed with the pooled one."""
@@ -257,7 +257,7 @@ class Full:
         label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
         own = self.scatter(statistics, place) / max(count - 1, 1)
         mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.within
-        spread, clipped = spread_of(mixed)
+        spread, clipped = factorise(mixed)
         return spread, ClassReport(label, count, weight, clipped)
 
 
@@ -286,7 +286,7 @@ class Diagonal:
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
-        return _summed_scatter(self, statistics)
+        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
         """The class's own variances; those of a small class are mixed with the pooled ones."""
@@ -361,7 +361,7 @@ class LowRank:
 
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
         """As in Form."""
-        omega = directions(features.shape[1], self.rank)
+        omega = draw_directions(features.shape[1], self.rank)
         for part, squares, sketch in zip(parts, sums["squares"], sums["sketch"], strict=True):
             torch.linalg.vecdot(part, part, dim=0, out=squares)
             torch.mm(part.t(), part @ omega, out=sketch)
@@ -373,7 +373,7 @@ class LowRank:
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
-        return _summed_scatter(self, statistics)
+        return _sum_scatters(self, statistics)
 
     def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
         """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
@@ -396,7 +396,7 @@ class LowRank:
         With S·Ω = Y and ΩᵀY = B, S ≈ Y·B⁻¹·Yᵀ: exact where S has rank r or less, and never above S.
         """
         total, number = statistics.sums["sums"][place], statistics.number[place]
-        omega = directions(statistics.width, self.rank)
+        omega = draw_directions(statistics.width, self.rank)
         products = statistics.sums["sketch"][place] - torch.outer(total, total @ omega) / number
         small = omega.t() @ products
         values, vectors = torch.linalg.eigh((small + small.mT) / 2)
@@ -422,7 +422,7 @@ def parse_form(source: str | Form) -> Form:
 
 
 @lru_cache(maxsize=4)
-def directions(width: int, rank: int) -> Tensor:
+def draw_directions(width: int, rank: int) -> Tensor:
     """Ω [d, r]: r orthonormal directions, the same for every client."""
     _check_rank(rank, width)
     drawn = torch.randn(width, rank, generator=Key(0).fold("directions", width).torch(), dtype=torch.float64)
@@ -435,7 +435,7 @@ def _check_rank(rank: int, width: int) -> None:
         raise UserError(f"low-rank({rank}): the features have only {width} dimensions; give at most that")
 
 
-def _summed_scatter(form: Form, statistics: "ClassStatistics") -> Tensor:
+def _sum_scatters(form: Form, statistics: "ClassStatistics") -> Tensor:
     total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
     for place in range(len(statistics.held)):
         total += form.scatter(statistics, place)

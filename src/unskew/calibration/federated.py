@@ -17,7 +17,7 @@ from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
 from unskew.calibration.mixture import PASSES, centres_of
-from unskew.calibration.protection import Layout, noisy
+from unskew.calibration.protection import Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -119,7 +119,7 @@ class Federation:
         statistics = self.gather(request, centres)
         if (budget := self.algorithm.private) is not None:
             key = None if budget.release else self.key.fold("private")
-            statistics = noisy(statistics, budget.clip, budget.epsilon, budget.delta, key)
+            statistics = add_noise(statistics, budget.clip, budget.epsilon, budget.delta, key)
             if not len(statistics.held):
                 raise UserError(f"{name}: with this much noise no class is left; give a larger epsilon")
         self.known[question] = statistics, sent, time.perf_counter() - began

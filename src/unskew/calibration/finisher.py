@@ -26,7 +26,7 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import Lift, Transformation, device_of, shortened
+from unskew.calibration.classifier import Lift, Transformation, device_of, limit_length
 from unskew.calibration.covariances import ClassReport, Form, Full, parse_form
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind
@@ -86,7 +86,7 @@ class _Clip(nn.Module):
         self.radius = radius
 
     def forward(self, features: Tensor) -> Tensor:
-        return shortened(features.cpu(), self.radius)
+        return limit_length(features.cpu(), self.radius)
 
 
 Knobs = ParamSpec("Knobs")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.classifier import copy_of
-from unskew.calibration.covariances import Gaussians, spread_of
-from unskew.calibration.lda import RIDGE, discriminant, varied
-from unskew.calibration.protection import pooled_edge, raised, share_of_noise
+from unskew.calibration.classifier import copy_head
+from unskew.calibration.covariances import Gaussians, factorise
+from unskew.calibration.lda import RIDGE, features_vary, solve_discriminant
+from unskew.calibration.protection import pooled_edge, raise_eigenvalues, share_of_noise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.key import Key
 
@@ -41,17 +41,17 @@ def separability(statistics: ClassStatistics, key: Key) -> float:
 
     Reference: Kolouri et al., "Generalized Sliced Wasserstein Distances", NeurIPS 2019; Luo et al. 2021, section 5.4.
     """
-    return float(apart(statistics, key).mean()) if len(statistics.held) > 1 else 0.0
+    return float(pairwise_separability(statistics, key).mean()) if len(statistics.held) > 1 else 0.0
 
 
-def apart(statistics: ClassStatistics, key: Key) -> Tensor:
+def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
     """[P·(P − 1)/2], that distance for each pair of classes: the first with all later ones, then the second, …"""
     gaussians, count = Gaussians(statistics), len(statistics.held)
     drawn = torch.randn(statistics.width, DIRECTIONS, generator=key.fold("slices").torch(), dtype=torch.float64)
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
     if not statistics.form.common:  # with one spread for all classes it would cancel
-        spreads = torch.stack([_along(gaussians, place, slices) for place in range(count)])
+        spreads = torch.stack([_deviation_along(gaussians, place, slices) for place in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
     distances: Tensor = torch.pdist(points) / DIRECTIONS**0.5
     return distances
@@ -67,15 +67,15 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
     mean, gaussians = separability(statistics, key), Gaussians(statistics)
     if head is None or int(statistics.number.sum()) - len(statistics.held) < 1:
         return Forecast(mean)
-    if not varied(gaussians.means, gaussians.within):
+    if not features_vary(gaussians.means, gaussians.within):
         return Forecast(mean)
     within, wide = gaussians.within, None
     if statistics.noise is not None:
-        within = raised(within, pooled_edge(statistics))
-        wide = spread_of(within)[0]
-    rival = discriminant(None, gaussians.means, within, statistics.held, RIDGE, classes)
-    means = _true_means(statistics, key)
-    head, each = copy_of(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
+        within = raise_eigenvalues(within, pooled_edge(statistics))
+        wide = factorise(within)[0]
+    rival = solve_discriminant(None, gaussians.means, within, statistics.held, RIDGE, classes)
+    means = _draw_true_means(statistics, key)
+    head, each = copy_head(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)
     with torch.no_grad():
         for place, label in enumerate(statistics.held.tolist()):
@@ -88,7 +88,7 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
     return Forecast(mean, before, after)
 
 
-def _true_means(statistics: ClassStatistics, key: Key) -> Tensor:
+def _draw_true_means(statistics: ClassStatistics, key: Key) -> Tensor:
     """[P, d], class means that may be the true ones, given the noisy ones: drawn from their posterior.
 
     Its prior is the means' own spread without the noise's part (empirical Bayes): all means move towards their common
@@ -104,7 +104,7 @@ def _true_means(statistics: ClassStatistics, key: Key) -> Tensor:
     return posterior
 
 
-def _along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:
+def _deviation_along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:
     """[u], a class's standard deviation along each direction."""
     spread, _ = gaussians.spread(place)
     variance = torch.zeros(slices.shape[1], dtype=torch.float64)

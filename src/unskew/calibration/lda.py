@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.ccvr import check_positive
-from unskew.calibration.classifier import last_linear, with_rows
-from unskew.calibration.covariances import ClassReport, Shared, without_negative
+from unskew.calibration.classifier import last_linear, replace_rows
+from unskew.calibration.covariances import ClassReport, Shared, drop_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.protection import pooled_edge, raised
+from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -46,15 +46,15 @@ def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
         classes = last_linear(head).out_features
         within = statistics.within()
         if statistics.noise is not None and ridge == RIDGE:
-            within = raised(within, pooled_edge(statistics))
-        linear = discriminant(head, statistics.means(), within, statistics.held, ridge, classes)
+            within = raise_eigenvalues(within, pooled_edge(statistics))
+        linear = solve_discriminant(head, statistics.means(), within, statistics.held, ridge, classes)
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
         return Made(linear, classes=tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs))
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
 
 
-def discriminant(
+def solve_discriminant(
     head: nn.Module | None, means: Tensor, within: Tensor, held: Tensor, ridge: float, classes: int
 ) -> nn.Linear:
     """The linear discriminant of Gaussians with one covariance, all classes equally likely.
@@ -62,26 +62,26 @@ def discriminant(
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c for the classes held. The others keep the rows of a linear head of
     the same width; where there is no such head they are never predicted.
     """
-    if not varied(means, within):
+    if not features_vary(means, within):
         raise UserError("lda has no solution: within their classes the features do not vary; look at the encoder")
-    regular = _regular(within, ridge)
+    regular = _regularise(within, ridge)
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
-        positive, share = without_negative(within)
+        positive, share = drop_negative(within)
         if share:
             words = "lda: negative eigenvalues of the pooled covariance were set to zero"
             warnings.warn(f"{words}, {share:.2g} of it; some client's moments are not those of features", stacklevel=2)
-            regular = _regular(positive, ridge)
+            regular = _regularise(positive, ridge)
     solved, failed = torch.linalg.solve_ex(regular, means.t())
     weight = solved.t()  # [P, d]
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"lda(ridge={ridge:g}) has no solution; give a larger ridge")
-    return with_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
+    return replace_rows(head, weight, -0.5 * (weight * means).sum(1), held, classes)
 
 
-def _regular(within: Tensor, ridge: float) -> Tensor:
+def _regularise(within: Tensor, ridge: float) -> Tensor:
     return within + (ridge * within.diagonal().mean()) * torch.eye(len(within), dtype=torch.float64)
 
 
-def varied(means: Tensor, within: Tensor) -> bool:
+def features_vary(means: Tensor, within: Tensor) -> bool:
     """Whether features vary within their classes, beyond what rounding leaves of their squares."""
     return bool(within.diagonal().mean() > 1e-14 * means.square().mean())

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive, descent_of, mean_loss, retrained
-from unskew.calibration.classifier import copy_of, last_linear
+from unskew.calibration.ccvr import check_positive, descent_of, mean_loss, retrain
+from unskew.calibration.classifier import copy_head, last_linear
 from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
 from unskew.core.errors import UserError
@@ -35,7 +35,7 @@ class Minimum:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _LogisticLoss:
     """f, its gradient and its curvature."""
 
     features: Tensor  # [n, D], the last column is 1
@@ -69,9 +69,9 @@ class _Problem:
         return along
 
 
-def minimum(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, frozen: Sequence[int] = ()) -> Minimum:
+def minimise(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, frozen: Sequence[int] = ()) -> Minimum:
     """A copy of the head at the minimum of f on these features; rows of ``frozen`` classes stay as they are."""
-    linear = copy_of(head)
+    linear = copy_head(head)
     assert isinstance(linear, nn.Linear)
     free = torch.tensor([label for label in range(linear.out_features) if label not in set(frozen)])
     values = features.detach().cpu().double()
@@ -82,7 +82,9 @@ def minimum(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, f
     if len(frozen):
         rows = torch.cat([linear.weight, linear.bias[:, None]], 1).detach().cpu().double()[list(frozen)]
         constant = torch.logsumexp(bordered @ rows.t(), 1)
-    problem = _Problem(bordered, bordered.float(), torch.searchsorted(free, labels.cpu().long()), constant, penalty)
+    problem = _LogisticLoss(
+        bordered, bordered.float(), torch.searchsorted(free, labels.cpu().long()), constant, penalty
+    )
     with one_thread():
         weights, gap, steps = _newton(problem, len(free))
     with torch.no_grad():
@@ -91,7 +93,7 @@ def minimum(head: nn.Linear, features: Tensor, labels: Tensor, penalty: float, f
     return Minimum(linear, gap, steps)
 
 
-def _newton(problem: _Problem, classes: int) -> tuple[Tensor, float, int]:
+def _newton(problem: _LogisticLoss, classes: int) -> tuple[Tensor, float, int]:
     features = problem.features
     scales, axes = torch.linalg.eigh(features.t() @ features / len(features))
     weights = features.new_zeros(classes, features.shape[1])
@@ -103,7 +105,7 @@ def _newton(problem: _Problem, classes: int) -> tuple[Tensor, float, int]:
             break
         bend = float((shares * (1 - shares)).mean())
         inverse = 1 / (bend * scales.clamp(min=0) + problem.penalty)
-        way = _solved(
+        way = _conjugate_gradients(
             problem.curvature(shares),
             -gradient,
             lambda right, inverse=inverse: (right @ axes * inverse) @ axes.t(),  # type: ignore[misc]
@@ -121,7 +123,9 @@ def _newton(problem: _Problem, classes: int) -> tuple[Tensor, float, int]:
     return weights, gap, step
 
 
-def _solved(curvature: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]) -> Tensor:
+def _conjugate_gradients(
+    curvature: Callable[[Tensor], Tensor], right: Tensor, precondition: Callable[[Tensor], Tensor]
+) -> Tensor:
     """H⁻¹·right by preconditioned conjugate gradients, more exactly the nearer the minimum is."""
     found, residual = torch.zeros_like(right), right
     enough = min(0.1, float(right.norm()) ** 0.5) * float(right.norm())
@@ -183,15 +187,15 @@ def oracle(
         reports = tuple(ClassReport(label, count) for label, count in enumerate(counts) if count)
         if stepwise or not isinstance(head, nn.Linear):
             notes = () if stepwise else (SEVERAL,)
-            return Made(*retrained(head, features, labels, descent, key, absent), reports, notes=notes)
-        found = minimum(head, features, labels, weight_decay, absent)
+            return Made(*retrain(head, features, labels, descent, key, absent), reports, notes=notes)
+        found = minimise(head, features, labels, weight_decay, absent)
         before, after = (mean_loss(each, features, labels) for each in (head, found.linear))
-        return Made(found.linear, before, after, reports, notes=(_said(found, weight_decay),))
+        return Made(found.linear, before, after, reports, notes=(_describe(found, weight_decay),))
 
     return Finisher(make, RealFeatures(layers, count), bound=True)
 
 
-def _said(found: Minimum, penalty: float) -> str:
+def _describe(found: Minimum, penalty: float) -> str:
     """How near the minimum is, in words."""
     if found.reached:
         return f"at most {found.gap:.1g} above the least training loss with penalty {penalty:g}, in {found.steps} steps"

@@ -30,20 +30,18 @@ Shapes: C classes, P of them held, K of them released, d features, W = C + the f
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unskew.calibration.classifier import shortened
+from unskew.calibration.classifier import limit_length
 from unskew.calibration.covariances import Diagonal, Form, Full, Shared, parse_form
-from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, checked
+from unskew.calibration.statistics import MAX_EXAMPLES, ClassStatistics, KnownNoise, check_statistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.plugins import require_extra
-from unskew.core.types import Tensors
 from unskew.privacy.noise import normal
 
 SENSITIVITY = 3**0.5  # of (N, Σz/R, second/R²) to one example
@@ -52,10 +50,17 @@ SLACK = 1e-3  # what rounding may add to a sum of clipped features; a check agai
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What one release promises to every example: (ε, δ), for features of length ``radius`` at most.
+    """The (ε, δ) guarantee of one release to every example.
 
-    ``sigma`` is the standard deviation of the noise on a count; on Σz it is sigma·R, on the second moment sigma·R²
-    (off the diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
+    Parameters
+    ----------
+    epsilon, delta
+        The guarantee. A second release of the same examples is a second guarantee.
+    radius
+        The longest feature R.
+    sigma
+        The standard deviation of the noise on a count. On Σz it is sigma·R, on the second moment sigma·R² (off the
+        diagonal of Σzzᵀ, where two equal entries are one number, sigma·R²/√2).
     """
 
     epsilon: float
@@ -65,7 +70,7 @@ class Guarantee:
 
     @staticmethod
     def of(radius: float, epsilon: float, delta: float) -> "Guarantee":
-        """The promise and the noise that it takes. A second release of the same examples is a second promise."""
+        """Find the noise that the guarantee needs."""
         _check_radius(radius)
         if not 0 < epsilon < float("inf"):
             raise UserError(f"epsilon={epsilon}: give a finite number above 0; 1 is strong, 10 is weak")
@@ -75,36 +80,50 @@ class Guarantee:
         return Guarantee(epsilon, delta, radius, SENSITIVITY * least * (1 + 1e-9))  # the search's tolerance is 1e-12
 
 
-def clipped(features: Tensor, radius: float) -> Tensor:
-    """[n, d], features longer than the radius (L2) drawn back to it, a rounding error below; shorter ones unchanged."""
+def clip_features(features: Tensor, radius: float) -> Tensor:
+    """Scale features [n, d] that are longer than the radius (L2) down to it, a rounding error below."""
     _check_radius(radius)
     if features.dim() != 2 or not features.is_floating_point():
         raise UserError(f"features must be [n, d] of a floating type, these are {list(features.shape)}")
     if not bool(features.isfinite().all()):
         raise UserError("features hold NaN or infinity; the encoder or its images are broken")
-    return shortened(features, radius)
+    return limit_length(features, radius)
 
 
-def noisy(
-    statistics: ClassStatistics, radius: float, epsilon: float, delta: float, key: Key | None = None, *,
+def add_noise(
+    statistics: ClassStatistics,
+    radius: float,
+    epsilon: float,
+    delta: float,
+    key: Key | None = None,
+    *,
     threshold: float | None = None,
-) -> ClassStatistics:  # fmt: skip
-    """The statistics of clipped features, fit to be released with ``Guarantee.of(radius, epsilon, delta)``.
+) -> ClassStatistics:
+    """Make statistics of clipped features fit for release with ``Guarantee.of(radius, epsilon, delta)``.
 
     Every class gets noise, also one that no client holds: that it is absent is a secret too. Then, from the noisy
-    numbers alone, classes with a count below ``threshold`` are dropped with a warning (None: 4·sigma, which a class
-    that no client holds passes with a chance of 3e-5; never below 1), counts are rounded, and what cannot be told from
-    noise in a covariance is evened out (see above). Where the form is ``shared``, the pooled second
-    moment keeps the part of the dropped classes.
+    numbers only, classes with small counts are dropped with a warning, counts are rounded, and what cannot be
+    distinguished from noise in a covariance is evened out. With the form ``shared``, the pooled second moment keeps
+    the part of the dropped classes.
 
-    ``key`` is for studies that must be repeatable. For a release leave it None, and the noise comes from the operating
-    system: a known seed lets anyone remove the noise. With a key the draw depends on everything that is released,
-    the statistics included: no two releases that differ in anything share their noise.
+    Parameters
+    ----------
+    statistics
+        The sum over all clients, of features that went through ``clip_features``.
+    radius, epsilon, delta
+        The guarantee.
+    key
+        For studies that must be repeatable: the draw depends on everything that is released, so no two releases that
+        differ in anything share their noise. For a real release leave it None, and the noise comes from the operating
+        system; anyone who knows the seed can remove the noise.
+    threshold
+        The count below which a class is dropped, at least 1. None: 4·sigma, which a class that no client holds
+        exceeds with a probability of 3e-5.
     """
-    guarantee = Guarantee.of(radius, epsilon, delta)
-    statistics = checked(statistics.classes, statistics.form, statistics.tensors(), "the sum")
+    sigma = Guarantee.of(radius, epsilon, delta).sigma
+    statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), "the sum")
     _check_clipped(statistics, radius)
-    classes, width, sigma = statistics.classes, statistics.width, guarantee.sigma
+    form, classes, width = statistics.form, statistics.classes, statistics.width
     threshold = max(1.0, 4 * sigma if threshold is None else threshold)
     if key is not None:
         promise = repr((float(radius), float(epsilon), float(delta), float(threshold)))
@@ -112,93 +131,71 @@ def noisy(
     counts = statistics.counts + sigma * normal((classes,), key, "count")  # [C]
     released = (counts >= threshold).nonzero()[:, 0]  # [K]
     if len(released) < classes:
-        words = f"{classes - len(released)} of {classes} classes are dropped: their noisy counts are below"
-        warnings.warn(f"{words} {threshold:.4g}", stacklevel=2)
+        dropped = f"{classes - len(released)} of {classes} classes are dropped"
+        warnings.warn(f"{dropped}: their noisy counts are below {threshold:.4g}", stacklevel=2)
     number = counts[released].round().long()
-    sums = _rows(statistics, "sums", released) + (sigma * radius * normal((classes, width), key, "sums"))[released]
-    release = _Release(statistics, released, number, sums, sigma * radius**2, key)
-    noise = KnownNoise(sigma * radius, sigma * radius**2)
-    second = NOISY_SECOND[type(statistics.form)](release)
-    return ClassStatistics(classes, statistics.form, released, number, {"sums": sums, **second}, noise)
+    noise = sigma * radius * normal((classes, width), key, "sums")
+    sums = _select_rows(statistics, "sums", released) + noise[released]  # [K, d]
+    known = KnownNoise(sigma * radius, sigma * radius**2)
+    limit = noise_edge(known.second, width)
+    if isinstance(form, Diagonal):
+        squares = sums.square() / number[:, None]
+        noise = known.second * normal((classes, width), key, "second")
+        own = _select_rows(statistics, "squares", released) + noise[released] - squares
+        second = {"squares": squares + own.clamp(min=0)}
+    elif isinstance(form, Shared):
+        between = (sums / number[:, None]).t() @ sums
+        noise = known.second * _symmetric_noise(width, key, "second")
+        second = {"second": between + flatten_noise(statistics.sums["second"] + noise - between, limit)}
+    else:
+        second = {"second": _select_rows(statistics, "second", released)}  # [K, d, d]
+        for place, label in enumerate(released.tolist()):  # a class that is dropped needs no draw
+            product = torch.outer(sums[place], sums[place]) / number[place]
+            noise = known.second * _symmetric_noise(width, key, "second", label)
+            second["second"][place] = product + flatten_noise(second["second"][place] + noise - product, limit)
+    return ClassStatistics(classes, form, released, number, {"sums": sums, **second}, known)
 
 
-def min_count(statistics: ClassStatistics, least: int) -> tuple[ClassStatistics, tuple[int, ...]]:
-    """The statistics of the classes with at least ``least`` examples, and the classes that are left out.
+def drop_small_classes(statistics: ClassStatistics, min_count: int) -> tuple[ClassStatistics, tuple[int, ...]]:
+    """Leave out the classes with few examples, on a client, before anything is sent.
 
-    For a client, before anything is sent. A rule of thumb without a guarantee: it keeps the features of single images
-    from being sent as means.
+    A rule of thumb without a guarantee: it keeps the features of single images from being sent as means.
+
+    Parameters
+    ----------
+    statistics
+        What the client has measured.
+    min_count
+        The fewest examples of a class that is sent.
+
+    Returns
+    -------
+    The statistics of the other classes, and the classes that were left out.
     """
-    if least < 1:
-        raise UserError(f"min_count(least={least}): least counts examples, give at least 1")
-    kept = statistics.number >= least
-    home = tuple(statistics.held[~kept].tolist())
-    if not home:
-        return statistics, home
+    if min_count < 1:
+        raise UserError(f"min_count={min_count}: it counts examples, give at least 1")
+    kept = statistics.number >= min_count
+    dropped = tuple(statistics.held[~kept].tolist())
+    if not dropped:
+        return statistics, dropped
     if not bool(kept.any()):
-        return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), home
+        return ClassStatistics.empty(statistics.classes, statistics.width, statistics.form), dropped
     if statistics.form.common:
         raise UserError(
-            f"min_count(least={least}): the form shared has one second moment for all classes, and class {home[0]} "
+            f"min_count={min_count}: the form shared has one second moment for all classes, and class {dropped[0]} "
             "cannot be taken out of it; leave its examples out before measuring, or take another form"
         )
     sums = {name: value[kept] for name, value in statistics.sums.items()}
     held, number = statistics.held[kept], statistics.number[kept]
-    return ClassStatistics(statistics.classes, statistics.form, held, number, sums), home
-
-
-@dataclass(frozen=True)
-class _Release:
-    """What is known when second moments get their noise."""
-
-    statistics: ClassStatistics
-    released: Tensor  # [K], the classes
-    number: Tensor  # [K], noisy counts
-    sums: Tensor  # [K, d], noisy sums
-    scale: float
-    key: Key | None
-
-
-def _noisy_full(release: _Release) -> Tensors:
-    sums, number = release.sums, release.number
-    second = _rows(release.statistics, "second", release.released)  # [K, d, d]
-    for place, label in enumerate(release.released.tolist()):  # a class that is dropped needs no draw
-        around = torch.outer(sums[place], sums[place]) / number[place]
-        noise = release.scale * _symmetric(release.statistics.width, release.key, "second", label)
-        limit = edge(release.scale, release.statistics.width)
-        second[place] = around + without_noise(second[place] + noise - around, limit)
-    return {"second": second}
-
-
-def _noisy_diagonal(release: _Release) -> Tensors:
-    statistics, released = release.statistics, release.released
-    noise = release.scale * normal((statistics.classes, statistics.width), release.key, "second")
-    around = release.sums.square() / release.number[:, None]
-    own = _rows(statistics, "squares", released) + noise[released] - around
-    return {"squares": around + own.clamp(min=0)}
-
-
-def _noisy_shared(release: _Release) -> Tensors:
-    statistics = release.statistics
-    around = (release.sums / release.number[:, None]).t() @ release.sums
-    noise = release.scale * _symmetric(statistics.width, release.key, "second")
-    limit = edge(release.scale, statistics.width)
-    return {"second": around + without_noise(statistics.sums["second"] + noise - around, limit)}
-
-
-# second moments with noise, evened out where nothing else can be told, for the forms with a known sensitivity
-NOISY_SECOND: dict[type, Callable[[_Release], Tensors]] = {
-    Full: _noisy_full,
-    Diagonal: _noisy_diagonal,
-    Shared: _noisy_shared,
-}
+    return ClassStatistics(statistics.classes, statistics.form, held, number, sums), dropped
 
 
 def sensitivity_known(form: Form) -> bool:
     """Whether statistics of this form can be released with noise."""
-    return type(form) in NOISY_SECOND
+    return isinstance(form, Full | Diagonal | Shared)
 
 
-def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
+def _select_rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
     """[K, …], a sum's rows for these classes, zero for those that no client holds."""
     value = statistics.sums[name]
     rows = torch.zeros(len(labels), *value.shape[1:], dtype=torch.float64)
@@ -207,7 +204,7 @@ def _rows(statistics: ClassStatistics, name: str, labels: Tensor) -> Tensor:
     return rows
 
 
-def _symmetric(width: int, key: Key | None, *path: str | int) -> Tensor:
+def _symmetric_noise(width: int, key: Key | None, *path: str | int) -> Tensor:
     """[d, d], noise on every entry, made symmetric: standard deviation 1 on the diagonal, 1/√2 off it."""
     noise = normal((width, width), key, *path)
     return (noise + noise.t()) / 2
@@ -230,13 +227,15 @@ def _check_clipped(statistics: ClassStatistics, radius: float) -> None:
     if bool((sums["sums"].norm(dim=1) > statistics.number * radius * (1 + SLACK)).any()) or bool(
         (lengths > number * radius**2 * (1 + SLACK)).any()
     ):
-        raise UserError(f"these are not the sums of features of length {radius} at most: clipped(features, {radius})")
+        raise UserError(
+            f"these are not the sums of features of length {radius} at most; clip_features(features, {radius}) first"
+        )
 
 
 MUCH = 0.1  # the share of noise in the variance between class means from which on it is worth a note
 
 
-def edge(deviation: float, width: int) -> float:
+def noise_edge(deviation: float, width: int) -> float:
     """2·s·√d, where the noise's spectrum ends: s = ``deviation``/√2 off the diagonal of a [d, d] matrix."""
     return math.sqrt(2 * width) * deviation
 
@@ -252,11 +251,11 @@ def pooled_edge(statistics: ClassStatistics) -> float:
     parts = 1 if statistics.form.common else len(statistics.held)
     deviation = statistics.noise.second * math.sqrt(parts) / (int(statistics.number.sum()) - len(statistics.held))
     if "second" in statistics.sums:
-        return edge(deviation, statistics.width)
+        return noise_edge(deviation, statistics.width)
     return deviation * math.sqrt(2 * math.log(max(statistics.width, 2)))
 
 
-def without_noise(matrix: Tensor, limit: float) -> Tensor:
+def flatten_noise(matrix: Tensor, limit: float) -> Tensor:
     """[d, d], eigenvalues below the limit set to their mean, or to 0 where that is negative."""
     values, vectors = torch.linalg.eigh(matrix)
     low = values < limit
@@ -266,7 +265,7 @@ def without_noise(matrix: Tensor, limit: float) -> Tensor:
     return found
 
 
-def raised(matrix: Tensor, limit: float) -> Tensor:
+def raise_eigenvalues(matrix: Tensor, limit: float) -> Tensor:
     """[d, d], eigenvalues below the limit raised to it."""
     values, vectors = torch.linalg.eigh(matrix)
     factor = vectors * values.clamp(min=limit).sqrt()
@@ -361,7 +360,7 @@ class Layout:
 
     def quantised(self, statistics: ClassStatistics, clients: int, who: str) -> Tensor:
         """[W] int64, the statistics laid out; refused, naming ``who``, where a sum over ``clients`` could overflow."""
-        statistics = checked(statistics.classes, statistics.form, statistics.tensors(), who)
+        statistics = check_statistics(statistics.classes, statistics.form, statistics.tensors(), who)
         if (statistics.classes, statistics.width, statistics.form) != (self.classes, self.width, self.form):
             raise UserError(f"the statistics of {who} are refused: {statistics.about()}; expected {self.about()}")
         limit = MAX_EXAMPLES // clients
@@ -392,7 +391,7 @@ class Layout:
         for (name, shape), part in zip(self._shapes.items(), parts, strict=True):
             value = part.reshape(shape).double() * 2.0**-self.bits
             values[name] = value[held] if self._by_class(name) else value
-        return checked(self.classes, self.form, values, who)
+        return check_statistics(self.classes, self.form, values, who)
 
     def _by_class(self, name: str) -> bool:
         return name not in self.form.common

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from unskew.calibration.ccvr import check_positive
-from unskew.calibration.classifier import last_linear, with_rows
-from unskew.calibration.covariances import ClassReport, Shared, without_negative
+from unskew.calibration.classifier import last_linear, replace_rows
+from unskew.calibration.covariances import ClassReport, Shared, drop_negative
 from unskew.calibration.finisher import Finisher, Made, StatisticsRequest, finisher
-from unskew.calibration.lda import varied
-from unskew.calibration.protection import pooled_edge, raised
+from unskew.calibration.lda import features_vary
+from unskew.calibration.protection import pooled_edge, raise_eigenvalues
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -54,10 +54,10 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
         raise ValueError(f"ridge(expand={expand}): it counts random features, give 0 or more")
 
     def make(head: nn.Module, statistics: ClassStatistics, key: Key) -> Made:
-        problem = Problem.of(statistics, balanced, known_noise=not strength)
-        chosen = strength or _chosen(problem)
-        weight, bias = _solved(problem, chosen)
-        linear = with_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
+        problem = Regression.of(statistics, balanced, known_noise=not strength)
+        chosen = strength or _choose_strength(problem)
+        weight, bias = _solve(problem, chosen)
+        linear = replace_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
         reports = tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
         said = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
@@ -67,7 +67,7 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class Regression:
     """The sums of a regression: float64, classes weighed by their shares."""
 
     means: Tensor  # [P, d]
@@ -76,22 +76,22 @@ class Problem:
     effective: float  # how many examples of equal weight say as much
 
     @staticmethod
-    def of(statistics: ClassStatistics, balanced: bool, known_noise: bool) -> "Problem":
+    def of(statistics: ClassStatistics, balanced: bool, known_noise: bool) -> "Regression":
         """That of class statistics; with ``known_noise`` eigenvalues that cannot be told from noise are raised."""
         number, means, within = statistics.number.double(), statistics.means(), statistics.within()
-        if not varied(means, within):
+        if not features_vary(means, within):
             raise UserError("ridge has no solution: within their classes the features do not vary; look at the encoder")
         if known_noise and statistics.noise is not None:
-            within = raised(within, pooled_edge(statistics))
-        if bool(torch.linalg.cholesky_ex(_with_penalty(within, GRID[0])).info):  # no features have these moments
-            within, clipped = without_negative(within)
+            within = raise_eigenvalues(within, pooled_edge(statistics))
+        if bool(torch.linalg.cholesky_ex(_add_penalty(within, GRID[0])).info):  # no features have these moments
+            within, clipped = drop_negative(within)
             words = "ridge: negative eigenvalues of the pooled covariance were set to zero"
             warnings.warn(
                 f"{words}, {clipped:.2g} of it; some client's moments are not those of features", stacklevel=2
             )
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
         effective = float(1 / (shares.square() / number).sum())
-        return Problem(means, shares, within * (1 - len(number) / number.sum()), effective)
+        return Regression(means, shares, within * (1 - len(number) / number.sum()), effective)
 
     @cached_property
     def centre(self) -> Tensor:
@@ -115,7 +115,7 @@ class Problem:
         return values.clamp(min=0), vectors
 
 
-def _chosen(problem: Problem) -> float:
+def _choose_strength(problem: Regression) -> float:
     """The strength with the least mean squared residual / (1 − leverage)².
 
     The leverage is how much of its own prediction an example is, on average: degrees of freedom / examples. All of it
@@ -134,10 +134,10 @@ def _chosen(problem: Problem) -> float:
     return min(reversed(GRID), key=score)
 
 
-def _solved(problem: Problem, strength: float) -> tuple[Tensor, Tensor]:
+def _solve(problem: Regression, strength: float) -> tuple[Tensor, Tensor]:
     """Weight [P, d] and bias [P], scaled."""
     width, penalty = len(problem.around), strength * float(problem.around.diagonal().mean())
-    factor, failed = torch.linalg.cholesky_ex(_with_penalty(problem.around, strength))
+    factor, failed = torch.linalg.cholesky_ex(_add_penalty(problem.around, strength))
     weight = torch.cholesky_solve(problem.targets.t(), factor).t()
     if bool(failed) or not bool(weight.isfinite().all()):
         raise UserError(f"ridge(strength={strength:g}) has no solution; give a larger strength")
@@ -147,11 +147,11 @@ def _solved(problem: Problem, strength: float) -> tuple[Tensor, Tensor]:
     return scale * weight, scale * bias
 
 
-def _with_penalty(matrix: Tensor, strength: float) -> Tensor:
+def _add_penalty(matrix: Tensor, strength: float) -> Tensor:
     return matrix + strength * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64)
 
 
-def _scale(problem: Problem, weight: Tensor, bias: Tensor, leverage: float) -> float:
+def _scale(problem: Regression, weight: Tensor, bias: Tensor, leverage: float) -> float:
     """2·gap/variance, both of the difference between two classes' outputs, averaged over all pairs of classes.
 
     An example left out has the residual r/(1 − leverage): so the gap at unseen examples is 1 − (1 − gap)/(1 − leverage)

@@ -26,7 +26,7 @@ from unskew.calibration.covariances import (
     Shared,
     check_memory,
     check_square,
-    fault,
+    find_fault,
     parse_form,
     statistics_bytes,
 )
@@ -65,31 +65,31 @@ IMAGE_KEYS = ("image", "images", "pixel_values", "x", "img")
 LABEL_KEYS = ("label", "labels", "y", "target")
 
 
-def images_and_labels(batch: Any, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
+def split_batch(batch: Any, device: torch.device, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
     """Images on the device and labels [n] on the CPU, of a pair or a dict.
 
     Tensors keep their type. Arrays and lists of numbers become ``dtype``, the encoder's. Images of any other type are
     the encoder's own affair and stay as they are.
     """
     if isinstance(batch, Mapping):
-        images, labels = _value(batch, IMAGE_KEYS, "images"), _value(batch, LABEL_KEYS, "labels")
+        images, labels = _find_value(batch, IMAGE_KEYS, "images"), _find_value(batch, LABEL_KEYS, "labels")
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         images, labels = batch
     else:
         kind = f"{type(batch).__name__} of {len(batch)}" if isinstance(batch, tuple | list) else type(batch).__name__
         raise UserError(f"batches must be pairs of (images, labels) or dicts with both; this is a {kind}")
     if isinstance(images, np.ndarray | list | tuple):
-        images = _tensor(images, "images")
+        images = _to_tensor(images, "images")
         if dtype is not None:
             images = images.to(dtype)
     if isinstance(images, Tensor):
         images = images.to(device)
-    return images, labels_of(labels)
+    return images, as_labels(labels)
 
 
-def labels_of(labels: Any) -> Tensor:
+def as_labels(labels: Any) -> Tensor:
     """Labels as a tensor on the CPU: whole numbers of any type as int64, anything else as it is."""
-    values: Tensor = labels if isinstance(labels, Tensor) else _tensor(labels, "labels")
+    values: Tensor = labels if isinstance(labels, Tensor) else _to_tensor(labels, "labels")
     values = values.detach().cpu()
     return values if values.is_floating_point() or values.is_complex() else values.long()
 
@@ -133,7 +133,7 @@ def check_batch(features: Any, labels: Tensor, classes: int) -> None:
 
 
 @contextmanager
-def resting(encoder: nn.Module) -> Iterator[None]:
+def eval_mode(encoder: nn.Module) -> Iterator[None]:
     """The module in eval mode inside, each part as it was outside."""
     before = {part: part.training for part in encoder.modules()}
     encoder.eval()
@@ -144,7 +144,7 @@ def resting(encoder: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def _value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> Any:
+def _find_value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> Any:
     for key in keys:
         if key in batch:
             return batch[key]
@@ -152,7 +152,7 @@ def _value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> Any:
     raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; in this one there is: {there}")
 
 
-def _tensor(values: Any, what: str) -> Tensor:
+def _to_tensor(values: Any, what: str) -> Tensor:
     try:
         if isinstance(values, list | tuple) and values and isinstance(values[0], Tensor):
             return torch.stack(list(values))
@@ -300,7 +300,7 @@ class ClassStatistics:
     @neutral()
     def of_features(features: Tensor, labels: Any, classes: int, form: str | Form = "full") -> "ClassStatistics":
         """Those of features [n, d] with labels [n]: a tensor, a numpy array or a list of whole numbers."""
-        form, classes, labels = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES), labels_of(labels)
+        form, classes, labels = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES), as_labels(labels)
         check_batch(features, labels, classes)
         features = features.detach().cpu().double()
         order = torch.argsort(labels, stable=True)
@@ -347,9 +347,9 @@ class ClassStatistics:
                 waiting.clear()
                 count = 0
 
-        with resting(encoder), torch.no_grad():
+        with eval_mode(encoder), torch.no_grad():
             for batch in batches:
-                images, labels = images_and_labels(batch, device, dtype)
+                images, labels = split_batch(batch, device, dtype)
                 features = encode(images)
                 if relabel is not None:
                     labels = relabel(features, labels)
@@ -486,7 +486,7 @@ class ClassStatistics:
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
         classes, form, values, noise = read_statistics(usable_path(path))
-        statistics = replace(checked(classes, form, values, str(path)), noise=noise)
+        statistics = replace(check_statistics(classes, form, values, str(path)), noise=noise)
         if not statistics.possible():
             raise UserError(f"the statistics of {path} are refused: sums are larger than their squares allow")
         return statistics
@@ -504,7 +504,7 @@ class ClassStatistics:
         return int(places[0, 0])
 
 
-def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
+def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
     """The statistics if they can be real, or a UserError that names the sender."""
 
     def refuse(why: str) -> UserError:
@@ -524,6 +524,6 @@ def checked(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatist
     odd = (number < 1) | (number > MAX_EXAMPLES)
     if bool(odd.any()):
         raise refuse(f"class {int(held[odd][0])} has a count of {int(number[odd][0])}")
-    if why := fault(form, len(held), sums):
+    if why := find_fault(form, len(held), sums):
         raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)

@@ -236,7 +236,7 @@ def _close(value: Tensor | None, expected: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Federation:
+class SmallFederation:
     """All that a few rounds need. ``value`` is an algorithm in place of the blueprint's method, for the loop alone."""
 
     blueprint: Blueprint
@@ -291,17 +291,17 @@ class Federation:
             last = now
         return last
 
-    def with_method(self, method: str) -> "Federation":
+    def with_method(self, method: str) -> "SmallFederation":
         """The same federation under another method."""
         return replace(self, blueprint=replace(self.blueprint, method=method), value=None)
 
-    def with_candidate(self, method: Candidate) -> "Federation":
+    def with_candidate(self, method: Candidate) -> "SmallFederation":
         """The same federation under a candidate: by its text where it has one, by its value otherwise."""
         if method.text is not None:
             return self.with_method(method.text)
         return self.with_algorithm(method.algorithm(self.blueprint.local))
 
-    def with_algorithm(self, algorithm: Algorithm) -> "Federation":
+    def with_algorithm(self, algorithm: Algorithm) -> "SmallFederation":
         """The same federation under an algorithm that has no text."""
         return replace(self, value=algorithm)
 
@@ -320,13 +320,13 @@ class Federation:
 def federation(
     method: str = "fedavg", sizes: Sequence[int] = (40, 30, 1, 20, 9), images: ImageSet | None = None,
     model: str = "tiny-cnn", dtype: str = "float64", seed: int = 0, local: Local | None = None,
-) -> Federation:  # fmt: skip
+) -> SmallFederation:  # fmt: skip
     """Clients of just these sizes, one of them with a single example."""
     images = images or image_set(sum(sizes))
     settings = local or Local(epochs=2, batch=16, lr=0.05)
     blueprint = Blueprint(method, model, images.shape, len(images.classes), settings, dtype)
     population = Population.from_partition(partition_of(sizes, len(images.train)))
-    return Federation(blueprint, dataset(images, population), Key(seed))
+    return SmallFederation(blueprint, dataset(images, population), Key(seed))
 
 
 def image_set(examples: int = 120, classes: int = 4, side: int = 8, channels: int = 1, seed: int = 0) -> ImageSet:
@@ -373,7 +373,7 @@ SETTINGS = Local(epochs=1, batch=8, lr=0.05)
 TOLERANCE = 1e-12  # how far rounding may put two orders of methods apart, in float64
 
 
-def small(method: Candidate, *, dtype: str = "float64", seed: int = 0) -> Federation:
+def small(method: Candidate, *, dtype: str = "float64", seed: int = 0) -> SmallFederation:
     """The federation that the laws are tried on."""
     return federation("fedavg", SIZES, dtype=dtype, seed=seed, local=SETTINGS).with_candidate(method)
 
@@ -515,7 +515,7 @@ def is_fedavg(neutral: Candidate) -> str | None:
 
 
 def _watch(
-    fed: Federation, instrument: Callable[[Algorithm, Report], Algorithm], after_round: Callable[[], str | None],
+    fed: SmallFederation, instrument: Callable[[Algorithm, Report], Algorithm], after_round: Callable[[], str | None],
     state: ServerState | None = None,
 ) -> str | None:  # fmt: skip
     """Some rounds of the instrumented algorithm, up to the first that has something reported."""

@@ -23,7 +23,7 @@ from unskew.console.screen import Screen, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
 from unskew.loggers import LOGGERS, open_logger
-from unskew.methods import GROUPS, Description, describe, describe_method
+from unskew.methods import GROUPS, MethodDescription, describe, describe_method
 from unskew.runs import config as configs
 from unskew.runs import finished, train
 from unskew.runs.config import OPTIONS, Option
@@ -342,14 +342,14 @@ def _list_methods() -> None:
     out.print("A method of your own is package.module:function.")
 
 
-def _find_description(name: str) -> Description:
+def _find_description(name: str) -> MethodDescription:
     build = methods.find_method(name)
     if build is None:
         raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
     return describe_method(name, build)
 
 
-def _show_method(row: Description) -> None:
+def _show_method(row: MethodDescription) -> None:
     out.print(Text(row.call))
     out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
     if row.body:

@@ -115,7 +115,7 @@ def find_method(name: str) -> Callable[..., Any] | None:
     return load_function(name, "method") if ":" in name else METHODS.get(name)
 
 
-def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """The parameters that a call of the function must give."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -127,7 +127,7 @@ def required(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def takes_algorithm(function: Callable[..., Any]) -> bool:
     """Whether a function is a method itself: all that it needs is an Algorithm."""
-    needed = required(function)
+    needed = required_parameters(function)
     return len(needed) == 1 and (needed[0].name == "algorithm" or needed[0].annotation in (Algorithm, "Algorithm"))
 
 
@@ -135,7 +135,7 @@ PROTECTIONS = {"withhold", "secure", "private", "mechanism", "exchange"}  # slot
 
 
 @dataclass(frozen=True)
-class Group:
+class MethodGroup:
     """Methods of one kind, under a title."""
 
     name: str
@@ -143,15 +143,15 @@ class Group:
 
 
 GROUPS = (
-    Group("training", "Training: what the clients do"),
-    Group("server", "Server: how it moves"),
-    Group("calibration", "Calibration: a new classifier after the last round"),
-    Group("privacy", "Privacy: protection of what clients send"),
+    MethodGroup("training", "Training: what the clients do"),
+    MethodGroup("server", "Server: how it moves"),
+    MethodGroup("calibration", "Calibration: a new classifier after the last round"),
+    MethodGroup("privacy", "Privacy: protection of what clients send"),
 )
 
 
 @dataclass(frozen=True)
-class Description:
+class MethodDescription:
     """All about a method: its first sentence, the rest of its docstring, its knobs, the slots that it fills."""
 
     name: str
@@ -160,16 +160,16 @@ class Description:
     body: str  # formula and details
     knobs: tuple[str, ...]  # "mu: float = 0.01"
     slots: str
-    group: Group
+    group: MethodGroup
     reference: str
 
 
-def describe() -> list[Description]:
+def describe() -> list[MethodDescription]:
     """Every method of the table."""
     return [describe_method(name, build) for name, build in METHODS.items()]
 
 
-def describe_method(name: str, function: Callable[..., Any]) -> Description:
+def describe_method(name: str, function: Callable[..., Any]) -> MethodDescription:
     """The description of a method, which may be a function from Algorithm to Algorithm or one that gives such."""
     itself = takes_algorithm(function)
     try:
@@ -179,15 +179,15 @@ def describe_method(name: str, function: Callable[..., Any]) -> Description:
     parameters = [] if itself else list(signature.parameters.values())
     doc, _, reference = (inspect.getdoc(function) or "").partition("Reference:")
     first, _, body = doc.strip().partition("\n")
-    slots = filled_slots(function if itself else function()) if itself or not required(function) else []
-    return Description(
+    slots = filled_slots(function if itself else function()) if itself or not required_parameters(function) else []
+    return MethodDescription(
         name=name,
-        call=f"{name}({', '.join(map(_spelled, parameters))})" if parameters else name,
+        call=f"{name}({', '.join(map(_spell, parameters))})" if parameters else name,
         changes=first.replace("``", "") or "It has no docstring.",
         body=body.strip().replace("``", ""),
         knobs=tuple(str(each) for each in parameters),
         slots=", ".join(slots),
-        group=_group(set(slots)),
+        group=_choose_group(set(slots)),
         reference=" ".join(reference.split()),
     )
 
@@ -201,14 +201,14 @@ def filled_slots(method: Method) -> list[str]:
     return claimed_slots(base, changed)
 
 
-def _spelled(knob: inspect.Parameter) -> str:
+def _spell(knob: inspect.Parameter) -> str:
     if knob.default is knob.empty:
         return f"{knob.name}=…"
     plain = isinstance(knob.default, int | float | bool | str)
     return f"{knob.name}={text.spell(knob.default) if plain else repr(knob.default)}"
 
 
-def _group(slots: set[str]) -> Group:
+def _choose_group(slots: set[str]) -> MethodGroup:
     training, server, calibration, privacy = GROUPS
     if "finish" in slots:
         return calibration

@@ -51,15 +51,15 @@ class Trace:
         return mask
 
 
-def trace_sha256(path: Path) -> str:
+def hash_trace(path: Path) -> str:
     """SHA-256 of the file."""
-    return hashlib.sha256(_content(path)).hexdigest()
+    return hashlib.sha256(_read_content(path)).hexdigest()
 
 
 def read_trace(path: Path) -> Trace:
     """A trace with the columns round,client or client,from,to, in any order; other columns are not read."""
     try:
-        rows = csv.reader(io.StringIO(_content(path).decode("utf-8-sig"), newline=""), strict=True)
+        rows = csv.reader(io.StringIO(_read_content(path).decode("utf-8-sig"), newline=""), strict=True)
         header = [name.strip().lower() for name in next(rows, [])]
         wanted = next((names for names in (STAYS, ROUNDS) if set(names) <= set(header)), None)
         if wanted is None:
@@ -67,7 +67,7 @@ def read_trace(path: Path) -> Trace:
                 f"{path} is not a trace: its header is {','.join(header)[:80]!r}; give round,client or client,from,to"
             )
         places = [header.index(name) for name in wanted]
-        table = np.array([_numbers(path, rows.line_num, row, places) for row in rows if row], np.int64)
+        table = np.array([_parse_row(path, rows.line_num, row, places) for row in rows if row], np.int64)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a trace: it is not UTF-8 ({error.reason})") from error
     except csv.Error as error:
@@ -79,7 +79,7 @@ def read_trace(path: Path) -> Trace:
     return Trace(path, table[:, 0], table[:, 1], table[:, 2])
 
 
-def _numbers(path: Path, line: int, row: list[str], places: list[int]) -> list[int]:
+def _parse_row(path: Path, line: int, row: list[str], places: list[int]) -> list[int]:
     """A row's whole numbers; the client is counted from 0, rounds from 1, and a stay does not end before it begins."""
     try:
         values = [int(row[place]) for place in places]
@@ -94,7 +94,7 @@ def _numbers(path: Path, line: int, row: list[str], places: list[int]) -> list[i
     return values
 
 
-def _content(path: Path) -> bytes:
+def _read_content(path: Path) -> bytes:
     check_plain(path)
     content = read_content(path, MAX_BYTES)
     if content is None:
@@ -178,12 +178,12 @@ class _FromTrace:
             raise UserError(
                 f"{self.path} has both kinds of quotes in its name, which a method's text cannot; rename it"
             )
-        known = self.sha256 or trace_sha256(self.path)[:DIGITS]
+        known = self.sha256 or hash_trace(self.path)[:DIGITS]
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
 
     @cached_property
     def trace(self) -> Trace:
-        if not trace_sha256(self.path).startswith(self.sha256):
+        if not hash_trace(self.path).startswith(self.sha256):
             raise UserError(
                 f"{self.path} is not the trace that the run was started with: its content has changed; restore it, or "
                 "start another run"

@@ -32,7 +32,7 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
         raise ValueError(f"fedir(cap={cap:g}): cap is the largest weight, give a number above 0, or 0 for no limit")
     if not 0 <= smooth <= 1:
         raise ValueError(f"fedir(smooth={smooth:g}): smooth is a share of the target, give 0 to 1")
-    given = None if target in ("population", "uniform") else _shares(target)
+    given = None if target in ("population", "uniform") else _parse_shares(target)
 
     def init(model: Tensors) -> Tensors:
         classes = len(model["classifier/weight"])
@@ -44,7 +44,7 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
     def importance(loss: Loss, step: Step) -> Loss:
         shares = step.shared["sent/fedir/target"]
         if cap or smooth:
-            ratio = _limited(shares, step.counts.to(shares.dtype) / step.counts.sum(), cap, smooth)
+            ratio = _limit_ratio(shares, step.counts.to(shares.dtype) / step.counts.sum(), cap, smooth)
         else:
             ratio = shares / step.counts  # p/q_k up to a factor, which cancels
         weight = ratio[step.labels]
@@ -52,20 +52,20 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
 
     surveyed = target == "population"
     statistic = Statistic(
-        "fedir", init, survey=_label_counts if surveyed else None, surveyed=_distribution if surveyed else None
+        "fedir", init, survey=_count_labels if surveyed else None, surveyed=_distribution if surveyed else None
     )
     return lambda algorithm: replace(
         algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
     )
 
 
-def _limited(target: Tensor, own: Tensor, cap: float, smooth: float) -> Tensor:
+def _limit_ratio(target: Tensor, own: Tensor, cap: float, smooth: float) -> Tensor:
     """[C], p/q_k with the target mixed into q_k, at most ``cap``."""
     ratio = target / ((1 - smooth) * own + smooth * target)
     return ratio.clamp(max=cap) if cap else ratio
 
 
-def _label_counts(known: Visited) -> Sums:
+def _count_labels(known: Visited) -> Sums:
     return {"counts": known.counts.double()}
 
 
@@ -73,7 +73,7 @@ def _distribution(sums: Sums) -> Tensors:
     return {"target": sums["counts"] / sums["counts"].sum()}
 
 
-def _shares(target: str) -> Tensor:
+def _parse_shares(target: str) -> Tensor:
     """The numbers of a text, as shares that add up to 1."""
     try:
         values = [float(word) for word in target.replace(",", " ").split()]

@@ -14,7 +14,14 @@ from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
 from unskew.core.text import apply, parse_calls
-from unskew.models.any_module import AnyNetwork, as_pytorch_drew_them, check_forward, find_classifier, make, maker
+from unskew.models.any_module import (
+    AnyNetwork,
+    bind_factory,
+    check_forward,
+    find_classifier,
+    find_default_weights,
+    make_module,
+)
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
 
@@ -49,19 +56,19 @@ def build(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: in
             return NETWORKS[model](shape, classes)
     name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
     named = isinstance(model, str) and ":" not in model
-    call = _public(name, shape, classes) if named else maker(model, shape, classes)
-    remake = partial(make, call, name, shape)
+    call = _parse_public(name, shape, classes) if named else bind_factory(model, shape, classes)
+    remake = partial(make_module, call, name, shape)
     module = remake(Key(0))
     if isinstance(module, Network):
         check_forward(module, name, shape, classes)
-        module.__dict__["origin"] = Origin(remake, as_pytorch_drew_them(call, Key(0)))
+        module.__dict__["origin"] = Origin(remake, find_default_weights(call, Key(0)))
         return module
     network = AnyNetwork(module, find_classifier(module, name, shape, classes), shape)
     network.__dict__["origin"] = Origin(remake)
     return network
 
 
-def _public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
+def _parse_public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
     """A call that makes the network of this text, such as ``resnet-18(norm=group)``."""
     calls = parse_calls(text, "model")
     call = calls[0]
@@ -72,11 +79,11 @@ def _public(text: str, shape: Shape, classes: int) -> Callable[[], nn.Module]:
         raise UserError(f"model {brief(text)}: give one network; networks cannot be added")
     if call.name in NETWORKS:
         raise UserError(f"model {call.name} takes no knobs; say {call.name} alone")
-    function = maker(PUBLIC[call.name], shape, classes)
+    function = bind_factory(PUBLIC[call.name], shape, classes)
     return lambda: apply(call, function, "model")
 
 
-def suited(shape: Shape) -> str:
+def choose_model(shape: Shape) -> str:
     """The network for images of this shape where the user named none."""
     return "simple-cnn" if min(shape[1:]) >= 16 else "tiny-cnn"
 

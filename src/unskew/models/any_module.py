@@ -31,22 +31,22 @@ TRIED = "a factory takes (shape, classes), (classes), a knob num_classes=, or no
 TORCH = Path(torch.__file__).parent
 
 
-def maker(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Callable[[], Any]:
+def bind_factory(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Callable[[], Any]:
     """A call that makes the network: from ``package.module:function(knobs)``, from a factory, or from a module."""
     if isinstance(model, nn.Module):
         return lambda: model
     if not isinstance(model, str):
-        return _bound(model, shape, classes)
+        return _bind(model, shape, classes)
     if "(" not in model:
-        return _bound(load_function(model, "model"), shape, classes)
+        return _bind(load_function(model, "model"), shape, classes)
     calls = parse_calls(model, "model")
     if len(calls) > 1:
         raise UserError(f"model {model!r}: give one network; networks cannot be added")
-    function = _bound(load_function(calls[0].name, "model"), shape, classes)
+    function = _bind(load_function(calls[0].name, "model"), shape, classes)
     return lambda: apply(calls[0], function, "model")
 
 
-def _bound(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:
+def _bind(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[..., Any]:
     """The factory with shape and classes filled in where it takes them; its other knobs stay open."""
     try:
         knobs = inspect.signature(function).parameters
@@ -72,10 +72,10 @@ def _bound(function: Callable[..., Any], shape: Shape, classes: int) -> Callable
     return bound
 
 
-def make(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Module:
+def make_module(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Module:
     """The network in float32 on the CPU, its weights those that its factory gives under this key."""
     with seeded(key.fold("make")):
-        module = guarded(call, f"model {name!r} cannot be made", TRIED)
+        module = run_guarded(call, f"model {name!r} cannot be made", TRIED)
         if not isinstance(module, nn.Module):
             raise UserError(f"model {name!r} gives {a_kind(module)}; give a torch.nn.Module")
         try:
@@ -84,13 +84,13 @@ def make(call: Callable[[], Any], name: str, shape: Shape, key: Key) -> nn.Modul
             raise UserError(f"model {name!r} cannot be copied: {type(error).__name__}: {error}") from error
         if any(isinstance(value, UninitializedParameter) for value in module.parameters()):
             with torch.no_grad():  # lazy layers take their sizes from the first batch
-                guarded(lambda: module.eval()(torch.zeros(2, *shape)), f"model {name!r} fails on its first images")
+                run_guarded(lambda: module.eval()(torch.zeros(2, *shape)), f"model {name!r} fails on its first images")
             module.train()
-    _refuse_odd_tensors(module, name)
+    _check_tensors(module, name)
     return module.to("cpu", torch.float32)
 
 
-def guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
+def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
     """What the work gives; whatever the user's code raises becomes one message with its place in that code."""
     try:
         return work()
@@ -105,7 +105,7 @@ def guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
         raise UserError(f"{what}: {type(error).__name__}: {said} ({where}){advice}") from error
 
 
-def _refuse_odd_tensors(module: nn.Module, name: str) -> None:
+def _check_tensors(module: nn.Module, name: str) -> None:
     for key, value in (*module.named_parameters(), *module.named_buffers()):
         if value.is_complex():
             raise UserError(f"model {name!r}: {key} is complex; give real weights")
@@ -117,14 +117,14 @@ def _refuse_odd_tensors(module: nn.Module, name: str) -> None:
         raise UserError(f"model {name!r} has no parameter with requires_grad; nothing could be trained")
 
 
-def as_pytorch_drew_them(call: Callable[[], Any], key: Key) -> frozenset[str]:
+def find_default_weights(call: Callable[[], Any], key: Key) -> frozenset[str]:
     """The weights of convolutions and linear layers that are as their layer's constructor drew them, by name.
 
     A weight that the factory wrote itself (loaded, or drawn another way) is not among them: every write into its
     memory is seen.
     """
     with seeded(key), _Writes() as log:
-        module = guarded(call, "the model cannot be made a second time")
+        module = run_guarded(call, "the model cannot be made a second time")
     names = []
     for path, layer in module.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
@@ -263,15 +263,15 @@ def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) ->
         if layer.out_features != classes or not _comes_out(module, layer, out, name, shape):
             continue
         if sum(other is layer for _, other, _, _ in linear) > 1:
-            raise _refused(name, f"{path!r} gives the logits, but runs more than once")
+            raise _refuse(name, f"{path!r} gives the logits, but runs more than once")
         if given.numel() != 2 * layer.in_features:
-            raise _refused(name, f"{path!r} gives the logits, but takes features {list(given.shape)}")
+            raise _refuse(name, f"{path!r} gives the logits, but takes features {list(given.shape)}")
         if not torch.allclose(F.linear(given, layer.weight, layer.bias), out, rtol=1e-3, atol=1e-5):
-            raise _refused(name, f"{path!r} gives the logits, but not as weight·features + bias")
+            raise _refuse(name, f"{path!r} gives the logits, but not as weight·features + bias")
         if id(layer.weight) not in {id(value) for value in module.parameters()}:
-            raise _refused(name, f"{path!r} gives the logits, but its weight is computed from others")
+            raise _refuse(name, f"{path!r} gives the logits, but its weight is computed from others")
         return layer
-    raise _refused(name, _what_instead(calls, linear, logits, classes))
+    raise _refuse(name, _explain(calls, linear, logits, classes))
 
 
 def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: Shape) -> bool:
@@ -289,7 +289,9 @@ def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
     module.eval()
     try:
         with torch.no_grad(), seeded(Key(0)):
-            return guarded(lambda: module(images), f"model {name!r} fails on images [2, {', '.join(map(str, shape))}]")
+            return run_guarded(
+                lambda: module(images), f"model {name!r} fails on images [2, {', '.join(map(str, shape))}]"
+            )
     finally:
         for part, mode in modes.items():
             part.training = mode
@@ -306,9 +308,7 @@ def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shap
     return isinstance(result, Tensor) and torch.equal(result.flatten(), other.flatten())
 
 
-def _what_instead(
-    calls: list[Call], linear: list[tuple[str, nn.Linear, Any, Any]], logits: Tensor, classes: int
-) -> str:
+def _explain(calls: list[Call], linear: list[tuple[str, nn.Linear, Any, Any]], logits: Tensor, classes: int) -> str:
     if bool((logits >= 0).all()) and torch.allclose(logits.sum(1), torch.ones(2), atol=1e-4):
         return "its rows are probabilities that add up to 1: leave the softmax out"
     if torch.allclose(logits.exp().sum(1), torch.ones(2), atol=1e-4):
@@ -324,5 +324,5 @@ def _what_instead(
     return f"the linear layers that ran are {ran}" if ran else "no nn.Linear ran"
 
 
-def _refused(name: str, reason: str) -> UserError:
+def _refuse(name: str, reason: str) -> UserError:
     return UserError(f"model {name!r} has no classifier that could be calibrated: {reason}; {LOOKED_FOR}")

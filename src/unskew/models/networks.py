@@ -41,11 +41,11 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
     for name in names:
         plain = name.partition("/")[2]
         layers.setdefault(plain.rpartition(".")[0] or plain, []).append(name)
-    short = layer_names(layers)
+    short = shorten_layer_names(layers)
     return {short[layer]: parameters for layer, parameters in layers.items()}
 
 
-def layer_names(modules: Iterable[str]) -> dict[str, str]:
+def shorten_layer_names(modules: Iterable[str]) -> dict[str, str]:
     """Layers' names without the part of the network that they belong to, unless two would then be the same."""
     short = {name: name.removeprefix("encoder.") or name for name in modules}
     return short if len(set(short.values())) == len(short) else {name: name for name in short}

@@ -32,7 +32,7 @@ HOW = "give a .safetensors file, or one written by torch.save(module.state_dict(
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedWeights:
     """What a network takes from a file, by the names of ``tensors.of_module``, and what it does not take, in words."""
 
     values: Tensors
@@ -57,18 +57,18 @@ def read_weights(path: Path) -> Tensors:
     if not path.is_file():
         raise UserError(f"--pretrained: there is no file {path}; {HOW}")
     on_disk = size_on_disk([path])
-    check_unpacked(_claimed(path), on_disk, str(path))
-    values = _unwrapped(_content(path), path)
+    check_unpacked(_unpacked_size(path), on_disk, str(path))
+    values = _unwrap(_load(path), path)
     check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
     if odd := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
         raise UserError(f"--pretrained: {path}: {odd[0]} is not a plain tensor of real numbers; {HOW}")
-    plain = {name: _plain(value) for name, value in values.items()}
+    plain = {name: _make_plain(value) for name, value in values.items()}
     if odd := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
         raise UserError(f"--pretrained: {path}: {odd[0]} has NaN or infinity in float32; give weights that are numbers")
     return plain
 
 
-def _content(path: Path) -> Any:
+def _load(path: Path) -> Any:
     """What the file has, whatever it is. Nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
@@ -86,18 +86,18 @@ def _content(path: Path) -> Any:
         raise UserError(f"--pretrained: {path} cannot be read as weights: {why}; {HOW}") from error
 
 
-def _plain(value: Tensor) -> Tensor:
+def _make_plain(value: Tensor) -> Tensor:
     """The tensor in one piece, bfloat16 and smaller kinds of numbers as float32."""
     known = value.dtype in COMMON or not value.is_floating_point()
     return (value if known else value.float()).contiguous()
 
 
-def sha256(values: Tensors) -> str:
+def hash_weights(values: Tensors) -> str:
     """What a run's configuration says of the weights it started from: 16 digits, whatever file they came in."""
     return tensors.sha256(values)[:16]
 
 
-def fit(network: Network, values: Tensors, where: str, model: str) -> Fitted:
+def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeights:
     """The file's tensors by the network's names; a classifier of another width is left out, all else must fit."""
     own = {name.partition("/")[2]: (name, value) for name, value in tensors.of_module(network).items()}
     module = network.module if isinstance(network, AnyNetwork) else network
@@ -135,7 +135,7 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> Fitted:
         if plain not in skipped and found[plain] is not None
     }
     rows = found[classifier[0]]
-    return Fitted(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows))
+    return FittedWeights(taken, tuple(left_out), None if rows is None or not rows.dim() else len(rows))
 
 
 def _left_out(
@@ -163,7 +163,7 @@ def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
     return {name: names for names in by_tensor.values() for name in names}
 
 
-def _unwrapped(content: Any, path: Path) -> dict[str, Tensor]:
+def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     """The dict of tensors inside the dicts that trainers write."""
     for _ in range(MAX_DEPTH):
         if not isinstance(content, Mapping):
@@ -194,7 +194,7 @@ def _spellings(values: Tensors) -> list[Tensors]:
     return spellings
 
 
-def _claimed(path: Path) -> int:
+def _unpacked_size(path: Path) -> int:
     """The bytes that the file says it unpacks to."""
     if zipfile.is_zipfile(path):
         try:

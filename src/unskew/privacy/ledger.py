@@ -69,7 +69,7 @@ class Spent:
         return total if self.updates is None else f"{total} and all updates; the updates alone: {self.updates.words()}"
 
 
-def with_release(spent: Spent | None, release: Release | None) -> Spent | None:
+def add_release(spent: Spent | None, release: Release | None) -> Spent | None:
     """The same with one release more, unless it is there already; what is there is never taken back."""
     if release is None:
         return spent
@@ -80,10 +80,10 @@ def with_release(spent: Spent | None, release: Release | None) -> Spent | None:
     else:
         names = dict.fromkeys([*before.calibrations, *release.calibrations])
         known[release.id] = replace(before, calibrations=tuple(names))
-    return spent_on(tuple(known.values()), None if spent is None else spent.updates)
+    return add_up(tuple(known.values()), None if spent is None else spent.updates)
 
 
-def spent_on(releases: Sequence[Release], updates: PrivateRounds | None = None) -> Spent | None:
+def add_up(releases: Sequence[Release], updates: PrivateRounds | None = None) -> Spent | None:
     """What these releases of statistics and these rounds of updates promise together; None where there are none."""
     if updates is None:
         return Spent(*total(releases), tuple(releases)) if releases else None

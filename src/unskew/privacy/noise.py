@@ -41,7 +41,7 @@ ORDERS = (*range(2, 33), 48, 64)  # of the Rényi divergences
 
 
 @dataclass(frozen=True)
-class Drawing:
+class Participation:
     """Who comes to a round: so many of all clients, on average (``poisson``) or always."""
 
     drawn: int
@@ -59,7 +59,9 @@ class Drawing:
         return not (self.everyone or self.poisson)
 
 
-def epsilon_of(noise: float, delta: float, rounds: int, drawing: Drawing, *, replaced: bool = False) -> float:
+def compute_epsilon(
+    noise: float, delta: float, rounds: int, drawing: Participation, *, replaced: bool = False
+) -> float:
     """ε of so many rounds with noise of ``noise`` times the longest update, at δ.
 
     For a client that is there or not; with ``replaced``, or where a fixed number is drawn, for one whose data are
@@ -141,14 +143,14 @@ class PrivateUpdates:
         return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
 
     def epsilon(self, rounds: int, drawn: int, clients: int, *, replaced: bool = False) -> float | None:
-        """ε at δ of so many rounds; None without noise, which promises nothing. See ``epsilon_of``."""
+        """ε at δ of so many rounds; None without noise, which promises nothing. See ``compute_epsilon``."""
         if not self.noise:
             return None
-        return epsilon_of(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
+        return compute_epsilon(self.noise, self.delta, rounds, self.drawing(drawn, clients), replaced=replaced)
 
-    def drawing(self, drawn: int, clients: int) -> Drawing:
+    def drawing(self, drawn: int, clients: int) -> Participation:
         """Who comes to a round."""
-        return Drawing(drawn, clients, self.poisson)
+        return Participation(drawn, clients, self.poisson)
 
     def _shorter(self, update: Sums) -> float:
         """The length to cut to, so that rounding to the steps of a secure sum does not make it longer than ``clip``.

@@ -18,7 +18,7 @@ from unskew.core.key import Key, seeded
 from unskew.core.limits import cache_folder
 from unskew.core.machine import cores, neutral, resolve_device
 from unskew.data import sources
-from unskew.models import build, initialise, suited
+from unskew.models import build, choose_model, initialise
 from unskew.report.write import write_report
 from unskew.reproduce.cells import Variant, list_seeds, make_cells, name_training, select_cells
 from unskew.reproduce.recipe import Recipe
@@ -272,7 +272,7 @@ class Speeds:
         """Seconds to train on one example, forward and backward."""
         side = config.resize or size.shape[1]
         shape = (size.shape[0], side, side if config.resize else size.shape[2])
-        model = config.model or suited(shape)
+        model = config.model or choose_model(shape)
         key = f"{model} {'x'.join(map(str, shape))} {size.classes}"
         if key not in self.known:
             self.say(f"measuring how fast {model} trains on this machine")

@@ -19,7 +19,7 @@ from unskew.core.key import Key
 from unskew.core.machine import default_workers
 from unskew.core.types import Engine, ServerState, Tensors
 from unskew.data.batches import steps_for
-from unskew.privacy.ledger import PrivateRounds, Spent, spent_on, with_release
+from unskew.privacy.ledger import PrivateRounds, Spent, add_release, add_up
 from unskew.privacy.noise import PrivateUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
@@ -269,7 +269,7 @@ class Execution:
         spreads = {name: summarise_clients(*each) for name, each in by_client.items()}
         spent = spent_in_rounds(prepared, len(rows))
         for each in calibrated:
-            spent = with_release(spent, each.classifier.report.release)
+            spent = add_release(spent, each.classifier.report.release)
         best = best_row(rows, config.monitor) if config.patience else None
         examples = sum(row["examples"] for row in rows)
         reference = None if prepared.baseline is None else prepared.baseline.accuracy
@@ -547,7 +547,7 @@ def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:
         replaced=drawing.replaces,
         example_epsilon=mechanism.epsilon(rounds, drawn, clients, replaced=True) or 0.0,
     )
-    return spent_on((), updates)
+    return add_up((), updates)
 
 
 def notes_on_protections(algorithm: Algorithm, validation: bool) -> list[str]:

@@ -31,7 +31,7 @@ from unskew.data.partition_files import Holdings, read_holdings
 from unskew.engines.blueprint import build
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
-from unskew.privacy.ledger import with_release
+from unskew.privacy.ledger import add_release
 from unskew.round import driver, statistics
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
@@ -294,7 +294,7 @@ def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> t
 def _added(path: Path, event: Calibrated, prepared: Prepared) -> Result:
     """The run's result with one calibration more; one of the same name is replaced."""
     result, name = read_result(path), event.result.name
-    spent = with_release(result.privacy, event.classifier.report.release)
+    spent = add_release(result.privacy, event.classifier.report.release)
     seen = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
     added = replace(event.result, clients_accuracy=summarise_clients(*seen))
     result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)

@@ -191,7 +191,7 @@ def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
         if isinstance(part, str):
             named += methods.parse_methods(part)
         else:
-            named.append(Named(description(part), part if methods.required(part) else part()))
+            named.append(Named(description(part), part if methods.required_parameters(part) else part()))
     return named
 
 
@@ -200,7 +200,7 @@ def _method_name(function: Callable[..., Any]) -> str | None:
     if isinstance(function, Finisher):
         return function.text if _reads_back(function) else None
     name = importable(function)
-    return name if methods.takes_algorithm(function) or not methods.required(function) else None
+    return name if methods.takes_algorithm(function) or not methods.required_parameters(function) else None
 
 
 def _reads_back(calibration: Finisher) -> bool:

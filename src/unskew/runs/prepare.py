@@ -351,7 +351,7 @@ def _plan_model(
     """
     channels, height, width = images.shape
     shape = (channels, config.resize or height, config.resize or width)
-    config = replace(config, model=config.model or models.suited(shape))
+    config = replace(config, model=config.model or models.choose_model(shape))
     layers, classes = parse_train(config.train), len(images.classes)
     model: Any = given.model or config.model
     file, notes = finished or {}, list[str]()
@@ -398,7 +398,7 @@ def _read_pretrained(config: Config) -> tuple[Config, Tensors]:
     if where == pretrained.IMAGENET and not from_python(config.model):
         path = pretrained.imagenet_file(config.model or "")
     values = pretrained.read_weights(path)
-    found = pretrained.sha256(values)
+    found = pretrained.hash_weights(values)
     if known and known != found:
         raise UserError(
             f"--pretrained {where} has other weights (sha256 {found}…) than the run was started with ({known}…); give "
