@@ -145,14 +145,39 @@ def ccvr(
 ) -> Finisher:  # fmt: skip
     """Re-trains the classifier on features drawn from class Gaussians.
 
-    M_c = ``per_class`` features from N(μ_c, Σ_c) for every class, or with ``proportional`` that many on average and
-    M_c ∝ N_c; then SGD on the classifier alone, from the trained one. Defaults: Table 8's for CIFAR-10 with α = 0.1 and
-    0.05. ``covariance`` is how much of Σ_c the clients send: full, diagonal, shared, "low-rank(32)".
+    M_c features from N(μ_c, Σ_c) for every class, then SGD on the classifier alone, from the trained one. The defaults
+    are Table 8's for CIFAR-10 with α = 0.1 and 0.05.
 
     Departs from the paper: it applies ReLU and Tukey's transformation (λ 0.5) and does not say whether before or after
     the statistics are taken; ours are off unless asked for (``relu=true, tukey=0.5``), come after, and real features
-    pass the same transformation at inference. Beyond it: ``layers`` linear layers may be re-trained instead of one,
-    and a class may have several Gaussians (``components``), found by k-means over the federation.
+    pass the same transformation at inference.
+
+    Parameters
+    ----------
+    per_class
+        M_c, the virtual features of each class.
+    epochs
+        Passes over these features.
+    lr
+        The learning rate.
+    batch
+        The batch size.
+    momentum
+        The momentum of SGD.
+    weight_decay
+        The weight decay of SGD.
+    relu
+        Applies ReLU to the features.
+    tukey
+        Tukey's power λ: 1 changes nothing, 0 is the logarithm. Needs relu.
+    proportional
+        M_c ∝ N_c, with ``per_class`` features on average.
+    covariance
+        How much of Σ_c the clients send: full, diagonal, shared, "low-rank(32)".
+    layers
+        Beyond the paper: the number of linear layers to re-train.
+    components
+        Beyond the paper: Gaussians for each class, found by k-means over the federation.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, Algorithm 1.
@@ -182,9 +207,21 @@ def uscc(
 ) -> Finisher:
     """Re-trains as ccvr does, with FedECCR's settings: its second stage.
 
-    The same number of virtual features for each class, no transformation.
+    The same number of virtual features for each class, no transformation. Momentum and weight decay, on which the paper
+    is silent, are ccvr's.
 
-    Momentum and weight decay, on which the paper is silent, are ccvr's.
+    Parameters
+    ----------
+    per_class
+        The virtual features of each class.
+    epochs
+        Passes over these features.
+    lr
+        The learning rate.
+    batch
+        The batch size.
+    covariance
+        As in ccvr.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, sections 3.3 and 4.1, Algorithm 2.

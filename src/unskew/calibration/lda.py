@@ -21,15 +21,21 @@ RIDGE = 0.001
 def lda(ridge: float = RIDGE, layers: int = 1, expand: int = 0) -> Finisher:
     """Replaces the classifier by a linear discriminant, in closed form.
 
-    It needs the class means and the pooled covariance alone.
+    It needs only the class means and the pooled covariance.
 
     w_c = (Σ + ρ·tr(Σ)/d·I)⁻¹·μ_c, b_c = −½·μ_cᵀw_c: the best classifier if all classes are Gaussians of one shape and
-    equally likely. No training, nothing drawn. With ``layers`` above 1 it replaces that many linear layers of the
-    network; with ``expand`` it sees ReLU of that many random sums of their input beside ReLU of the input itself, and
-    is no longer linear in it.
+    equally likely. No training, nothing drawn.
 
-    Of statistics with known noise (``private``) the covariance's eigenvalues below the noise's edge are raised to it,
-    unless you give a ``ridge`` other than the default.
+    Parameters
+    ----------
+    ridge
+        ρ. With statistics of known noise (``private``) and the default ρ, the covariance's eigenvalues below the
+        noise's edge are raised to it.
+    layers
+        The number of linear layers to replace.
+    expand
+        Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
+        then not linear in the input.
 
     Reference: Fisher, "The Use of Multiple Measurements in Taxonomic Problems", Annals of Eugenics, 1936; random
     features: Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NeurIPS 2007.

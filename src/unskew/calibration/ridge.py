@@ -29,19 +29,29 @@ LEAST_GAP = 0.01  # of the gap between classes on the examples themselves: what 
 def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand: int = 0) -> Finisher:
     """Replaces the classifier by ridge regression on the features, in closed form.
 
-    It needs the class means, the counts and the second moment over all classes alone: one exchange of sums.
+    It needs only the class means, the counts and the second moment over all classes: one exchange of sums.
 
     w_c = (A + ρ·tr(A)/d·I)⁻¹·π_c·(μ_c − m), b_c = π_c − w_cᵀm, all times one scale. A is the covariance of all features
-    around m = Σπ_c·μ_c. With ``balanced`` all classes weigh alike, π_c = 1/P, and A is put together from the pooled
-    covariance and the means; otherwise π_c = N_c/N, which is plain ridge regression on one-hot labels. ρ is
-    ``strength``; 0 chooses it by generalised cross-validation, which needs the same sums and no more. ``layers`` and
-    ``expand`` are those of lda: it replaces that many linear layers, and sees random features beside their input.
+    around m = Σπ_c·μ_c.
 
     The scale turns shares into logits: that of the log-odds of Gaussians, whose mean is half their variance, on
-    average over pairs of classes as unseen features would have them. It changes the loss and no answer.
+    average over pairs of classes as unseen features would have them. It changes the loss and no prediction.
 
     Departs from the paper: the intercept is not penalised, classes are balanced, and the strength is chosen; Fed3R is
     ``ridge(strength=…, balanced=false)``.
+
+    Parameters
+    ----------
+    strength
+        ρ. 0 chooses it by generalised cross-validation, which needs only the same sums.
+    balanced
+        All classes weigh the same, π_c = 1/P, and A is composed of the pooled covariance and the means. Otherwise
+        π_c = N_c/N: plain ridge regression on one-hot labels.
+    layers
+        The number of linear layers to replace.
+    expand
+        Random features, ReLU of random sums of the layers' input, next to ReLU of the input itself: the classifier is
+        then not linear in the input.
 
     Reference: Fanì, Camoriano, Caputo, Ciccone, "Accelerating Heterogeneous Federated Learning with Closed-form
     Classifiers", ICML 2024; the strength: Golub, Heath, Wahba, "Generalized Cross-Validation as a Method for Choosing a

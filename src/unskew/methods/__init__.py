@@ -1,6 +1,7 @@
 """The table of methods, and the way from a text such as ``"fedavgm(0.9) + fedprox(0.01)"`` to an Algorithm."""
 
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -158,7 +159,7 @@ class MethodDescription:
     call: str  # with its knobs at their defaults
     changes: str
     body: str  # formula and details
-    knobs: tuple[str, ...]  # "mu: float = 0.01"
+    knobs: tuple[str, ...]  # "mu: float = 0.01  The weight of the term."
     slots: str
     group: MethodGroup
     reference: str
@@ -170,22 +171,28 @@ def describe() -> list[MethodDescription]:
 
 
 def describe_method(name: str, function: Callable[..., Any]) -> MethodDescription:
-    """The description of a method, which may be a function from Algorithm to Algorithm or one that gives such."""
+    """Describe a method, which may be a function from Algorithm to Algorithm or one that returns such a function."""
     itself = takes_algorithm(function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} is not a method: it does not say which knobs it takes") from error
     parameters = [] if itself else list(signature.parameters.values())
-    doc, _, reference = (inspect.getdoc(function) or "").partition("Reference:")
+    doc, _, reference = (inspect.getdoc(function) or "").replace("``", "").partition("Reference:")
+    doc, _, section = doc.partition("Parameters\n----------\n")
     first, _, body = doc.strip().partition("\n")
+    meanings = {
+        knob: " ".join(meaning.split())
+        for knobs, meaning in re.findall(r"^(\w[\w, ]*)\n((?:    .*\n?)+)", section, re.MULTILINE)
+        for knob in knobs.split(", ")
+    }
     slots = filled_slots(function if itself else function()) if itself or not required_parameters(function) else []
     return MethodDescription(
         name=name,
         call=f"{name}({', '.join(map(_spell, parameters))})" if parameters else name,
-        changes=first.replace("``", "") or "It has no docstring.",
-        body=body.strip().replace("``", ""),
-        knobs=tuple(str(each) for each in parameters),
+        changes=first or "It has no docstring.",
+        body=body.strip(),
+        knobs=tuple(f"{each}  {meanings.get(each.name, '')}".rstrip() for each in parameters),
         slots=", ".join(slots),
         group=_choose_group(set(slots)),
         reference=" ".join(reference.split()),

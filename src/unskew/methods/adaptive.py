@@ -19,6 +19,17 @@ def fedadam(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: floa
 
     v ← β₂·v + (1 − β₂)·ḡ².
 
+    Parameters
+    ----------
+    lr
+        The server's learning rate γ.
+    beta1
+        The momentum β₁ of the mean update.
+    beta2
+        How slowly v follows ḡ², β₂.
+    tau
+        τ, added to √v: how adaptive the step is.
+
     Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
     return _method("fedadam", lambda v, g2: beta2 * v + (1 - beta2) * g2, lr, beta1, beta2, tau)
@@ -28,6 +39,17 @@ def fedyogi(lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: floa
     """Gives the server Yogi's step.
 
     v ← v − (1 − β₂)·ḡ²·sign(v − ḡ²).
+
+    Parameters
+    ----------
+    lr
+        The server's learning rate γ.
+    beta1
+        The momentum β₁ of the mean update.
+    beta2
+        How slowly v follows ḡ², β₂.
+    tau
+        τ, added to √v: how adaptive the step is.
 
     Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """
@@ -39,9 +61,18 @@ def fedadagrad(lr: float = 0.01, beta1: float = 0.0, tau: float = 0.001) -> Meth
 
     v ← v + ḡ².
 
-    Departs from the paper: its best rate for CIFAR-10 is 0.1. From v = τ² the first step is about γ·sign(ḡ), so that
-    0.1 moves every weight by 0.1, more than the weights of a network without normalisation are. On CIFAR-10 with
-    simple-cnn the second round then gives NaN; 0.01, the rate of the other two, trains.
+    Departs from the paper: its best rate for CIFAR-10 is 0.1. From v = τ² the first step is about γ·sign(ḡ), so 0.1
+    moves every weight by 0.1, more than the weights of a network without normalisation are. On CIFAR-10 with simple-cnn
+    the second round then gives NaN; 0.01, the rate of the other two, trains.
+
+    Parameters
+    ----------
+    lr
+        The server's learning rate γ.
+    beta1
+        The momentum β₁ of the mean update.
+    tau
+        τ, added to √v: how adaptive the step is.
 
     Reference: Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 2.
     """

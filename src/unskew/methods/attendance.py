@@ -106,12 +106,17 @@ DIGITS = 12  # of a trace's hash that a run writes down
 
 
 def absent(share: float = 0.3) -> Method:
-    """Lets each client that is drawn stay away with a given chance.
+    """Lets each sampled client stay away with a given probability.
 
-    Of the K clients that a round draws, each fails to come with the chance ``share``, independently, and is not asked
-    again in that round: (1 − share)·K come on average, and the mean is over those. A client that fedvc draws twice
-    stays away with both visits. Where nobody comes the model stays as it is. Surveys before the first round and
-    calibrations after the last ask everyone.
+    Each of a round's K clients fails to come with probability ``share``, independently, and is not asked again in that
+    round: (1 − share)·K take part on average, and the mean is over those. A client that fedvc samples twice stays away
+    with both visits. If nobody comes, the model does not change. Surveys before the first round and calibrations after
+    the last ask everyone.
+
+    Parameters
+    ----------
+    share
+        The probability with which a sampled client stays away.
     """
     if not 0 <= share < 1:
         raise ValueError(f"absent(share={share}): share is a chance, give 0 or more and less than 1")
@@ -125,19 +130,26 @@ def absent(share: float = 0.3) -> Method:
 
 
 def available(file: str = "", share: float = 0.5, period: int = 24, sha256: str = "") -> Method:
-    """Draws only clients that are there in that round.
+    """Samples only clients that are available in that round.
 
-    ``file`` is a trace, a CSV with the columns round,client (one row for each round in which a client is there) or
-    client,from,to (the first and last round of a stay). Rounds count from 1, clients from 0; a client without a row is
-    never there, and after the trace's last round it starts again from round 1. A run writes down how the trace's
-    ``sha256`` begins, and refuses another.
+    With a ``file``, a trace says who is available. Without one, clients come and go like day and night: each is
+    available for ``share`` of every ``period`` rounds, in one stretch that begins at its own time, drawn from the seed.
 
-    Without a file clients come and go as day and night: each is there for ``share`` of every ``period`` rounds, in one
-    stretch that begins at its own time, drawn with the seed.
+    The sampler (uniform, fedvc) chooses among the available clients, and at most as many as there are. If nobody is
+    available, the model does not change. Surveys before the first round and calibrations after the last ask everyone.
 
-    Whatever samples the clients (uniform, fedvc) draws among those that are there, and at most as many as there are.
-    Where nobody is there the model stays as it is. Surveys before the first round and calibrations after the last ask
-    everyone.
+    Parameters
+    ----------
+    file
+        A CSV trace with the columns round,client (a row for each round in which a client is available) or
+        client,from,to (the first and last round of a stay). Rounds count from 1, clients from 0. A client without a row
+        is never available. After its last round the trace starts again.
+    share
+        The share of the time for which a client is available. Without a file.
+    period
+        The length of a day in rounds. Without a file.
+    sha256
+        How the SHA-256 of the trace begins; another trace is rejected. A run writes it down.
 
     Reference: for day and night, Eichner et al., "Semi-Cyclic Stochastic Gradient Descent", ICML 2019, section 2.
     """

@@ -11,10 +11,10 @@ from unskew.round.algorithm import Method
 def centralised() -> Method:
     """Trains on all examples in one place, without a federation.
 
-    This is what relative accuracy is relative to. A round is one visit to all examples, with the epochs, batches, rate
-    and augmentation of the clients. Where only K of N clients come in a round, it takes K/N of the examples, a new draw
-    each round, so that the budget is the same. Nothing is sent. The momentum starts from zero in each round, as a
-    client's does.
+    The upper bound that relative accuracy refers to. A round is one visit to all examples, with the clients' epochs,
+    batch size, learning rate and augmentation. If only K of N clients take part in a round, it uses K/N of the
+    examples, a new draw each round, so that the budget is the same. Nothing is sent. The momentum starts from zero in
+    each round, as a client's does.
 
     Reference: the upper bound in Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution",
     ECCV 2020, section 6.

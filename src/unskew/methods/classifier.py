@@ -13,7 +13,12 @@ from unskew.round.algorithm import Method
 def clsprox(mu: float = 0.001) -> Method:
     """Adds a proximal term on the classifier alone.
 
-    + μ/2·‖φ − φ_global‖², φ the classifier's weight and bias. Default μ: the paper's for CIFAR-10 with α = 0.1 and 0.5.
+    + μ/2·‖φ − φ_global‖², φ the classifier's weight and bias.
+
+    Parameters
+    ----------
+    mu
+        The weight μ of the term. The default is the paper's for CIFAR-10 with α = 0.1 and 0.5.
 
     Reference: Luo et al., "No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data",
     NeurIPS 2021, section 3.3.

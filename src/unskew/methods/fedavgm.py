@@ -9,7 +9,12 @@ from unskew.round.server import momentum, sgd
 def fedavg(lr: float = 1.0) -> Method:
     """Takes the mean of the clients' models: the base of all others.
 
-    θ ← θ − γ·ḡ with ḡ = Σ n_k/n·(θ − θ_k). ``lr`` is the server's rate γ; at 1 nothing changes.
+    θ ← θ − γ·ḡ with ḡ = Σ n_k/n·(θ − θ_k).
+
+    Parameters
+    ----------
+    lr
+        The server's learning rate γ; at 1 nothing changes.
 
     Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     AISTATS 2017.
@@ -21,8 +26,16 @@ def fedavg(lr: float = 1.0) -> Method:
 def fedavgm(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> Method:
     """Gives the server momentum.
 
-    v ← β·v + ḡ; θ ← θ − γ·v. Undamped, without Nesterov; buffers are averaged without momentum.
-    ``damped`` weighs ḡ by 1 − β: a form found in public code, and much slower.
+    v ← β·v + ḡ; θ ← θ − γ·v. Without Nesterov; buffers are averaged without momentum.
+
+    Parameters
+    ----------
+    beta
+        The momentum β.
+    lr
+        The server's learning rate γ.
+    damped
+        Weighs ḡ by 1 − β: a form found in public code, and much slower.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     section 5.1.

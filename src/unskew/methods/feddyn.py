@@ -23,6 +23,11 @@ def feddyn(alpha: float = 0.01) -> Method:
     of all g_k. That needs every client at most once a round and its plain update, so feddyn claims the sampler and the
     aggregate.
 
+    Parameters
+    ----------
+    alpha
+        The weight α of the penalty.
+
     Reference: Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1.
     """
     if not 0 < alpha < float("inf"):

@@ -14,15 +14,20 @@ from unskew.round.algorithm import Method
 def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> Method:
     """Weighs each example by how rare its class is on the client.
 
-    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), q_k the client's own shares. p(y) is sent to the clients:
-    ``uniform`` gives every class the same, numbers such as "0.5 0.3 0.2" are your own target; with both, q_k never
-    leaves the client. ``population`` adds up the clients' label counts once before the first round: the server needs
-    only their sum, but as long as sums are not masked it sees each. A class that a client does not hold never comes up
-    there; one that no client holds needs no weight.
+    Σ w·ℓ / Σ w over each mini-batch, w = p(y)/q_k(y), where p is the target and q_k the client's own class shares. A
+    class that a client does not have never comes up there; one that no client has needs no weight.
 
-    Beyond the paper, both off by default, for clients that hold few examples of a class among many others: ``cap``
-    limits the weights, min(w, cap) (0: no limit); ``smooth`` mixes the target into the client's shares,
-    w = p/((1 − λ)·q_k + λ·p), so that no weight is above 1/λ. λ = 1 is FedAvg.
+    Parameters
+    ----------
+    target
+        p(y), which is sent to the clients. ``population`` adds up the clients' label counts once before the first
+        round: the server needs only their sum, but unless sums are masked it sees each. ``uniform`` gives every class
+        the same share; numbers such as "0.5 0.3 0.2" are your own target. With these two, q_k never leaves the client.
+    cap
+        Beyond the paper: the largest weight, min(w, cap). 0: no limit.
+    smooth
+        Beyond the paper: mixes the target into the client's shares, w = p/((1 − λ)·q_k + λ·p), so that no weight
+        exceeds 1/λ. 0 is off, 1 is FedAvg.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     eqs. (3) and (4). cap: Ionides, "Truncated Importance Sampling", 2008. smooth: Yamada et al., "Relative

@@ -12,9 +12,15 @@ from unskew.round.local_optimizers import DECAYS, is_weight
 def fedprox(mu: float = 0.01, on: str = "all") -> Method:
     """Adds a proximal term to each client's objective.
 
-    + μ/2·‖w − w_global‖², over the parameters only (the norm is squared). ``on=weights`` leaves biases and the
-    parameters of norms out, as --decay weights does for weight decay.
-    Default μ: the CCVR paper's for CIFAR-10 with α = 0.05; it has 0.001 for 0.1 and 0.5.
+    + μ/2·‖w − w_global‖², over the parameters only (the norm is squared).
+
+    Parameters
+    ----------
+    mu
+        The weight μ of the term. The default is the CCVR paper's for CIFAR-10 with α = 0.05; it has 0.001 for 0.1 and
+        0.5.
+    on
+        ``all`` parameters, or ``weights``: without biases and the parameters of norms, like --decay weights.
 
     Reference: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. (2).
     """

@@ -14,14 +14,20 @@ from unskew.round.algorithm import Method
 def fedvc(size: int = 256, epochs: int = 1) -> Method:
     """Makes every visit take the same number of examples.
 
-    Large clients are split and small ones repeated: K visits a round, each to a client drawn with chance n_k/n; it
-    resamples exactly N_VC = ``size`` of its examples, without replacement if it holds as many and with otherwise, takes
-    N_VC/B steps, and weighs 1/K. ``epochs`` is how often it goes over them, whatever --epochs says: the paper's visits
-    go once. A client may come twice in a round; its visits draw different examples. Only row numbers are drawn, no
-    image is copied.
+    Large clients are split and small ones repeated: K visits a round, each to a client sampled with probability n_k/n.
+    It resamples exactly N_VC = ``size`` of its examples, without replacement if it has that many and with otherwise,
+    takes N_VC/B steps, and weighs 1/K. A client may be visited twice in a round; its visits draw different examples.
+    Only row numbers are drawn, no image is copied.
 
     Departs from the paper: it leaves open whether a client may be drawn twice; we draw with replacement, so that the
     expected update is Σ n_k/n·Δ_k exactly.
+
+    Parameters
+    ----------
+    size
+        The number of examples of a visit, N_VC.
+    epochs
+        Passes over these examples, whatever --epochs says. The paper has one.
 
     Reference: Hsu, Qi, Brown, "Federated Visual Classification with Real-World Data Distribution", ECCV 2020,
     section 5.3 and Algorithm 1.

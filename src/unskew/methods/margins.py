@@ -17,11 +17,15 @@ def fedlc(tau: float = 0.5) -> Method:
     """Lowers the logits of classes that are rare on the client.
 
     logit_c − τ·n_c^(−1/4): between classes y and i this is the paper's pairwise margin τ·(n_y^(−1/4) − n_i^(−1/4)). A
-    class that the client lacks has n_c = 0: its margin is −∞, and it leaves the softmax. The paper gives no value for
-    τ; 0.5 is the default of Flower's baseline.
+    class that the client lacks has n_c = 0: its margin is −∞, and it leaves the softmax.
 
     Departs from the paper: its denominator leaves out the own class, so that the loss has no lower bound; ours is
-    cross-entropy over all classes that the client holds, as public code has it.
+    cross-entropy over all classes that the client has, like public code.
+
+    Parameters
+    ----------
+    tau
+        The scale τ of the margin. The paper gives no value; 0.5 is the default of Flower's baseline.
 
     Reference: Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022,
     eq. (7).
@@ -39,7 +43,12 @@ def fedrs(alpha: float = 0.5) -> Method:
     """Scales down the logits of classes that the client lacks.
 
     α·logit_c where n_c = 0. A factor on a logit is a margin that looks at it: (α − 1)·logit_c, of the logits before any
-    other margin. 1 is FedAvg. Default α: the paper's.
+    other margin.
+
+    Parameters
+    ----------
+    alpha
+        The factor α; 1 is FedAvg. The default is the paper's.
 
     Reference: Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data",
     KDD 2021.

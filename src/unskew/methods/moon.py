@@ -14,10 +14,18 @@ def moon(mu: float = 1.0, tau: float = 0.5) -> Method:
 
     + μ·mean(−log(e^(sim(z, z_glob)/τ) / (e^(sim(z, z_glob)/τ) + e^(sim(z, z_prev)/τ)))), sim the cosine of the features
     that enter the classifier. z_glob: the server's model; z_prev: the client's own model after its last visit; both in
-    eval mode and without gradient. Where the paper is silent: at a client's first visit there is no z_prev and the
-    term is absent; of two visits in one round both see the model that the round before left. Default μ: the CCVR
-    paper's for CIFAR-10 with α = 0.1 and 0.5; it has 5 for α = 0.05. The paper compares the output of a projection
-    head: simple-cnn has one, the features of other networks are compared as they are.
+    eval mode and without gradient. The paper compares the output of a projection head: simple-cnn has one, the features
+    of other networks are compared as they are.
+
+    Where the paper is silent: at a client's first visit there is no z_prev and no term; two visits in one round both
+    use the model that the round before left.
+
+    Parameters
+    ----------
+    mu
+        The weight μ of the term. The default is the CCVR paper's for CIFAR-10 with α = 0.1 and 0.5; it has 5 for 0.05.
+    tau
+        The temperature τ.
 
     Reference: Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021, eq. (3).
     """

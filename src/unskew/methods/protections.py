@@ -14,8 +14,12 @@ from unskew.round.sampling import uniform
 def withhold(min_count: int = 5) -> Method:
     """Does not send statistics of classes with few examples on a client.
 
-    Fewer than ``min_count`` examples. A rule of thumb against means of one or two images; it guarantees nothing in
-    numbers.
+    A rule of thumb against means of one or two images, without a quantitative guarantee.
+
+    Parameters
+    ----------
+    min_count
+        The fewest examples of a class that a client sends.
 
     Reference: Luo et al., "No Fear of Heterogeneity", NeurIPS 2021, appendix C.
     """
@@ -27,12 +31,19 @@ def withhold(min_count: int = 5) -> Method:
 def secure(updates: bool = False, threshold: float = THRESHOLD) -> Method:
     """Masks what every client sends: the server sees only the sum.
 
-    A calibration's statistics; with ``updates`` also the sums of every round: updates, statistics of methods, metrics.
     Pairwise masks from X25519 cancel in the sum, modulo 2^64. The sum is exact in steps of 2^-24 for a calibration's
-    statistics, of 2^-32 for a round. Where clients drop out, the shares of those that stay take the masks off: so many
-    as ``threshold`` says must stay, of those that began, or the sum does not come about. At least three clients.
+    statistics, of 2^-32 for a round. If clients drop out, the shares of those that stay remove their masks. At least
+    three clients.
 
-    Departs from the paper: without its signed round against a server that lies.
+    Departs from the paper: without its signed round against a malicious server.
+
+    Parameters
+    ----------
+    updates
+        Also masks the sums of every round: updates, statistics of methods, metrics. Otherwise only a calibration's
+        statistics.
+    threshold
+        The share of the clients that must stay to the end, or there is no sum.
 
     Reference: Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017.
     """
@@ -48,7 +59,7 @@ def rounded() -> Method:
     """Rounds what clients send in a round as secure does, without masks.
 
     It protects nothing. The result is that of ``secure(updates=true)`` to the last bit, without the time that masks
-    take: for studies, and to see that masks change nothing.
+    take: for studies, and to check that masks change nothing.
     """
     return lambda algorithm: replace(algorithm, exchange=RoundedUpdates())
 
@@ -56,9 +67,17 @@ def rounded() -> Method:
 def private(epsilon: float = 8.0, delta: float = 1e-5, clip: float = 10.0, release: bool = False) -> Method:
     """Adds noise to the statistics' sum, for differential privacy.
 
-    (ε, δ) for every example, features cut to length ``clip``. It covers the statistics and not the training before
-    them. The noise follows from the run's seed, for studies: anyone who knows the seed can remove it. With ``release``
-    it comes from the operating system and cannot be repeated.
+    (ε, δ) for every example. It covers the statistics, not the training before them.
+
+    Parameters
+    ----------
+    epsilon, delta
+        The guarantee (ε, δ).
+    clip
+        The length that features are clipped to.
+    release
+        Draws the noise from the operating system, so that it cannot be repeated. Otherwise it follows from the run's
+        seed, for studies: anyone who knows the seed can remove it.
 
     Reference: Balle and Wang, "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018.
     """
@@ -75,11 +94,22 @@ def private_updates(
 ) -> Method:
     """Clips updates and adds noise to their sum, for differential privacy.
 
-    ḡ = (Σ Δ_k·min(1, S/‖Δ_k‖) + N(0, (z·S)²))/K, S = ``clip``, z = ``noise``, K the clients of a round. (ε, δ) for
-    every client, all its examples together; an accountant says ε after each round. Clients count the same whatever they
-    hold. ``sampling`` is poisson (each client comes with the chance K/N; ε is smallest) or fixed (always K). Training
-    losses are not reported. The noise follows from the run's seed, for studies: anyone who knows the seed can remove
-    it. With ``release`` it comes from the operating system and cannot be repeated.
+    ḡ = (Σ Δ_k·min(1, S/‖Δ_k‖) + N(0, (z·S)²))/K, K the clients of a round. (ε, δ) for every client, all its examples
+    together; an accountant reports ε after each round. All clients weigh the same. Training losses are not reported.
+
+    Parameters
+    ----------
+    clip
+        The longest update S.
+    noise
+        The noise z, in multiples of S.
+    delta
+        δ, well below 1 / the number of clients.
+    sampling
+        ``poisson``: each client takes part with probability K/N, for the smallest ε. ``fixed``: always K clients.
+    release
+        Draws the noise from the operating system, so that it cannot be repeated. Otherwise it follows from the run's
+        seed, for studies: anyone who knows the seed can remove it.
 
     Reference: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
     """

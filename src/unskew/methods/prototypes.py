@@ -17,16 +17,23 @@ from unskew.round.algorithm import Method
 def prototypes(tau: float = 0.5, scale: float = 1.0, own: bool = True) -> Method:
     """Pulls each feature towards its class's mean over all clients.
 
-    It is pushed away from the means of other classes. Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f, z_y)/τ)
-    / Σ_k e^(sim(f, z_k)/τ)), sim the cosine, α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over the last
-    round's visits that saw class k, of the class's mean feature after training; a class that no visit saw keeps its
-    prototype. In round 0 there are none: the loss is L_ce. ``scale`` is 0.1 in the paper for nearly equal clients (β =
-    5).
+    And pushes it away from the means of other classes. Loss = α·scale·L_pc + (1 − α)·L_ce, L_pc = −log(e^(sim(f,
+    z_y)/τ) / Σ_k e^(sim(f, z_k)/τ)), sim the cosine, α = 1 − r/R in round r = 0 … R − 1. z_k is the plain mean, over
+    the last round's visits that saw class k, of the class's mean feature after training; a class that no visit saw
+    keeps its prototype. In round 0 there are none: the loss is L_ce.
 
-    Departs from the paper: eq. (1) lacks the minus sign and the own class in its denominator; we take Algorithm 1,
-    line 16. ``own=false`` gives eq. (1)'s denominator. Eq. (2) divides by all N clients; we divide by those that saw
-    the class. Where the paper is silent: an example whose class has no prototype yet has the loss L_ce, and classes
-    without one stay out of the sum.
+    Departs from the paper: eq. (1) lacks the minus sign and the own class in its denominator; we use Algorithm 1, line
+    16. Eq. (2) divides by all N clients; we divide by those that saw the class. Where the paper is silent: an example
+    whose class has no prototype yet has the loss L_ce, and classes without one stay out of the sum.
+
+    Parameters
+    ----------
+    tau
+        The temperature τ.
+    scale
+        The weight of L_pc. The paper has 0.1 for nearly equal clients (β = 5).
+    own
+        Whether the denominator includes the own class; false is eq. (1)'s.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023, section 3.2 and Algorithm 1.
@@ -51,6 +58,13 @@ def fedeccr(tau: float = 0.5, scale: float = 1.0, per_class: int = 400, epochs: 
     """Trains with prototypes, then re-trains with uscc: FedECCR as a whole.
 
     prototypes(tau, scale) + uscc(per_class, epochs).
+
+    Parameters
+    ----------
+    tau, scale
+        As in prototypes.
+    per_class, epochs
+        As in uscc.
 
     Reference: Zeng et al., "FedECCR: Federated Learning Method with Encoding Comparison and Classification
     Rectification", CollaborateCom 2023.
