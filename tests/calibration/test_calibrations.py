@@ -12,7 +12,7 @@ from torch import nn
 import unskew
 from unskew.calibration import CALIBRATIONS, is_bound, parse_calibration
 from unskew.calibration.calibrate import calibrate, calibrate_on_features
-from unskew.calibration.ccvr import Descent, draw_virtual_features, retrain
+from unskew.calibration.ccvr import draw_virtual_features, retrain
 from unskew.calibration.classifier import CalibratedClassifier, Lift, Transformation
 from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.lda import solve_discriminant
@@ -20,6 +20,7 @@ from unskew.calibration.oracle import SEVERAL, minimise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.types import Local
 
 D, C = 4, 3
 QUICK = "ccvr(per_class=20, epochs=2, lr=0.1)"
@@ -125,7 +126,7 @@ def test_more_virtual_features_than_memory_are_refused_with_how_many_fit(monkeyp
 # ccvr
 
 
-def descent_by_hand(weight, bias, z, y, key, *, epochs, batch, lr, momentum, weight_decay):
+def descend_by_hand(weight, bias, z, y, key, *, epochs, batch, lr, momentum, weight_decay):
     """The CCVR paper's second step in numpy: SGD with momentum on the classifier alone, cross-entropy."""
     velocity = np.zeros_like(weight), np.zeros_like(bias)
     for epoch in range(epochs):
@@ -158,7 +159,7 @@ def test_ccvr_is_drawn_and_trained_as_by_hand():
         z.append(own.mean(0) + np.sqrt(own.var(0, ddof=1)) * noise)
     z, y = np.concatenate(z).astype(np.float32).astype(np.float64), np.repeat(np.arange(C), 10)
     weight, bias = (value.numpy() for value in weights(classifier))
-    weight, bias = descent_by_hand(weight, bias, z, y, key, **knobs)
+    weight, bias = descend_by_hand(weight, bias, z, y, key, **knobs)
     assert np.allclose(found.head.weight.detach(), weight, rtol=0, atol=1e-6)  # float32 rounds at the last bit
     assert np.allclose(found.head.bias.detach(), bias, rtol=0, atol=1e-6)
 
@@ -168,7 +169,7 @@ def test_ccvr_has_the_papers_settings_and_uscc_is_ccvr_with_its_own_counts():
     plain = calibrate(classifier, statistics, "ccvr(per_class=30)")
     key = Key(0).fold("calibrate")
     features, labels, _ = draw_virtual_features(statistics, 30, key)
-    wanted, before, after = retrain(classifier, features, labels, Descent(10, 64, 0.001, 0.9, 1e-5), key)
+    wanted, before, after = retrain(classifier, features, labels, Local(10, 64, 0.001, 0.9, 1e-5), key)
     assert same(weights(plain.head), weights(wanted))
     assert (plain.report.loss_before, plain.report.loss_after) == (before, after)
     uscc, ccvr = (
@@ -210,7 +211,7 @@ def test_knobs_reach_what_they_name(proportional):
     statistics, classifier, key = statistics_of((10, 30, 200)), linear(), Key(2).fold("calibrate")
     found = calibrate(classifier, statistics, f"ccvr(per_class=20, epochs=1, proportional={proportional})", seed=2)
     features, labels, _ = draw_virtual_features(statistics, 20, key, proportional=proportional == "true")
-    assert same(weights(found.head), weights(retrain(classifier, features, labels, Descent(epochs=1), key)[0]))
+    assert same(weights(found.head), weights(retrain(classifier, features, labels, Local(epochs=1, lr=0.001), key)[0]))
 
 
 @pytest.mark.parametrize("knobs", ["relu=true", "relu=true, tukey=0.5", "relu=true, tukey=0"])
@@ -225,7 +226,7 @@ def test_real_features_pass_what_virtual_ones_passed(knobs):
         return above.clamp(min=1e-12).log() if power == 0 else above**power
 
     features, labels, _ = draw_virtual_features(statistics, 20, key)
-    head, _, _ = retrain(classifier, passed(features), labels, Descent(epochs=2, lr=0.1), key)
+    head, _, _ = retrain(classifier, passed(features), labels, Local(epochs=2, lr=0.1), key)
     assert same(weights(found.head), weights(head))
     real = normal(30, D, seed=9)
     with torch.no_grad():
@@ -347,7 +348,7 @@ def test_a_classifier_without_bias_is_trained_with_one_from_zero(method):
 @pytest.mark.parametrize("bias", [True, False])
 def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
     statistics, classifier = statistics_of((30, 0, 20, 0), classes=4), linear(outputs=4, bias=bias)
-    with pytest.warns(UserWarning, match=r"^no client holds class 1, 3: it keeps its row of the classifier$"):
+    with pytest.warns(UserWarning, match=r"^no client has class 1, 3: it keeps its row of the classifier$"):
         found = calibrate(classifier, statistics, method)
     assert found.report.kept_rows == (1, 3)
     assert torch.equal(found.head.weight[1::2], classifier.weight[1::2])
@@ -358,7 +359,7 @@ def test_classes_that_nobody_holds_keep_their_rows_and_are_named(method, bias):
 def test_a_class_whose_parts_nobody_holds_is_told_from_its_parts():
     """Labels 2c and 2c + 1 are parts of class c: here 0, 1 and 5."""
     statistics, classifier = statistics_of((30, 20, 0, 0, 0, 40), classes=6), linear()
-    with pytest.warns(UserWarning, match=r"^no client holds class 1: it keeps its row of the classifier$"):
+    with pytest.warns(UserWarning, match=r"^no client has class 1: it keeps its row of the classifier$"):
         found = calibrate(classifier, statistics, "ccvr(per_class=20, epochs=2, lr=0.1, components=2)")
     assert found.report.kept_rows == (1,)
     assert torch.equal(found.head.weight[1], classifier.weight[1])
@@ -367,7 +368,7 @@ def test_a_class_whose_parts_nobody_holds_is_told_from_its_parts():
 
 def test_in_a_head_of_several_layers_the_last_ones_rows_are_kept():
     head = deep()
-    with pytest.warns(UserWarning, match="no client holds class 2: it keeps its row of the classifier"):
+    with pytest.warns(UserWarning, match="no client has class 2: it keeps its row of the classifier"):
         found = calibrate(head, statistics_of((30, 20), width=6), "ccvr(per_class=20, epochs=2, lr=0.1, layers=2)")
     assert torch.equal(found.head[-1].weight[2], head[-1].weight[2])
     assert torch.equal(found.head[-1].bias[2], head[-1].bias[2])
@@ -379,15 +380,15 @@ def test_where_there_is_no_row_to_keep_a_class_is_never_answered(method):
     statistics, classifier = fitting(method, counts=(30, 20)), linear()
     if "layers" in method:
         statistics, classifier = statistics_of((30, 20), width=6), deep()
-    with pytest.warns(UserWarning, match=r"^no client holds class 2: it is never predicted$"):
+    with pytest.warns(UserWarning, match=r"^no client has class 2: it is never predicted$"):
         found = calibrate(classifier, statistics, method)
     assert 2 not in found(100 * normal(1000, 6 if "layers" in method else D)).argmax(1).tolist()
 
 
 def test_of_many_absent_classes_ten_are_named():
-    with pytest.warns(UserWarning, match=r"^no client holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 …: it keeps"):
+    with pytest.warns(UserWarning, match=r"^no client has class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11 …: it keeps"):
         calibrate(linear(outputs=20), statistics_of((30, 20), classes=20), QUICK)
-    with pytest.warns(UserWarning, match=r"^no client holds class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11: it keeps"):
+    with pytest.warns(UserWarning, match=r"^no client has class 2, 3, 4, 5, 6, 7, 8, 9, 10, 11: it keeps"):
         calibrate(linear(outputs=12), statistics_of((30, 20), classes=12), QUICK)
 
 
@@ -443,8 +444,8 @@ def test_the_oracle_trains_on_the_features_it_is_given(make):
     classifier = make()
     kept = weights(classifier)
     found = calibrate_on_features(classifier, features, labels, "oracle(epochs=3, lr=0.1, batch=7)", seed=5)
-    descent = Descent(3, 7, 0.1, 0.9, 1e-5)
-    wanted, before, after = retrain(classifier, features, labels, descent, Key(5).fold("oracle"), (1,))
+    local = Local(3, 7, 0.1, 0.9, 1e-5)
+    wanted, before, after = retrain(classifier, features, labels, local, Key(5).fold("oracle"), (1,))
     assert same(weights(found.head), weights(wanted))
     assert same(weights(classifier), kept)
     assert isinstance(found.before, Transformation)
@@ -468,7 +469,7 @@ def test_the_oracle_takes_all_or_so_many_features():
 def test_the_papers_oracle_is_sgd_with_the_papers_knobs_and_so_is_one_with_a_knob_of_sgd():
     features, labels = examples((30, 0, 1))
     classifier = linear()
-    wanted, _, _ = retrain(classifier, features, labels, Descent(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,))
+    wanted, _, _ = retrain(classifier, features, labels, Local(50, 64, 0.001, 0.9, 1e-5), Key(5).fold("oracle"), (1,))
     for text in ("oracle(paper=true)", "oracle(epochs=50)", "oracle(lr=0.001)", "oracle(batch=64, momentum=0.9)"):
         found = calibrate_on_features(classifier, features, labels, text, seed=5)
         assert same(weights(found.head), weights(wanted)), text

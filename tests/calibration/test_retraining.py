@@ -1,5 +1,6 @@
 """Re-training is SGD as the textbook has it, frozen rows stay to the last bit; the discriminant is Fisher's."""
 
+import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -9,16 +10,17 @@ import torch.nn.functional as F
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import nn
 
-from unskew.calibration.ccvr import Descent, retrain
+from unskew.calibration.ccvr import ccvr, retrain
 from unskew.calibration.classifier import NEVER
 from unskew.calibration.lda import solve_discriminant
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core.errors import UserError
 from unskew.core.key import Key
+from unskew.core.types import Local
 
 D, C = 3, 4
 KEY = Key(5)
-QUICK = Descent(epochs=3, batch=4, lr=0.3, momentum=0.9, weight_decay=0.05)
+QUICK = Local(epochs=3, batch=4, lr=0.3, momentum=0.9, weight_decay=0.05)
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -57,7 +59,7 @@ def same(left, right):
 # SGD
 
 
-def by_hand(head, features, labels, descent, key, frozen=()):
+def by_hand(head, features, labels, local, key, frozen=()):
     """Cross-entropy and SGD with momentum in numpy: v ← m·v + g + λ·w, w ← w − η·v; frozen rows put back each step."""
     z, y = features.numpy(), labels.numpy()
     weight = head.weight.detach().numpy().copy()
@@ -74,15 +76,15 @@ def by_hand(head, features, labels, descent, key, frozen=()):
         return -np.log(probabilities(z)[np.arange(len(y)), y]).mean()
 
     before = loss()
-    for epoch in range(descent.epochs):
+    for epoch in range(local.epochs):
         order = torch.randperm(len(y), generator=key.fold("epoch", epoch).torch()).numpy()
-        for start in range(0, len(y), descent.batch):
-            some = order[start : start + descent.batch]
+        for start in range(0, len(y), local.batch):
+            some = order[start : start + local.batch]
             error = (probabilities(z[some]) - np.eye(C)[y[some]]) / len(some)
             for value, speed, gradient in zip((weight, bias), velocity, (error.T @ z[some], error.sum(0)), strict=True):
-                speed *= descent.momentum
-                speed += gradient + descent.weight_decay * value
-                value -= descent.lr * speed
+                speed *= local.momentum
+                speed += gradient + local.weight_decay * value
+                value -= local.lr * speed
             weight[list(frozen)], bias[list(frozen)] = first
     return weight, bias, before, loss()
 
@@ -90,12 +92,12 @@ def by_hand(head, features, labels, descent, key, frozen=()):
 @pytest.mark.parametrize("frozen", [(), (3,), (0, 2)])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
-    "descent", [QUICK, Descent(2, 64, 0.5, 0.0, 0.0), Descent(1, 1, 0.01, 0.5, 0.0), Descent(2, 3, 0.1, 0.0, 0.1)]
+    "local", [QUICK, Local(2, 64, 0.5, 0.0, 0.0), Local(1, 1, 0.01, 0.5, 0.0), Local(2, 3, 0.1, 0.0, 0.1)]
 )
-def test_the_classifier_descends_as_by_hand(descent, bias, frozen):
+def test_the_classifier_descends_as_by_hand(local, bias, frozen):
     head, (features, labels) = linear(bias=bias), examples()
-    made, before, after = retrain(head, features, labels, descent, KEY, frozen)
-    weight, shift, wanted_before, wanted_after = by_hand(head, features, labels, descent, KEY, frozen)
+    made, before, after = retrain(head, features, labels, local, KEY, frozen)
+    weight, shift, wanted_before, wanted_after = by_hand(head, features, labels, local, KEY, frozen)
     assert np.allclose(made.weight.detach(), weight, rtol=0, atol=1e-12)
     assert np.allclose(made.bias.detach(), shift, rtol=0, atol=1e-12)
     assert before == pytest.approx(wanted_before, abs=1e-12)
@@ -117,7 +119,9 @@ def test_several_layers_descend_as_pytorchs_own_optimiser_has_it():
 
 
 def test_the_settings_of_the_papers_table_8_are_the_defaults():
-    assert Descent() == Descent(epochs=10, batch=64, lr=0.001, momentum=0.9, weight_decay=1e-5)
+    knobs = inspect.signature(ccvr).parameters
+    wanted = {"epochs": 10, "batch": 64, "lr": 0.001, "momentum": 0.9, "weight_decay": 1e-5}
+    assert {name: knobs[name].default for name in wanted} == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -195,7 +199,7 @@ def test_one_example_is_enough():
 
 def test_losses_over_many_features_are_means_over_all_of_them():
     features, labels = examples(10_000)
-    _, before, _ = retrain(linear(), features, labels, Descent(1, 10_000, 1e-9), KEY)
+    _, before, _ = retrain(linear(), features, labels, Local(1, 10_000, 1e-9), KEY)
     with torch.no_grad():
         assert before == pytest.approx(float(F.cross_entropy(linear()(features), labels)), rel=1e-12)
 
@@ -203,7 +207,7 @@ def test_losses_over_many_features_are_means_over_all_of_them():
 @pytest.mark.parametrize("make", [linear, deep])
 def test_a_rate_that_ends_in_nan_is_refused_by_name(make):
     with pytest.raises(UserError, match=r"^re-training with lr=1e\+200 ended in NaN or infinity; give a smaller lr$"):
-        retrain(make(), *examples(), Descent(epochs=5, lr=1e200), KEY)
+        retrain(make(), *examples(), Local(epochs=5, lr=1e200), KEY)
 
 
 # the discriminant

@@ -272,7 +272,7 @@ def test_a_broken_batch_is_refused_in_one_clear_message(case):
 def test_what_nobody_can_know_is_refused_in_words():
     found = ClassStatistics.of_features(features_of(3), torch.tensor([0, 0, 4]), C)
     for label in (1, -1, 5):
-        with pytest.raises(UserError, match=f"no client holds class {label}; 2 of 5 classes are held"):
+        with pytest.raises(UserError, match=f"no client has class {label}; 2 of 5 classes are held"):
             found.mean(label)
     with pytest.raises(UserError, match="class 4 has one example; a covariance needs two"):
         found.covariance(4)

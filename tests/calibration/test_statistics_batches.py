@@ -56,9 +56,9 @@ def test_dict_batches_give_the_same_sums(image, label):
         ({"picture": IMAGES, "label": LABELS}, "there is: 'picture', 'label'"),
         (
             {"image": IMAGES, "class": LABELS},
-            "its labels under label, labels, y, target; in this one there is: ",
+            "its labels under label, labels, y, target; this one has: ",
         ),
-        ({}, "in this one there is: nothing"),
+        ({}, "this one has: nothing"),
         (IMAGES, "pairs of (images, labels) or dicts with both; this is a Tensor"),
         ((IMAGES, LABELS, 3), "this is a tuple of 3"),
         ((IMAGES, "012012012"), "labels"),

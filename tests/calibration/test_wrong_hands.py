@@ -40,7 +40,7 @@ def test_statistics_and_numbers_are_not_added():
 def test_a_classifier_of_nan_is_not_told_to_descend_more_slowly():
     total, classifier = ClassStatistics.measure(ENCODER, [(IMAGES, LABELS)], classes=4), nn.Linear(5, 4)
     nn.init.constant_(classifier.bias, torch.nan)
-    with pytest.raises(UserError, match="the classifier holds NaN or infinity"):
+    with pytest.raises(UserError, match="the classifier contains NaN or infinity"):
         unskew.calibrate(classifier, total, "ccvr(per_class=5, epochs=1)")
 
 

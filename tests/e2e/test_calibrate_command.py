@@ -332,7 +332,7 @@ def test_a_class_that_everybody_withholds_keeps_its_row_and_that_is_said(capsys,
     said = done(capsys, "calibrate", run, name)
     others = [other for other in range(10) if other != label]
     assert (
-        f"{name}: note: no client holds class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
+        f"{name}: note: no client has class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
     )
     made, own = load_file(file_of(run, name)), clients[1].classifier
     assert torch.equal(made["head.weight"][others], own.weight[others])

@@ -238,7 +238,7 @@ def test_a_class_that_nobody_holds_gets_noise_like_any_other(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_classes_below_the_threshold_are_dropped_with_a_note(form):
     features, labels = features_of(0, 4000)
-    labels[labels == 2] = 1  # no client holds class 2
+    labels[labels == 2] = 1  # no client has class 2
     plain = ClassStatistics.of_features(clip_features(features, 3.0), labels, C, form)
     threshold = f"{4 * Guarantee.of(3.0, 1.0, 1e-5).sigma:.4g}"
     with pytest.warns(UserWarning, match=f"1 of 4 classes are dropped: their noisy counts are below {threshold}"):

@@ -79,5 +79,5 @@ def test_one_client_alone_comes_every_time():
 
 def test_a_partition_that_holds_nothing_is_refused():
     nobody = Population.from_partition(partition_of([0, 0], examples=3)).roster
-    with pytest.raises(UserError, match="no client of the partition holds an example"):
+    with pytest.raises(UserError, match="no client of the partition has any examples"):
         uniform(Key(0), nobody, 1)

@@ -78,7 +78,7 @@ def test_a_constant_rate_is_not_sent_and_a_clients_settings_stay():
 )
 def test_what_is_no_schedule_is_refused_in_a_sentence(text, message):
     with pytest.raises(UserError, match=message):
-        local_optimizers.check_schedule(text)
+        local_optimizers.parse_schedule(text)
 
 
 def test_without_rounds_any_schedule_fits():

@@ -51,6 +51,6 @@ def _build(call: text.Call) -> Finisher:
         raise text.complain(call.source, call.start, f"no calibration is called {call.name!r}; {hint}")
     made = text.apply(call, build, "calibration")
     if not isinstance(made, Finisher):
-        words = f"{call.name} gives {a_kind(made)}; a calibration must give a Finisher"
-        raise text.complain(call.source, call.start, words)
+        message = f"{call.name} gives {a_kind(made)}; a calibration must give a Finisher"
+        raise text.complain(call.source, call.start, message)
     return made.named()

@@ -37,11 +37,25 @@ MAX_CLASSES_NAMED = 10  # in a warning
 def calibrate(
     classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:
-    """A module to put in the classifier's place, made from the statistics alone; the classifier itself stays as it is.
+    """Make a new classifier from class statistics alone; the given one is left as it is.
 
-    ``classifier`` is an ``nn.Linear``, or a module that ends in one where the method's ``layers`` is above 1: it takes
-    the features that the statistics are of. ``method`` is a text such as ``ccvr(per_class=500)``, one of another
-    package as ``package.module:function(…)``, or a Finisher.
+    Parameters
+    ----------
+    classifier
+        An ``nn.Linear``, or a module that ends in one if the method's ``layers`` is above 1. It takes the features
+        that the statistics are of.
+    statistics
+        The sum of all clients' statistics.
+    method
+        A calibration such as ``"ccvr(per_class=500)"``, one of another package as ``"package.module:function(…)"``, or
+        a Finisher.
+    seed
+        Decides all that the calibration draws.
+
+    Returns
+    -------
+    CalibratedClassifier
+        A module to use instead of the classifier.
     """
     finisher = parse_calibration(method)
     needs = finisher.needs
@@ -58,10 +72,10 @@ def calibrate(
     began = time.perf_counter()
     made = _make(finisher, classifier, statistics.width, statistics, Key(seed).fold("calibrate"))
     if absent:
-        words = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
+        labels = ", ".join(map(str, absent[:MAX_CLASSES_NAMED])) + (" …" if len(absent) > MAX_CLASSES_NAMED else "")
         new = isinstance(made.head, nn.Linear) and (needs.expand > 0 or not isinstance(classifier, nn.Linear))
         fate = "is never predicted" if new else "keeps its row of the classifier"
-        warnings.warn(f"no client holds class {words}: it {fate}", stacklevel=4)
+        warnings.warn(f"no client has class {labels}: it {fate}", stacklevel=4)
     made = replace(made, notes=(*made.notes, *notes_on_noise(statistics)))
     before = Lift.of(statistics.width - needs.expand, needs.expand) if needs.expand else made.before
     return _wrap(finisher, made, before, absent, began)
@@ -71,7 +85,17 @@ def calibrate(
 def calibrate_on_features(
     classifier: nn.Module, features: Tensor, labels: Tensor, method: str | Finisher, seed: int = 0
 ) -> CalibratedClassifier:
-    """A bound for study: a classifier made from these real features [n, d]; refused where there is none."""
+    """Make a bound for study: a classifier from real features.
+
+    Parameters
+    ----------
+    classifier, seed
+        As in ``calibrate``.
+    features, labels
+        The clients' real features [n, d] and labels [n].
+    method
+        A calibration that needs real features, such as ``"oracle"``.
+    """
     finisher = parse_calibration(method)
     if not isinstance(finisher.needs, RealFeatures):
         raise UserError(f"{finisher.text} takes class statistics, not features; give them to unskew.calibrate")
@@ -84,7 +108,7 @@ def calibrate_on_features(
 
 
 def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Made:
-    """What the calibration makes, if it can be put in the head's place and saved."""
+    """What the calibration makes, if it can replace the head and be saved."""
     try:
         with torch.random.fork_rng(devices=[]):  # a new layer draws weights, which must not disturb other draws
             made = finisher.make(head, *given)
@@ -102,17 +126,18 @@ def _make(finisher: Finisher, head: nn.Module, width: int, *given: object) -> Ma
             raise UserError(f"{finisher.text} gives a layer from {sizes}; give one from {width} to {classes}")
         if new.bias is None:
             made = replace(made, head=copy_head(new))
-    elif not isinstance(new, nn.Module) or _shapes(new) != _shapes(head):
-        raise UserError(
-            f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head with other values"
+    else:
+        old, other = (
+            {n: v.shape for n, v in each.state_dict().items()} if isinstance(each, nn.Module) else None
+            for each in (head, new)
         )
+        if old != other:
+            raise UserError(
+                f"{finisher.text} gives {a_kind(new)}; give an nn.Linear, or a copy of the head with other values"
+            )
     if not all(bool(value.isfinite().all()) for value in made.head.parameters()):
         raise UserError(f"{finisher.text} gives weights that are NaN or infinite")
     return made
-
-
-def _shapes(module: nn.Module) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in module.state_dict().items()}
 
 
 def _wrap(
@@ -124,7 +149,7 @@ def _wrap(
 
 
 def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: StatisticsRequest) -> int:
-    """How many classes there are, if classifier, statistics and calibration belong together."""
+    """The number of classes, if classifier, statistics and calibration belong together."""
     if not isinstance(statistics, ClassStatistics):
         raise UserError(f"the statistics must be ClassStatistics, this is {a_kind(statistics)}")
     if needs.layers == 1 and not isinstance(classifier, nn.Linear):
@@ -138,21 +163,17 @@ def _check_fit(classifier: nn.Module, statistics: ClassStatistics, needs: Statis
         )
     wanted = (classes * needs.components, layers[0].in_features + needs.expand)
     if (statistics.classes, statistics.width) != wanted:
+        hint = ""
+        if needs.expand:
+            hint = f"; with expand={needs.expand} measure behind unskew.Lift.of(features, {needs.expand})"
+        elif needs.components > 1:
+            hint = "; with components every part of a class has its own label, which unskew calibrate RUN assigns"
         raise UserError(
             f"the classifier takes {layers[0].in_features} features to {classes} classes and needs statistics of "
-            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{_hint(needs)}"
+            f"{wanted[1]} features and {wanted[0]} classes; these are {statistics.about()}{hint}"
         )
     if not len(statistics.held):
         raise UserError("the statistics are empty: no client holds an example")
     if not all(bool(value.isfinite().all()) for value in classifier.parameters()):
-        raise UserError("the classifier holds NaN or infinity; give one that was trained to its end")
+        raise UserError("the classifier contains NaN or infinity; give one whose training finished")
     return classes
-
-
-def _hint(needs: StatisticsRequest) -> str:
-    """What to do for statistics that are of more than a network's features and classes."""
-    if needs.expand:
-        return f"; with expand={needs.expand} measure behind unskew.Lift.of(features, {needs.expand})"
-    if needs.components > 1:
-        return "; with components every part of a class has its own label, which unskew calibrate RUN assigns"
-    return ""

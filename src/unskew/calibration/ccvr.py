@@ -7,7 +7,7 @@ Shapes: n features of d dimensions, C classes.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -22,15 +22,17 @@ from unskew.core.key import Key
 from unskew.core.machine import physical_memory
 from unskew.core.tensors import one_thread
 from unskew.core.text import MAX_COUNT
+from unskew.core.types import Local
+from unskew.round.local_optimizers import sgd
 
 
 def check_virtual_memory(count: int, per_class: int, width: int) -> None:
     """Refuse more virtual features than this machine's memory holds."""
-    needed, there = 4 * count * width, 0.8 * physical_memory()
-    if needed > there:
+    needed, available = 4 * count * width, 0.8 * physical_memory()
+    if needed > available:
         raise UserError(
-            f"{count:,} virtual features take {needed / 1e9:.1f} GB, this machine has {there / 1e9:.1f} GB "
-            f"for them; give per_class={max(1, int(per_class * there / needed))} or less"
+            f"{count:,} virtual features take {needed / 1e9:.1f} GB, this machine has {available / 1e9:.1f} GB "
+            f"for them; give per_class={max(1, int(per_class * available / needed))} or less"
         )
 
 
@@ -43,37 +45,41 @@ def draw_virtual_features(
     """
     gaussians = Gaussians(statistics)
     owner = statistics.held // components
-    held, places = torch.unique(owner, return_inverse=True)
-    size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, places, statistics.number.double())
-    share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[places])
+    held, position = torch.unique(owner, return_inverse=True)
+    size = torch.zeros(len(held), dtype=torch.float64).index_add_(0, position, statistics.number.double())
+    share = statistics.number / (statistics.number.sum() / len(held) if proportional else size[position])
     counts = (per_class * share).round().clamp(min=1).long()
     check_virtual_memory(int(counts.sum()), per_class, statistics.width)
     features = torch.empty(int(counts.sum()), statistics.width)
     reports = []
-    for place, rows in enumerate(torch.split_with_sizes(features, counts.tolist())):
-        drawn, report = gaussians.draw(place, len(rows), key)
-        rows.copy_(drawn)
-        reports.append(replace(report, label=int(owner[place])))
+    for row, part in enumerate(torch.split_with_sizes(features, counts.tolist())):
+        drawn, report = gaussians.draw(row, len(part), key)
+        part.copy_(drawn)
+        reports.append(replace(report, label=int(owner[row])))
     return features, torch.repeat_interleave(owner, counts), tuple(reports)
 
 
-@dataclass(frozen=True)
-class Descent:
-    """How a head is trained: SGD with momentum; the CCVR paper's Table 8."""
-
-    epochs: int = 10
-    batch: int = 64
-    lr: float = 0.001
-    momentum: float = 0.9
-    weight_decay: float = 1e-5
-
-
 def retrain(
-    head: nn.Module, features: Tensor, labels: Tensor, descent: Descent, key: Key, frozen: Sequence[int] = ()
+    head: nn.Module, features: Tensor, labels: Tensor, local: Local, key: Key, frozen: Sequence[int] = ()
 ) -> tuple[nn.Module, float, float]:
-    """A copy trained on these features with cross-entropy, and the mean loss before and after.
+    """Train a copy of the head on these features with cross-entropy and SGD.
 
-    The last layer's rows of ``frozen`` classes do not change by a bit.
+    Parameters
+    ----------
+    head
+        The classifier: linear layers, with anything between them.
+    features, labels
+        What it is trained on, [n, d] and [n].
+    local
+        Epochs, batch size, learning rate, momentum and weight decay.
+    key
+        Decides the order of the features.
+    frozen
+        Classes whose rows of the last layer do not change by a bit.
+
+    Returns
+    -------
+    The trained copy, and the mean loss before and after.
     """
     head = copy_head(head)
     linear = [part for part in head.modules() if isinstance(part, nn.Linear)]  # norms between them stay as they are
@@ -83,27 +89,20 @@ def retrain(
     before = mean_loss(head, features, labels)
     rows = [value for value in (last_linear(head).weight, last_linear(head).bias) if value is not None]
     kept = [value.detach()[list(frozen)].clone() for value in rows]
-    velocity = [torch.empty_like(value) for value in values]
-    first = True
+    update = sgd(values, local)
     with one_thread():  # steps of 64 features: a second thread would only wait
-        for epoch in range(descent.epochs):
+        for epoch in range(local.epochs):
             order = torch.randperm(len(labels), generator=key.fold("epoch", epoch).torch())
-            for some in torch.split(order.to(device), descent.batch):
+            for some in torch.split(order.to(device), local.batch):
                 loss = F.cross_entropy(head(features[some]), labels[some])
-                gradients = torch.autograd.grad(loss, values)
-                with torch.no_grad():
-                    torch._fused_sgd_(
-                        values, [gradient.contiguous() for gradient in gradients], velocity if descent.momentum else [],
-                        weight_decay=descent.weight_decay, momentum=descent.momentum, lr=descent.lr, dampening=0.0,
-                        nesterov=False, maximize=False, is_first_step=first,
-                    )  # fmt: skip
-                    if frozen:
+                update(torch.autograd.grad(loss, values))
+                if frozen:
+                    with torch.no_grad():
                         for value, old in zip(rows, kept, strict=True):
                             value[list(frozen)] = old
-                first = False
     after = mean_loss(head, features, labels)
     if not math.isfinite(after):
-        raise UserError(f"re-training with lr={descent.lr:g} ended in NaN or infinity; give a smaller lr")
+        raise UserError(f"re-training with lr={local.lr:g} ended in NaN or infinity; give a smaller lr")
     return head, before, after
 
 
@@ -127,22 +126,31 @@ def check_positive(name: str, **values: float) -> None:
             raise ValueError(f"{name}({knob}=…): give at most {MAX_COUNT:,}")
 
 
-def descent_of(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Descent:
-    """How the classifier is trained, if the knobs allow it."""
+def training_settings(name: str, epochs: int, batch: int, lr: float, momentum: float, weight_decay: float) -> Local:
+    """How a calibration trains the classifier, from knobs that are checked."""
     check_positive(name, epochs=epochs, batch=batch, lr=lr)
     if not 0 <= momentum < 1:
         raise ValueError(f"{name}(momentum={momentum}): give 0 or more and less than 1")
     if not 0 <= weight_decay < float("inf"):
         raise ValueError(f"{name}(weight_decay={weight_decay}): give 0 or more")
-    return Descent(epochs, batch, lr, momentum, weight_decay)
+    return Local(epochs, batch, lr, momentum, weight_decay)
 
 
 @finisher
 def ccvr(
-    per_class: int = 2000, epochs: int = 10, lr: float = 0.001, batch: int = 64, momentum: float = 0.9,
-    weight_decay: float = 1e-5, relu: bool = False, tukey: float = 1.0, proportional: bool = False,
-    covariance: str = "full", layers: int = 1, components: int = 1,
-) -> Finisher:  # fmt: skip
+    per_class: int = 2000,
+    epochs: int = 10,
+    lr: float = 0.001,
+    batch: int = 64,
+    momentum: float = 0.9,
+    weight_decay: float = 1e-5,
+    relu: bool = False,
+    tukey: float = 1.0,
+    proportional: bool = False,
+    covariance: str = "full",
+    layers: int = 1,
+    components: int = 1,
+) -> Finisher:
     """Re-trains the classifier on features drawn from class Gaussians.
 
     M_c features from N(μ_c, Σ_c) for every class, then SGD on the classifier alone, from the trained one. The defaults
@@ -184,7 +192,7 @@ def ccvr(
     """
     form = parse_form(covariance)
     check_positive("ccvr", per_class=per_class, layers=layers, components=components)
-    descent = descent_of("ccvr", epochs, batch, lr, momentum, weight_decay)
+    local = training_settings("ccvr", epochs, batch, lr, momentum, weight_decay)
     if not 0 <= tukey <= 1:
         raise ValueError(f"ccvr(tukey={tukey}): give Tukey's power as 0 (the logarithm) to 1 (no change)")
     if tukey < 1 and not relu:
@@ -196,7 +204,7 @@ def ccvr(
             statistics, per_class, key, proportional=proportional, components=components
         )
         absent = sorted(set(range(last_linear(head).out_features)) - set(labels.tolist()))
-        return Made(*retrain(head, transformation(features), labels, descent, key, absent), reports, transformation)
+        return Made(*retrain(head, transformation(features), labels, local, key, absent), reports, transformation)
 
     return Finisher(make, StatisticsRequest(form, layers, components=components), virtual=per_class, bends=relu)
 

@@ -80,23 +80,23 @@ class Gaussians:
         """The spread pooled over all classes, and the share of it that was clipped."""
         return factorise(self.within)
 
-    def draw(self, place: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
-        """[M, d] features of the class at this place, and what had to be done for them."""
-        spread, report = self.spread(place)
-        label = int(self.statistics.held[place])
-        return self.means[place] + spread.draw(count, key.fold("class", label).torch()), report
+    def draw(self, row: int, count: int, key: Key) -> tuple[Tensor, ClassReport]:
+        """[M, d] features of the class in this row, and what had to be done for them."""
+        spread, report = self.spread(row)
+        label = int(self.statistics.held[row])
+        return self.means[row] + spread.draw(count, key.fold("class", label).torch()), report
 
-    def spread(self, place: int) -> tuple[Spread, ClassReport]:
+    def spread(self, row: int) -> tuple[Spread, ClassReport]:
         """What to draw one class's features from, and what had to be done for it."""
-        return self.statistics.form.spread(self, place)
+        return self.statistics.form.spread(self, row)
 
 
-def pooled_weight(statistics: "ClassStatistics", place: int) -> tuple[int, float]:
+def pooled_weight(statistics: "ClassStatistics", row: int) -> tuple[int, float]:
     """How many examples a class has, and the weight of the pooled covariance in its own: 1 − (N − 1)/d.
 
     It goes from 1 for a single example down to 0 where N reaches d + 1.
     """
-    count = int(statistics.number[place])
+    count = int(statistics.number[row])
     return count, max(0.0, 1 - (count - 1) / statistics.width)
 
 
@@ -123,10 +123,10 @@ def negative_share(values: Tensor) -> float:
     return float(values.clamp(max=0).abs().sum()) / total if total else 0.0
 
 
-def squares_around_mean(statistics: "ClassStatistics", place: int) -> Tensor:
+def squares_around_mean(statistics: "ClassStatistics", row: int) -> Tensor:
     """[d], Σ(z − μ)² of one class."""
-    total = statistics.sums["sums"][place]
-    return statistics.sums["squares"][place] - total.square() / statistics.number[place]
+    total = statistics.sums["sums"][row]
+    return statistics.sums["squares"][row] - total.square() / statistics.number[row]
 
 
 def _pool_squares(statistics: "ClassStatistics") -> Tensor:
@@ -161,13 +161,13 @@ class Form(Protocol):
     def measure(self, features: Tensor, parts: Sequence[Tensor], sums: Tensors) -> None:
         """Write the second moments of features [n, d], which ``parts`` has by class, into ``sums``."""
 
-    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """[d, d], Σ(z − μ)(z − μ)ᵀ of one class, as far as the form knows it."""
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """[d, d], the sum of all classes' scatters."""
 
-    def spread(self, gaussians: "Gaussians", place: int) -> "tuple[Spread, ClassReport]":
+    def spread(self, gaussians: "Gaussians", row: int) -> "tuple[Spread, ClassReport]":
         """What to draw one class's features from, and what had to be done for it."""
 
 
@@ -178,24 +178,24 @@ def statistics_bytes(form: Form, held: int, width: int) -> int:
 
 def check_memory(form: Form, others: Sequence[Form], held: int, width: int) -> None:
     """Refuse, before anything is allocated, statistics of more classes than this machine's memory holds."""
-    needed, there = statistics_bytes(form, held, width), 0.8 * physical_memory()
-    if needed > there:
+    needed, available = statistics_bytes(form, held, width), 0.8 * physical_memory()
+    if needed > available:
         sizes = ", ".join(
-            f"{each} ({statistics_bytes(each, held, width) / 1e9:.2f} GB)" for each in others if each != form
+            f"{other} ({statistics_bytes(other, held, width) / 1e9:.2f} GB)" for other in others if other != form
         )
         raise UserError(
             f"{form} statistics of {held:,} classes and {width:,} features take {needed / 1e9:.1f} GB, there are "
-            f"{there / 1e9:.1f} GB for them on this machine; take the form {sizes}"
+            f"{available / 1e9:.1f} GB for them on this machine; take the form {sizes}"
         )
 
 
 def check_square(width: int) -> None:
     """Refuse a covariance [d, d] that this machine's memory cannot have: diagonal sums of few bytes may ask for it."""
-    needed, there = 16 * width**2, 0.8 * physical_memory()  # two of float64 at once
-    if needed > there:
+    needed, available = 16 * width**2, 0.8 * physical_memory()  # two of float64 at once
+    if needed > available:
         raise UserError(
-            f"a covariance of {width:,} features takes {needed / 1e9:.1f} GB, there are {there / 1e9:.1f} GB for it on "
-            "this machine; take fewer features"
+            f"a covariance of {width:,} features takes {needed / 1e9:.1f} GB, there are {available / 1e9:.1f} GB "
+            "for it on this machine; take fewer features"
         )
 
 
@@ -242,20 +242,20 @@ class Full:
         for part, second in zip(parts, sums["second"], strict=True):
             torch.mm(part.t(), part, out=second)
 
-    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """As in Form."""
-        total = statistics.sums["sums"][place]
-        return statistics.sums["second"][place] - torch.outer(total, total) / statistics.number[place]
+        total = statistics.sums["sums"][row]
+        return statistics.sums["second"][row] - torch.outer(total, total) / statistics.number[row]
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
         return _sum_scatters(self, statistics)
 
-    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own covariance; that of a small class is mixed with the pooled one."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
-        own = self.scatter(statistics, place) / max(count - 1, 1)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        own = self.scatter(statistics, row) / max(count - 1, 1)
         mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.within
         spread, clipped = factorise(mixed)
         return spread, ClassReport(label, count, weight, clipped)
@@ -280,19 +280,19 @@ class Diagonal:
         for part, squares in zip(parts, sums["squares"], strict=True):
             torch.linalg.vecdot(part, part, dim=0, out=squares)
 
-    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """As in Form."""
-        return torch.diag(squares_around_mean(statistics, place))
+        return torch.diag(squares_around_mean(statistics, row))
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
         return _sum_scatters(self, statistics)
 
-    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own variances; those of a small class are mixed with the pooled ones."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
-        own = squares_around_mean(statistics, place) / max(count - 1, 1)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        own = squares_around_mean(statistics, row) / max(count - 1, 1)
         mixed = own if weight == 0 else (1 - weight) * own + weight * gaussians.variance
         return Spread(None, mixed.clamp(min=0)), ClassReport(label, count, weight, negative_share(mixed))
 
@@ -315,20 +315,20 @@ class Shared:
         """As in Form."""
         torch.mm(features.t(), features, out=sums["second"])
 
-    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """The pooled covariance at the scale of one class: no class has its own scatter."""
-        return statistics.within() * (statistics.number[place] - 1)
+        return statistics.within() * (statistics.number[row] - 1)
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
         sums = statistics.sums["sums"]
         return statistics.sums["second"] - (sums / statistics.number[:, None]).t() @ sums
 
-    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The pooled spread, whatever the class."""
         statistics = gaussians.statistics
         spread, clipped = gaussians.common
-        return spread, ClassReport(int(statistics.held[place]), int(statistics.number[place]), 1.0, clipped)
+        return spread, ClassReport(int(statistics.held[row]), int(statistics.number[row]), 1.0, clipped)
 
 
 @dataclass(frozen=True)
@@ -366,20 +366,20 @@ class LowRank:
             torch.linalg.vecdot(part, part, dim=0, out=squares)
             torch.mm(part.t(), part @ omega, out=sketch)
 
-    def scatter(self, statistics: "ClassStatistics", place: int) -> Tensor:
+    def scatter(self, statistics: "ClassStatistics", row: int) -> Tensor:
         """As in Form."""
-        factor, rest = self._nystrom(statistics, place)
+        factor, rest = self._nystrom(statistics, row)
         return factor @ factor.t() + torch.diag(rest.clamp(min=0))
 
     def pooled_scatter(self, statistics: "ClassStatistics") -> Tensor:
         """As in Form."""
         return _sum_scatters(self, statistics)
 
-    def spread(self, gaussians: Gaussians, place: int) -> tuple[Spread, ClassReport]:
+    def spread(self, gaussians: Gaussians, row: int) -> tuple[Spread, ClassReport]:
         """The class's own directions, the rest on the diagonal; a small class is mixed with the pooled diagonal."""
         statistics = gaussians.statistics
-        label, count, weight = int(statistics.held[place]), *pooled_weight(statistics, place)
-        factor, rest = self._nystrom(statistics, place)
+        label, count, weight = int(statistics.held[row]), *pooled_weight(statistics, row)
+        factor, rest = self._nystrom(statistics, row)
         factor, rest = factor / max(count - 1, 1) ** 0.5, rest / max(count - 1, 1)
         clipped = negative_share(torch.cat([factor.square().sum(1), rest]))
         rest = rest.clamp(min=0)
@@ -390,19 +390,19 @@ class LowRank:
         left_over = own[1] / max(sum(own), 1e-300) if count > 1 else 0.0  # of one example there is only rounding
         return Spread(factor, rest), ClassReport(label, count, weight, clipped if count > 1 else 0.0, left_over)
 
-    def _nystrom(self, statistics: "ClassStatistics", place: int) -> tuple[Tensor, Tensor]:
+    def _nystrom(self, statistics: "ClassStatistics", row: int) -> tuple[Tensor, Tensor]:
         """F [d, r] with F·Fᵀ ≈ the scatter, from its products with Ω; and what F leaves of the diagonal [d].
 
         With S·Ω = Y and ΩᵀY = B, S ≈ Y·B⁻¹·Yᵀ: exact where S has rank r or less, and never above S.
         """
-        total, number = statistics.sums["sums"][place], statistics.number[place]
+        total, number = statistics.sums["sums"][row], statistics.number[row]
         omega = draw_directions(statistics.width, self.rank)
-        products = statistics.sums["sketch"][place] - torch.outer(total, total @ omega) / number
+        products = statistics.sums["sketch"][row] - torch.outer(total, total @ omega) / number
         small = omega.t() @ products
         values, vectors = torch.linalg.eigh((small + small.mT) / 2)
         kept = values > 1e-10 * values.abs().max()
         factor = products @ (vectors[:, kept] / values[kept].sqrt())
-        return factor, squares_around_mean(statistics, place) - factor.square().sum(1)
+        return factor, squares_around_mean(statistics, row) - factor.square().sum(1)
 
 
 FORMS: dict[str, Callable[..., Form]] = {"full": Full, "diagonal": Diagonal, "shared": Shared, "low-rank": LowRank}
@@ -437,6 +437,6 @@ def _check_rank(rank: int, width: int) -> None:
 
 def _sum_scatters(form: Form, statistics: "ClassStatistics") -> Tensor:
     total = torch.zeros(statistics.width, statistics.width, dtype=torch.float64)
-    for place in range(len(statistics.held)):
-        total += form.scatter(statistics, place)
+    for row in range(len(statistics.held)):
+        total += form.scatter(statistics, row)
     return total

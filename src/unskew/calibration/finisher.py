@@ -36,14 +36,30 @@ from unskew.models.networks import Network
 
 @dataclass(frozen=True)
 class StatisticsRequest:
-    """A question to every client; a job's name carries it as JSON."""
+    """The statistics that a calibration asks every client for.
 
-    form: Form = field(default_factory=Full)  # how much of each covariance
-    layers: int = 1  # linear layers behind the features
-    expand: int = 0  # random features beside them
-    components: int = 1  # Gaussians a class; above 1, centres are sent along
-    min_count: int = 0  # a class with fewer examples on a client is left out
-    clip: float = 0.0  # the longest feature; 0: no limit
+    Parameters
+    ----------
+    form
+        How much of each covariance: Full, Diagonal, Shared or LowRank.
+    layers
+        The number of linear layers behind the features.
+    expand
+        Random features next to them.
+    components
+        Gaussians for each class. Above 1, their centres are sent along.
+    min_count
+        Classes with fewer examples on a client are left out.
+    clip
+        The length that features are clipped to. 0: no limit.
+    """
+
+    form: Form = field(default_factory=Full)
+    layers: int = 1
+    expand: int = 0
+    components: int = 1
+    min_count: int = 0
+    clip: float = 0.0
 
     def to_text(self) -> str:
         """What ``from_text`` takes."""
@@ -94,41 +110,76 @@ Knobs = ParamSpec("Knobs")
 
 @dataclass(frozen=True)
 class RealFeatures:
-    """What a bound for study needs: the clients' real features, which only a simulation has."""
+    """The clients' real features, for a bound for study: only a simulation has them.
 
-    layers: int = 1  # linear layers behind the features
-    per_class: int = 0  # features of each class; 0: all
+    Parameters
+    ----------
+    layers
+        The number of linear layers behind the features.
+    per_class
+        The number of features of each class. 0: all.
+    """
+
+    layers: int = 1
+    per_class: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A new classifier, and what there is to report of it."""
+    """A new classifier with more to report.
+
+    Parameters
+    ----------
+    head
+        The classifier: an ``nn.Linear``, or a copy of the trained head with other values.
+    loss_before, loss_after
+        The mean loss on the features that it was made from.
+    classes
+        What was done for each class.
+    before
+        What features pass before the head.
+    notes
+        What the user must know about it, in sentences.
+    """
 
     head: nn.Module
     loss_before: float = float("nan")
     loss_after: float = float("nan")
     classes: tuple[ClassReport, ...] = ()
-    before: Transformation = field(default_factory=Transformation)  # what features pass first
-    notes: tuple[str, ...] = ()  # what a user must know of it, in words
+    before: Transformation = field(default_factory=Transformation)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finisher:
-    """A calibration: after the last round it makes a new classifier.
-
-    ``make(head, statistics, key)`` gives an ``nn.Linear``, or a copy of ``head`` with other values, or ``Made`` with
-    more to report. ``head`` is the classifier as trained and must be left as it is; ``statistics`` are what ``needs``
-    asks for, summed over all clients. With ``RealFeatures`` it is ``make(head, features, labels, key)``.
+    """A calibration: it makes a new classifier after the last round.
 
     A Finisher is a method too: applied to an algorithm, it adds itself to the ``finish`` slot.
+
+    Parameters
+    ----------
+    make
+        ``make(head, statistics, key)`` returns an ``nn.Linear``, a copy of ``head`` with other values, or ``Made`` with
+        more to report. ``head`` is the trained classifier, which must not be changed; ``statistics`` are what ``needs``
+        asks for, summed over all clients. With ``RealFeatures`` it is ``make(head, features, labels, key)``.
+    needs
+        What it is made from.
+    bound
+        Whether it is a bound for study, which sees what no server may see.
+    virtual
+        The number of features that it draws for each class; too many are rejected before the first round.
+    bends
+        Whether features pass a transformation before its classifier.
+    text
+        Its shortest spelling, which is its name in results. ``@finisher`` fills it in.
     """
 
     make: Callable[..., Made | nn.Module]
     needs: StatisticsRequest | RealFeatures = field(default_factory=StatisticsRequest)
-    bound: bool = False  # a bound for study: it sees what no server may see
-    virtual: int = 0  # features that it draws for each class: refused before the first round if memory lacks
-    bends: bool = False  # features pass a transformation before its classifier
-    text: str = ""  # its plainest spelling, which is its name in results; @finisher fills it in
+    bound: bool = False
+    virtual: int = 0
+    bends: bool = False
+    text: str = ""
 
     def __call__(self, algorithm: Any) -> Any:
         """The algorithm with this calibration after those that it has."""
@@ -142,9 +193,13 @@ class Finisher:
 
 
 def finisher(build: Callable[Knobs, Finisher]) -> Callable[Knobs, Finisher]:
-    """Decorates a function from knobs to a Finisher: its text becomes the function's name and the knobs given.
+    """Decorate a function from knobs to a Finisher, whose text becomes the function's name and the knobs given.
 
-    Knobs at their defaults are left out. A function outside this package is named ``package.module:function``.
+    Parameters
+    ----------
+    build
+        The function. One outside this package is named ``package.module:function``. Knobs at their defaults are left
+        out of the text.
     """
     ours = build.__module__.startswith("unskew.calibration.") or build.__module__ == "__main__"
     name = build.__name__ if ours else f"{build.__module__}:{build.__qualname__}"

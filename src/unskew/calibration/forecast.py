@@ -51,7 +51,7 @@ def pairwise_separability(statistics: ClassStatistics, key: Key) -> Tensor:
     slices = drawn / drawn.norm(dim=0)  # [d, u]
     points = gaussians.means @ slices  # [P, u]
     if not statistics.form.common:  # with one spread for all classes it would cancel
-        spreads = torch.stack([_deviation_along(gaussians, place, slices) for place in range(count)])
+        spreads = torch.stack([_deviation_along(gaussians, row, slices) for row in range(count)])
         points = torch.cat([points, spreads], dim=1)  # [P, 2u]
     distances: Tensor = torch.pdist(points) / DIRECTIONS**0.5
     return distances
@@ -75,16 +75,16 @@ def forecast(head: nn.Module | None, statistics: ClassStatistics, classes: int, 
         wide = factorise(within)[0]
     rival = solve_discriminant(None, gaussians.means, within, statistics.held, RIDGE, classes)
     means = _draw_true_means(statistics, key)
-    head, each = copy_head(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
+    head, count = copy_head(head).cpu().double(), max(2, min(500, MAX_FEATURES // len(statistics.held)))
     right = torch.zeros(2, dtype=torch.int64)
     with torch.no_grad():
-        for place, label in enumerate(statistics.held.tolist()):
+        for row, label in enumerate(statistics.held.tolist()):
             if wide is None:
-                drawn, _ = gaussians.draw(place, each, key.fold("forecast"))
+                drawn, _ = gaussians.draw(row, count, key.fold("forecast"))
             else:
-                drawn = means[place] + wide.draw(each, key.fold("forecast", "class", label).torch())
-            right += torch.stack([(each_head(drawn).argmax(1) == label).sum() for each_head in (head, rival.double())])
-    before, after = (right.double() / (each * len(statistics.held))).tolist()
+                drawn = means[row] + wide.draw(count, key.fold("forecast", "class", label).torch())
+            right += torch.stack([(classify(drawn).argmax(1) == label).sum() for classify in (head, rival.double())])
+    before, after = (right.double() / (count * len(statistics.held))).tolist()
     return Forecast(mean, before, after)
 
 
@@ -104,9 +104,9 @@ def _draw_true_means(statistics: ClassStatistics, key: Key) -> Tensor:
     return posterior
 
 
-def _deviation_along(gaussians: Gaussians, place: int, slices: Tensor) -> Tensor:
+def _deviation_along(gaussians: Gaussians, row: int, slices: Tensor) -> Tensor:
     """[u], a class's standard deviation along each direction."""
-    spread, _ = gaussians.spread(place)
+    spread, _ = gaussians.spread(row)
     variance = torch.zeros(slices.shape[1], dtype=torch.float64)
     if spread.factor is not None:
         variance += (spread.factor.t() @ slices).square().sum(0)

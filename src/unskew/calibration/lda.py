@@ -74,8 +74,11 @@ def solve_discriminant(
     if bool(torch.linalg.cholesky_ex(regular).info):  # not positive definite: no features have these moments
         positive, share = drop_negative(within)
         if share:
-            words = "lda: negative eigenvalues of the pooled covariance were set to zero"
-            warnings.warn(f"{words}, {share:.2g} of it; some client's moments are not those of features", stacklevel=2)
+            warnings.warn(
+                f"lda: negative eigenvalues of the pooled covariance were set to zero, {share:.2g} of it; some "
+                "client's moments are not those of features",
+                stacklevel=2,
+            )
             regular = _regularise(positive, ridge)
     solved, failed = torch.linalg.solve_ex(regular, means.t())
     weight = solved.t()  # [P, d]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from unskew.calibration.ccvr import check_positive, descent_of, mean_loss, retrain
+from unskew.calibration.ccvr import check_positive, mean_loss, retrain, training_settings
 from unskew.calibration.classifier import copy_head, last_linear
 from unskew.calibration.covariances import ClassReport
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, finisher
@@ -62,7 +62,7 @@ class _LogisticLoss:
 
     features: Tensor  # [n, D]
     rounded: Tensor  # the same in float32
-    place: Tensor  # [n], each label's place among the K classes
+    target: Tensor  # [n], each label's index among the K classes
     constant: Tensor  # [n]
     penalty: float
 
@@ -70,13 +70,13 @@ class _LogisticLoss:
         """f, and the probabilities [n, K]."""
         logits = self.features @ weights.t()
         total = torch.logaddexp(torch.logsumexp(logits, 1), self.constant)
-        loss = (total - logits.gather(1, self.place[:, None])[:, 0]).mean()
+        loss = (total - logits.gather(1, self.target[:, None])[:, 0]).mean()
         return float(loss + self.penalty / 2 * weights.square().sum()), (logits - total[:, None]).exp()
 
     def gradient(self, weights: Tensor, probabilities: Tensor) -> Tensor:
         """[K, D]."""
         error = probabilities.clone()
-        error[torch.arange(len(error)), self.place] -= 1
+        error[torch.arange(len(error)), self.target] -= 1
         return error.t() @ self.features / len(error) + self.penalty * weights
 
     def curvature(self, probabilities: Tensor) -> Callable[[Tensor], Tensor]:
@@ -187,7 +187,7 @@ def oracle(
         raise ValueError(f"oracle(per_class={per_class}): give all, or how many features of each class")
     check_positive("oracle", layers=layers)
     stepwise = paper or any(knob is not None for knob in (epochs, lr, batch, momentum))
-    descent = descent_of(
+    local = training_settings(
         "oracle",
         50 if epochs is None else epochs,
         64 if batch is None else batch,
@@ -206,9 +206,9 @@ def oracle(
         reports = tuple(ClassReport(label, count) for label, count in enumerate(counts) if count)
         if stepwise or not isinstance(head, nn.Linear):
             notes = () if stepwise else (SEVERAL,)
-            return Made(*retrain(head, features, labels, descent, key, absent), reports, notes=notes)
+            return Made(*retrain(head, features, labels, local, key, absent), reports, notes=notes)
         found = minimise(head, features, labels, weight_decay, absent)
-        before, after = (mean_loss(each, features, labels) for each in (head, found.linear))
+        before, after = (mean_loss(layer, features, labels) for layer in (head, found.linear))
         if found.gap <= TOLERANCE:
             least = f"the least training loss with penalty {weight_decay:g}"
             note = f"at most {found.gap:.1g} above {least}, in {found.steps} steps"

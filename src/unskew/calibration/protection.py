@@ -149,10 +149,10 @@ def add_noise(
         second = {"second": between + flatten_noise(statistics.sums["second"] + noise - between, limit)}
     else:
         second = {"second": _select_rows(statistics, "second", released)}  # [K, d, d]
-        for place, label in enumerate(released.tolist()):  # a class that is dropped needs no draw
-            product = torch.outer(sums[place], sums[place]) / number[place]
+        for row, label in enumerate(released.tolist()):  # a class that is dropped needs no draw
+            product = torch.outer(sums[row], sums[row]) / number[row]
             noise = known.second * _symmetric_noise(width, key, "second", label)
-            second["second"][place] = product + flatten_noise(second["second"][place] + noise - product, limit)
+            second["second"][row] = product + flatten_noise(second["second"][row] + noise - product, limit)
     return ClassStatistics(classes, form, released, number, {"sums": sums, **second}, known)
 
 

@@ -70,8 +70,8 @@ def ridge(strength: float = 0.0, balanced: bool = True, layers: int = 1, expand:
         linear = replace_rows(head, weight, bias, statistics.held, last_linear(head).out_features)
         pairs = zip(statistics.held.tolist(), statistics.number.tolist(), strict=True)
         reports = tuple(ClassReport(label, count, shrunk=1.0) for label, count in pairs)
-        said = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
-        return Made(linear, classes=reports, notes=said)
+        notes = () if strength else (f"strength {chosen:.2g} was chosen by generalised cross-validation",)
+        return Made(linear, classes=reports, notes=notes)
 
     return Finisher(make, StatisticsRequest(Shared(), layers, expand))
 
@@ -95,9 +95,10 @@ class Regression:
             within = raise_eigenvalues(within, pooled_edge(statistics))
         if bool(torch.linalg.cholesky_ex(_add_penalty(within, GRID[0])).info):  # no features have these moments
             within, clipped = drop_negative(within)
-            words = "ridge: negative eigenvalues of the pooled covariance were set to zero"
             warnings.warn(
-                f"{words}, {clipped:.2g} of it; some client's moments are not those of features", stacklevel=2
+                f"ridge: negative eigenvalues of the pooled covariance were set to zero, {clipped:.2g} of it; some "
+                "client's moments are not those of features",
+                stacklevel=2,
             )
         shares = torch.full_like(number, 1 / len(number)) if balanced else number / number.sum()
         effective = float(1 / (shares.square() / number).sum())

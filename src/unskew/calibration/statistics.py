@@ -1,4 +1,4 @@
-"""Class statistics: count, sum and second moment of the features of each class, added up over clients.
+"""Class statistics: the count, sum and second moment of the features of each class, summed over clients.
 
 Shapes: C classes, P of them held, d features.
 """
@@ -148,8 +148,8 @@ def _find_value(batch: Mapping[Any, Any], keys: tuple[str, ...], what: str) -> A
     for key in keys:
         if key in batch:
             return batch[key]
-    there = ", ".join(map(repr, batch)) or "nothing"
-    raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; in this one there is: {there}")
+    given = ", ".join(map(repr, batch)) or "nothing"
+    raise UserError(f"a dict batch must have its {what} under {', '.join(keys)}; this one has: {given}")
 
 
 def _to_tensor(values: Any, what: str) -> Tensor:
@@ -158,8 +158,8 @@ def _to_tensor(values: Any, what: str) -> Tensor:
             return torch.stack(list(values))
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
-        words = f"{what} must be a tensor, a numpy array or a list of numbers, this is {a_kind(values)}"
-        raise UserError(f"{words} ({error})") from error
+        wanted = "a tensor, a numpy array or a list of numbers"
+        raise UserError(f"{what} must be {wanted}, this is {a_kind(values)} ({error})") from error
 
 
 BLOCK_BYTES = 2**25  # rows are kept in blocks: many small pieces of memory would leave holes between them
@@ -217,10 +217,10 @@ class Merging:
             check_memory(form, others, len(self._number), width)
         while len(blocks) * size < len(self._number):
             blocks.append(torch.zeros(size, *shape, dtype=torch.float64))
-        for place, block in enumerate(blocks):
-            mine = (rows // size == place).nonzero()[:, 0]
+        for index, block in enumerate(blocks):
+            mine = (rows // size == index).nonzero()[:, 0]
             if len(mine):
-                block.index_add_(0, rows[mine] - place * size, value if len(mine) == len(rows) else value[mine])
+                block.index_add_(0, rows[mine] - index * size, value if len(mine) == len(rows) else value[mine])
 
     def fields(self) -> tuple[int, Form, Tensor, Tensor, Tensors, KnownNoise | None]:
         """The fields of the sum's ClassStatistics, in their order; nothing can be added after this."""
@@ -228,8 +228,8 @@ class Merging:
             raise UserError("there are no statistics to add up: no client sent any")
         (classes, form, width), held = self._kind, sorted(self._rows)
         order = torch.tensor([self._rows[label] for label in held], dtype=torch.int64)  # the rows, by label
-        places = torch.empty_like(order)
-        places[order] = torch.arange(len(held))
+        position = torch.empty_like(order)
+        position[order] = torch.arange(len(held))
         sums = dict(self._common)
         for name, shape in form.shapes(len(held), width).items():
             if name in sums:
@@ -237,7 +237,7 @@ class Merging:
             sums[name], done = torch.empty(shape, dtype=torch.float64), 0
             while blocks := self._blocks.get(name):
                 block = blocks.pop(0)  # given back as soon as it is copied: never the whole sum twice in memory
-                some = places[done : done + len(block)]
+                some = position[done : done + len(block)]
                 sums[name][some] = block[: len(some)]
                 done += len(block)
         number = torch.tensor([self._number[row] for row in order.tolist()], dtype=torch.int64)
@@ -273,23 +273,48 @@ MAX_EXAMPLES = 2**40  # of a class; the sum over all of them must stay a whole n
 
 @dataclass(frozen=True, eq=False)
 class ClassStatistics:
-    """What a client sends of its features: for each class it holds N, Σz and a second moment, in float64 on the CPU.
+    """The count, sum and second moment of a client's features for every class, in float64 on the CPU.
 
-    ``a + b`` is the statistics of both clients' features together; mean and covariance (divisor N − 1) of a sum over
-    clients are those of the pooled features. Classes that a client does not hold take no memory.
+    ``a + b`` are the statistics of both clients' features together: mean and covariance (divisor N − 1) of a sum over
+    clients are those of the pooled features. Classes that a client does not have take no memory.
+
+    Parameters
+    ----------
+    classes
+        The number of classes C.
+    form
+        How much of the second moments is kept: full, diagonal, shared or low-rank.
+    held
+        [P], the classes that have examples, ascending.
+    number
+        [P], the number of examples of each.
+    sums
+        The form's sums.
+    noise
+        The size of the noise added for privacy, if any.
     """
 
     classes: int
     form: Form
-    held: Tensor  # [P], the classes held, ascending
-    number: Tensor  # [P], how many examples of each
-    sums: Tensors  # the form's sums, float64
-    noise: KnownNoise | None = None  # what was added for privacy
+    held: Tensor
+    number: Tensor
+    sums: Tensors
+    noise: KnownNoise | None = None
 
     @staticmethod
     @neutral()
     def empty(classes: int, width: int, form: str | Form = "full") -> "ClassStatistics":
-        """Those of a client without examples."""
+        """The statistics of a client without examples.
+
+        Parameters
+        ----------
+        classes
+            The number of classes.
+        width
+            The number of features.
+        form
+            How much of the second moments is kept.
+        """
         form, classes = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES)
         width = whole_number(width, "width", 1, MAX_FEATURES)
         none = torch.zeros(0, dtype=torch.int64)
@@ -299,7 +324,19 @@ class ClassStatistics:
     @staticmethod
     @neutral()
     def of_features(features: Tensor, labels: Any, classes: int, form: str | Form = "full") -> "ClassStatistics":
-        """Those of features [n, d] with labels [n]: a tensor, a numpy array or a list of whole numbers."""
+        """The statistics of features.
+
+        Parameters
+        ----------
+        features
+            [n, d].
+        labels
+            [n], a tensor, a numpy array or a list of whole numbers.
+        classes
+            The number of classes.
+        form
+            How much of the second moments is kept.
+        """
         form, classes, labels = parse_form(form), whole_number(classes, "classes", 1, MAX_CLASSES), as_labels(labels)
         check_batch(features, labels, classes)
         features = features.detach().cpu().double()
@@ -319,14 +356,29 @@ class ClassStatistics:
     @neutral(keep_threads=True)
     @accepts(relabel=optional(FUNCTION))
     def measure(
-        encoder: nn.Module, batches: Iterable[Any], classes: int, *, form: str | Form = "full",
+        encoder: nn.Module,
+        batches: Iterable[Any],
+        classes: int,
+        *,
+        form: str | Form = "full",
         relabel: Callable[[Tensor, Tensor], Tensor] | None = None,
-    ) -> "ClassStatistics":  # fmt: skip
-        """Those of the encoder's features of (images, labels) batches, in one pass; never all features in memory.
+    ) -> "ClassStatistics":
+        """Measure the statistics of an encoder's features, in one pass; never all features in memory.
 
-        Images and labels are tensors, numpy arrays or lists, in pairs or in dicts such as {"image": …, "label": …}.
-        Images are moved to the encoder's device. The encoder runs in eval mode without gradients and is left as it was.
-        The caller's autocast does not count: an encoder that wants one has it in its own ``forward``.
+        Parameters
+        ----------
+        encoder
+            From images to features [n, d]. It runs in eval mode without gradients and is left as it was. The caller's
+            autocast has no effect: an encoder that wants one has it in its own ``forward``.
+        batches
+            Images and labels: tensors, numpy arrays or lists, in pairs or in dicts such as {"image": …, "label": …}.
+            Images are moved to the encoder's device.
+        classes
+            The number of classes.
+        form
+            How much of the second moments is kept: "full", "diagonal", "shared" or "low-rank(32)".
+        relabel
+            Turns features and labels into other labels.
         """
         if not isinstance(encoder, nn.Module):
             raise UserError(f"the encoder must be a torch module, this is {a_kind(encoder)}")
@@ -342,7 +394,7 @@ class ClassStatistics:
         def take() -> None:
             nonlocal count
             if waiting:
-                features, labels = (torch.cat(each) for each in zip(*waiting, strict=True))
+                features, labels = (torch.cat(parts) for parts in zip(*waiting, strict=True))
                 total.add(ClassStatistics.of_features(features, labels, classes, form))
                 waiting.clear()
                 count = 0
@@ -369,7 +421,7 @@ class ClassStatistics:
     @neutral()
     @accepts(parts=SEVERAL)
     def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
-        """The statistics of all together, added up one by one: of an iterator only one part is in memory at a time."""
+        """Add up statistics one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
         for part in parts:
             total.add(part)
@@ -410,20 +462,20 @@ class ClassStatistics:
     @accepts(label=COUNT)
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
-        place = self._place(label)
-        return self.sums["sums"][place] / self.number[place]
+        row = self._row(label)
+        return self.sums["sums"][row] / self.number[row]
 
     @neutral()
     @accepts(label=COUNT)
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
-        place = self._place(label)
+        row = self._row(label)
         check_square(self.width)
         if self.form.common:
             return self.within()
-        if self.number[place] < 2:
+        if self.number[row] < 2:
             raise UserError(f"class {label} has one example; a covariance needs two")
-        return self.form.scatter(self, place) / (self.number[place] - 1)
+        return self.form.scatter(self, row) / (self.number[row] - 1)
 
     @neutral()
     def within(self) -> Tensor:
@@ -436,7 +488,7 @@ class ClassStatistics:
 
     @neutral()
     def spread_out(self) -> Sums:
-        """The same for all classes, absent ones zero, in float64: what may be added entry by entry."""
+        """The same for all classes, absent ones zero, in float64: these can be added entry by entry."""
         shapes = self.form.shapes(self.classes, self.width)
         sums = {  # in the form's order, whatever the client holds: engines add sums by their order
             name: self.sums[name].clone()
@@ -450,8 +502,7 @@ class ClassStatistics:
     @neutral()
     @accepts(
         sums=Kind(
-            "a dict with 'number', as spread_out gives it",
-            lambda each: "number" in (each if isinstance(each, dict) else ()),
+            "a dict with 'number', as spread_out gives it", lambda given: isinstance(given, dict) and "number" in given
         )
     )
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
@@ -497,11 +548,11 @@ class ClassStatistics:
         squares = self.sums["squares"] if "squares" in self.sums else self.sums["second"].diagonal(dim1=-2, dim2=-1)
         return not bool(((least.sum(0) if self.form.common else least) > squares * (1 + 1e-6) + 1e-6).any())
 
-    def _place(self, label: int) -> int:
-        places = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
-        if not len(places):
-            raise UserError(f"no client holds class {label}; {len(self.held)} of {self.classes} classes are held")
-        return int(places[0, 0])
+    def _row(self, label: int) -> int:
+        rows = (self.held == int(label)).nonzero() if 0 <= label < self.classes else self.held[:0, None]
+        if not len(rows):
+            raise UserError(f"no client has class {label}; {len(self.held)} of {self.classes} classes are held")
+        return int(rows[0, 0])
 
 
 def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> ClassStatistics:
@@ -521,9 +572,9 @@ def check_statistics(classes: Any, form: Form, values: Tensors, who: str) -> Cla
         raise refuse("labels and counts must be one whole number for each class held")
     if bool(((held < 0) | (held >= classes)).any()) or bool((held[1:] <= held[:-1]).any()):
         raise refuse(f"labels must ascend from 0 to {classes - 1}")
-    odd = (number < 1) | (number > MAX_EXAMPLES)
-    if bool(odd.any()):
-        raise refuse(f"class {int(held[odd][0])} has a count of {int(number[odd][0])}")
+    impossible = (number < 1) | (number > MAX_EXAMPLES)
+    if bool(impossible.any()):
+        raise refuse(f"class {int(held[impossible][0])} has a count of {int(number[impossible][0])}")
     if why := find_fault(form, len(held), sums):
         raise refuse(why)
     return ClassStatistics(classes, form, held, number, sums)

@@ -1,6 +1,6 @@
-"""The laws that every method keeps, ours and yours: ``check_method("package.module:method(knob=1)")``.
+"""The laws that every method obeys, ours and yours: ``check_method("package.module:method(knob=1)")``.
 
-``LAWS`` is the table: what each law says, and the function that tries it.
+``LAWS`` lists each law with the function that tests it.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,40 +28,54 @@ NEUTRAL = "with its knob at zero it is FedAvg"
 
 
 class LawBroken(Exception):
-    """A method does not do what every method must; the message names the method, the law, and what was seen."""
+    """A method breaks a law; the message names the method, the law and what happened."""
 
 
 @machine.neutral()
 def check_method(method: Source, *, neutral: Source | None = None, beside: Iterable[str] | None = None) -> list[str]:
-    """Try every law: the names of the laws that were tried, or LawBroken at the first that is broken.
+    """Test a method against every law.
 
-    ``method`` is a text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm. What
-    another process cannot import (a lambda, an Algorithm) is not tried in the pool. ``neutral`` is the method with its
-    knob at zero, where it has one: it must be FedAvg to the last bit. ``beside`` names the methods that it is composed
-    with; None: all that there are.
+    Parameters
+    ----------
+    method
+        Its text, a function from Algorithm to Algorithm, a function whose knobs give one, or an Algorithm. What another
+        process cannot import (a lambda, an Algorithm) is not tested in the pool.
+    neutral
+        The method with its knob at zero, if it has one: it must be FedAvg to the last bit.
+    beside
+        The methods that it is composed with. None: all of them.
+
+    Returns
+    -------
+    list of str
+        The laws that were tested.
+
+    Raises
+    ------
+    LawBroken
+        At the first law that is broken.
     """
     tried = candidate(method)
     names = []
     for name, law in LAWS.items():
         if law is laws.engines_agree and tried.text is None:
             continue
-        _try(tried, name, lambda law=law: law(tried))  # type: ignore[misc]
+        _test(tried, name, law, tried)
         names.append(name)
     others = [QUICK.get(name, name) for name in METHODS] if beside is None else list(beside)
     for other in map(candidate, others):
         if not set(other.words) & set(tried.words):
-            _try(tried, f"{COMMUTES}: {other.name}", lambda other=other: laws.commutes(tried, other))  # type: ignore[misc]
+            _test(tried, f"{COMMUTES}: {other.name}", laws.commutes, tried, other)
     names += [COMMUTES] if others else []
     if neutral is not None:
-        zero = candidate(neutral)
-        _try(tried, NEUTRAL, lambda: laws.is_fedavg(zero))
+        _test(tried, NEUTRAL, laws.is_fedavg, candidate(neutral))
         names.append(NEUTRAL)
     return names
 
 
-def _try(method: Candidate, name: str, law: Callable[[], str | None]) -> None:
+def _test(method: Candidate, name: str, law: Callable[..., str | None], *candidates: Candidate) -> None:
     try:
-        complaint = law()
+        complaint = law(*candidates)
     except ClientFailure as failure:
         complaint = str(failure)
     if complaint is not None:

@@ -1,7 +1,6 @@
 """The laws, one function each: None where a method keeps it, otherwise what was seen and in which round."""
 
 import copy
-import inspect
 import os
 import random  # noqa: TID251  only its state is compared
 import sys
@@ -40,11 +39,9 @@ from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
 from unskew.privacy.sessions import Sessions
 from unskew.round import driver
-from unskew.round.algorithm import SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
+from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
-
-AFTER_TRAINING = ("finish", "withhold", "secure", "private")  # slots that no round looks at
 
 Source = str | Algorithm | Callable[..., Any]
 
@@ -92,17 +89,10 @@ def candidate(source: Source) -> Candidate:
             f"{a_kind(source)} is not a method; give its text, a function from Algorithm to Algorithm, or an Algorithm"
         )
     name = getattr(source, "__name__", type(source).__name__)
-    if _needs_an_argument(source):
+    if methods.required_parameters(source):  # it takes the Algorithm itself: knobs have defaults
         return Candidate((Named(name, source),), None)
     text = _text(source)
     return Candidate((Named(text or name, source()),), text)
-
-
-def _needs_an_argument(function: Callable[..., Any]) -> bool:
-    """Whether it takes the Algorithm itself: knobs have defaults."""
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    parameters = inspect.signature(function).parameters.values()
-    return any(p.default is inspect.Parameter.empty and p.kind not in kinds for p in parameters)
 
 
 def _text(build: Callable[..., Any]) -> str | None:
@@ -186,8 +176,8 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
         for inner in value:
             yield from _tensors(name, inner)
     elif is_dataclass(value):
-        for each in fields(value):
-            yield from _tensors(f"{type(value).__name__.lower()}.{each.name}", getattr(value, each.name))
+        for part in fields(value):
+            yield from _tensors(f"{type(value).__name__.lower()}.{part.name}", getattr(value, part.name))
 
 
 def _shaped_margin(margin: Margin, report: Report) -> Margin:
@@ -401,11 +391,11 @@ def engines_agree(method: Candidate) -> str | None:
     pairs = zip(
         fed.states(ROUNDS, rounds_planned=PLANNED), fed.states(ROUNDS, "pool", rounds_planned=PLANNED), strict=True
     )
-    for here, there in pairs:
-        if not same(here, there):
-            apart = largest_difference(here.tensors, there.tensors)
+    for loop, pool in pairs:
+        if not same(loop, pool):
+            apart = largest_difference(loop.tensors, pool.tensors)
             what = f"the models differ by {apart:g}" if apart else "what is sent or remembered differs"
-            return f"{what} after round {here.round}"
+            return f"{what} after round {loop.round}"
     return None
 
 
@@ -488,18 +478,16 @@ def commutes(one: Candidate, other: Candidate) -> str | None:
     """In either order the same result, round by round; or refused in both orders, by both names."""
     refusals = [refusal(one + other), refusal(other + one)]
     if any(refusals):
-        named = all(any(word in said for word in each.words) for said in refusals for each in (one, other))
+        named = all(any(name in message for name in method.words) for message in refusals for method in (one, other))
         return None if named else f"it is refused in one order only, or not by both names: {' / '.join(refusals)}"
     if not (one.trains() and other.trains()):
         return None
-    there, back = (
+    forwards, backwards = (
         small(both).states(ROUNDS, per_round=PER_ROUND, rounds_planned=PLANNED) for both in (one + other, other + one)
     )
-    for left, right in zip(there, back, strict=True):
-        parts = {"model": (left.tensors, right.tensors), "server's memory": (left.memory, right.memory),
-                 "statistics": (left.sent, right.sent)}  # fmt: skip
-        for part, (a, b) in parts.items():
-            if (apart := largest_difference(a, b)) > TOLERANCE:
+    for left, right in zip(forwards, backwards, strict=True):
+        for part, name in (("model", "tensors"), ("server's memory", "memory"), ("statistics", "sent")):
+            if (apart := largest_difference(getattr(left, name), getattr(right, name))) > TOLERANCE:
                 return f"their order changes the {part} by {apart:.1g} in round {left.round}"
     return None
 

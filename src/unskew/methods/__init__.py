@@ -26,7 +26,7 @@ from unskew.methods.moon import moon
 from unskew.methods.protections import private, private_updates, rounded, secure, withhold
 from unskew.methods.prototypes import fedeccr, prototypes
 from unskew.methods.scaffold import scaffold
-from unskew.round.algorithm import Algorithm, Method, Named, claimed_slots, compose
+from unskew.round.algorithm import AFTER_TRAINING, Algorithm, Method, Named, claimed_slots, compose
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": fedavg,
@@ -60,7 +60,6 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 ON_FEATURES = ("moon", "prototypes", "fedeccr")  # whose terms act on the features and on nothing behind them
-NEED_NO_TRAINING = ("finish", "withhold", "secure", "private")  # slots
 
 
 def parse_method(source: str, local: Local | None = None, base: Algorithm | None = None) -> Algorithm:
@@ -86,7 +85,7 @@ def parse_calibrations(source: str) -> Algorithm:
     base = Algorithm()
     algorithm = parse_method(source, base=base)
     for slot in claimed_slots(base, algorithm):
-        if slot not in NEED_NO_TRAINING:
+        if slot not in AFTER_TRAINING:
             raise UserError(f"{source!r} changes the training ({slot}); name only calibrations")
     if not algorithm.finish:
         raise UserError(f"{source!r} names no calibration; give ccvr, uscc, lda, ridge or oracle (unskew methods)")
@@ -95,8 +94,7 @@ def parse_calibrations(source: str) -> Algorithm:
 
 def parse_methods(source: str) -> list[Named]:
     """The methods of a text, each with its plainest spelling; a function of other packages may be a method itself."""
-    methods = []
-    seen = set()
+    methods, seen = [], set()
     for call in text.parse_calls(source, "method"):
         if call.name in seen:
             raise text.complain(source, call.start, f"method {call.name} is given twice; give it once")
@@ -123,7 +121,7 @@ def required_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]
     except (TypeError, ValueError):
         return []
     many = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [each for each in parameters if each.default is each.empty and each.kind not in many]
+    return [knob for knob in parameters if knob.default is knob.empty and knob.kind not in many]
 
 
 def takes_algorithm(function: Callable[..., Any]) -> bool:
@@ -192,7 +190,7 @@ def describe_method(name: str, function: Callable[..., Any]) -> MethodDescriptio
         call=f"{name}({', '.join(map(_spell, parameters))})" if parameters else name,
         changes=first or "It has no docstring.",
         body=body.strip(),
-        knobs=tuple(f"{each}  {meanings.get(each.name, '')}".rstrip() for each in parameters),
+        knobs=tuple(f"{knob}  {meanings.get(knob.name, '')}".rstrip() for knob in parameters),
         slots=", ".join(slots),
         group=_choose_group(set(slots)),
         reference=" ".join(reference.split()),

@@ -1,4 +1,4 @@
-"""Clients that do not come: some of those drawn stay away, or only some can be drawn at all."""
+"""Partial availability: some sampled clients stay away, or only some can be sampled at all."""
 
 import csv
 import hashlib
@@ -19,14 +19,14 @@ from unskew.core.types import Mask, Roster, Visit
 from unskew.data.population import Ints
 from unskew.round.algorithm import Algorithm, Method
 
-ROUNDS = ("round", "client")  # a row for each round in which a client is there
+ROUNDS = ("round", "client")  # a row for each round in which a client is available
 STAYS = ("client", "from", "to")  # the first and the last round of a stay
 MAX_BYTES = 2**30
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Stays, one in each place of the arrays: the client is there from round ``first`` to round ``last``."""
+    """Stays, one in each row of the arrays: the client is available from round ``first`` to round ``last``."""
 
     path: Path
     client: Ints
@@ -38,8 +38,8 @@ class Trace:
         """The trace's last round; after it, it starts again."""
         return int(self.last.max())
 
-    def there(self, number: int, clients: int) -> Mask:
-        """[K], who is there in that round."""
+    def available(self, number: int, clients: int) -> Mask:
+        """[K], who is available in that round."""
         if (most := int(self.client.max())) >= clients:
             raise UserError(
                 f"{self.path} has client {most}, but there are {clients:,} clients, counted from 0; give a trace of "
@@ -66,23 +66,23 @@ def read_trace(path: Path) -> Trace:
             raise UserError(
                 f"{path} is not a trace: its header is {','.join(header)[:80]!r}; give round,client or client,from,to"
             )
-        places = [header.index(name) for name in wanted]
-        table = np.array([_parse_row(path, rows.line_num, row, places) for row in rows if row], np.int64)
+        columns = [header.index(name) for name in wanted]
+        table = np.array([_parse_row(path, rows.line_num, row, columns) for row in rows if row], np.int64)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not a trace: it is not UTF-8 ({error.reason})") from error
     except csv.Error as error:
         raise UserError(f"{path} is not a CSV file: {error}") from error
     if not len(table):
-        raise UserError(f"{path} has no rows: no client would ever come; give a row for each stay")
+        raise UserError(f"{path} has no rows: no client would ever be available; give a row for each stay")
     if wanted == ROUNDS:
         return Trace(path, table[:, 1], table[:, 0], table[:, 0])
     return Trace(path, table[:, 0], table[:, 1], table[:, 2])
 
 
-def _parse_row(path: Path, line: int, row: list[str], places: list[int]) -> list[int]:
+def _parse_row(path: Path, line: int, row: list[str], columns: list[int]) -> list[int]:
     """A row's whole numbers; the client is counted from 0, rounds from 1, and a stay does not end before it begins."""
     try:
-        values = [int(row[place]) for place in places]
+        values = [int(row[column]) for column in columns]
     except (ValueError, IndexError):
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; give whole numbers in every column") from None
     client, *rounds = values if len(values) == 3 else values[::-1]
@@ -122,9 +122,9 @@ def absent(share: float = 0.3) -> Method:
         raise ValueError(f"absent(share={share}): share is a chance, give 0 or more and less than 1")
 
     def arrive(key: Key, visits: list[Visit]) -> list[Visit]:
-        clients, place = np.unique([visit.client for visit in visits], return_inverse=True)
-        comes = (key.numpy().random(len(clients)) >= share)[place]
-        return [visit for visit, here in zip(visits, comes.tolist(), strict=True) if here]
+        clients, index = np.unique([visit.client for visit in visits], return_inverse=True)
+        arrives = (key.numpy().random(len(clients)) >= share)[index]
+        return [visit for visit, arrived in zip(visits, arrives.tolist(), strict=True) if arrived]
 
     return lambda algorithm: replace(algorithm, arrive=arrive)
 
@@ -203,7 +203,7 @@ class _FromTrace:
         return read_trace(self.path)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
-        return replace(algorithm, available=self._there)
+        return replace(algorithm, available=self._available)
 
-    def _there(self, key: Key, number: int, roster: Roster) -> Mask:
-        return self.trace.there(number, roster.clients)
+    def _available(self, key: Key, number: int, roster: Roster) -> Mask:
+        return self.trace.available(number, roster.clients)

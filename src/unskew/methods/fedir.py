@@ -86,9 +86,9 @@ def _parse_shares(target: str) -> Tensor:
         values = []
     if not values:
         raise ValueError(f'fedir(target={target}): give population, uniform, or a share for each class: "0.5 0.3 0.2"')
-    for place, value in enumerate(values):
+    for label, value in enumerate(values):
         if not 0 < value < math.inf:
-            raise ValueError(f"fedir(target=…): class {place} has the share {value:g}; every class needs one above 0")
+            raise ValueError(f"fedir(target=…): class {label} has the share {value:g}; every class needs one above 0")
     shares = torch.tensor(values, dtype=torch.float64)
     shares = shares / shares.sum()
     if not bool((shares.float() > 0).all()):  # clients see them in the model's type

@@ -98,11 +98,11 @@ def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
         raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        place = next((f for f in reversed(frames) if TORCH not in Path(f.filename).parents), frames[-1])
-        where = f"{Path(place.filename).name}:{place.lineno}"
-        said = " ".join(str(error).split()) or "no message"
+        frame = next((f for f in reversed(frames) if TORCH not in Path(f.filename).parents), frames[-1])
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        message = " ".join(str(error).split()) or "no message"
         advice = f"; {hint}" if hint and isinstance(error, TypeError) else ""
-        raise UserError(f"{what}: {type(error).__name__}: {said} ({where}){advice}") from error
+        raise UserError(f"{what}: {type(error).__name__}: {message} ({where}){advice}") from error
 
 
 def _check_tensors(module: nn.Module, name: str) -> None:
@@ -277,7 +277,7 @@ def find_classifier(module: nn.Module, name: str, shape: Shape, classes: int) ->
 def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: Shape) -> bool:
     """Whether the two parts together do what the module does."""
     both = nn.Sequential(encoder, head)
-    whole, parts = (run_probe(each, "in parts", shape) for each in (module, both))
+    whole, parts = (run_probe(part, "in parts", shape) for part in (module, both))
     return whole.shape == parts.shape and torch.allclose(whole, parts, rtol=1e-3, atol=1e-5)
 
 

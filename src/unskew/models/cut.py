@@ -53,22 +53,22 @@ def _before_classifier(network: Network) -> list[tuple[str, nn.Module]]:
         return list(encoder._modules.items()) if isinstance(encoder, nn.Sequential) else []
     for owner in network.module.modules():
         parts = list(owner._modules.items()) if isinstance(owner, nn.Sequential) else []
-        place = next((n for n, (_, part) in enumerate(parts) if part is network.classifier), None)
-        if place is not None:
-            return parts[:place]
+        index = next((n for n, (_, part) in enumerate(parts) if part is network.classifier), None)
+        if index is not None:
+            return parts[:index]
     return []
 
 
 def _starts(parts: list[nn.Module]) -> list[int]:
     """Where the network may be cut: before the activation of its last linear layer but one, but two, …"""
     starts: list[int] = []
-    for place in reversed(range(len(parts))):
-        if isinstance(parts[place], nn.Linear):
-            starts.append(place)
-        elif not isinstance(parts[place], BETWEEN):
+    for index in reversed(range(len(parts))):
+        if isinstance(parts[index], nn.Linear):
+            starts.append(index)
+        elif not isinstance(parts[index], BETWEEN):
             break
         elif starts:
-            starts[-1] = place
+            starts[-1] = index
     return starts
 
 

@@ -41,11 +41,6 @@ def parse_train(source: str) -> int | None:
     return given[0]
 
 
-def check_train(source: str) -> None:
-    """Refuse a text that says nothing that could be trained."""
-    parse_train(source)
-
-
 class FineTuned(Network):
     """A network whose named parameters and buffers are those of its trained layers alone, under their own names.
 
@@ -126,7 +121,7 @@ def last_layers(network: Network, shape: Shape, count: int) -> tuple[list[nn.Mod
     """
     order = [part for part in layers_in_order(network, shape) if part is not network.classifier]
     weighty = [part for part in order if part._parameters or part._buffers]
-    starts = [place for place, part in enumerate(weighty) if not place or not isinstance(part, NORMS)]
+    starts = [index for index, part in enumerate(weighty) if not index or not isinstance(part, NORMS)]
     if count > len(starts) + 1:
         most = counted(len(starts) + 1, "layer")
         raise UserError(f"--train last({count}): this network has {most} with weights; give fewer, or all")
@@ -211,12 +206,12 @@ def _traced_cut(network: Network, module: nn.Module, trained: Sequence[nn.Module
     nodes = list(graph.nodes)
     called = {node: by_name.get(str(node.target)) for node in nodes if node.op == "call_module"}
     classifier = [node for node, part in called.items() if part is network.classifier]
-    places = [place for place, node in enumerate(nodes) if any(called.get(node) is part for part in trained)]
+    positions = [index for index, node in enumerate(nodes) if any(called.get(node) is part for part in trained)]
     images = [node for node in nodes if node.op == "placeholder"]
     if len(classifier) != 1 or len(images) != 1 or not classifier[0].all_input_nodes:
         return None
     end = classifier[0].all_input_nodes[0]
-    for start in reversed(nodes[: places[0]]):
+    for start in reversed(nodes[: positions[0]]):
         if start.op in ("placeholder", "get_attr"):
             continue
         rest, front = _between(nodes, start, end), _between(nodes, images[0], start)

@@ -90,8 +90,8 @@ class ResNet(nn.Module):
         inputs = 64
         for stage, depth in enumerate(depths):
             blocks = []
-            for place in range(depth):
-                blocks.append(block(inputs, 64 * 2**stage, 2 if stage and not place else 1, norm))
+            for index in range(depth):
+                blocks.append(block(inputs, 64 * 2**stage, 2 if stage and not index else 1, norm))
                 inputs = 64 * 2**stage * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
         self.fc = nn.Linear(inputs, classes)
@@ -158,8 +158,8 @@ class MobileNetV2(nn.Module):
         layers: list[nn.Module] = [_convolution(shape[0], FIRST, 3, 1 if small else 2, norm)]
         inputs = FIRST
         for block, (expansion, channels, count, stride) in enumerate(MOBILENET_BLOCKS, 1):
-            for place in range(count):
-                first = 1 if place or (small and block == 2) else stride
+            for index in range(count):
+                first = 1 if index or (small and block == 2) else stride
                 layers.append(InvertedResidual(inputs, channels, first, expansion, norm))
                 inputs = channels
         layers.append(_convolution(inputs, LAST, 1, 1, norm))
@@ -241,8 +241,8 @@ class EfficientNetLite(nn.Module):
         self._bn0 = norm(FIRST)
         blocks, inputs = [], FIRST
         for expansion, channels, count, stride, kernel in EFFICIENTNET_BLOCKS:
-            for place in range(count):
-                blocks.append(Block(inputs, channels, 1 if place else stride, expansion, kernel, norm))
+            for index in range(count):
+                blocks.append(Block(inputs, channels, 1 if index else stride, expansion, kernel, norm))
                 inputs = channels
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = nn.Conv2d(inputs, LAST, 1, bias=False)

@@ -93,10 +93,10 @@ def _padded_cnn(
     """Two convolutions that keep the image's size, each before pooling and ReLU, then linear layers with ReLU."""
     _at_least(SMALLEST, name, shape)
     encoder = nn.Sequential()
-    for place, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
-        encoder.add_module(f"conv{place}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
-        encoder.add_module(f"pool{place}", nn.MaxPool2d(2))
-        encoder.add_module(f"relu{place}", nn.ReLU())
+    for number, (inputs, outputs) in enumerate(pairwise((shape[0], *channels)), 1):
+        encoder.add_module(f"conv{number}", nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2))
+        encoder.add_module(f"pool{number}", nn.MaxPool2d(2))
+        encoder.add_module(f"relu{number}", nn.ReLU())
     flat = channels[-1] * (shape[1] // 4) * (shape[2] // 4)
     _fits(name, shape, flat * features[0])
     _add_linear(encoder, (flat, *features))
@@ -105,9 +105,9 @@ def _padded_cnn(
 
 def _add_linear(encoder: nn.Sequential, sizes: Sequence[int]) -> None:
     encoder.add_module("flatten", nn.Flatten())
-    for place, (inputs, outputs) in enumerate(pairwise(sizes), 1):
-        encoder.add_module(f"fc{place}", nn.Linear(inputs, outputs))
-        encoder.add_module(f"fc{place}_relu", nn.ReLU())
+    for number, (inputs, outputs) in enumerate(pairwise(sizes), 1):
+        encoder.add_module(f"fc{number}", nn.Linear(inputs, outputs))
+        encoder.add_module(f"fc{number}_relu", nn.ReLU())
 
 
 def _at_least(side: int, name: str, shape: Shape) -> None:

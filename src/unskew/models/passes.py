@@ -60,7 +60,7 @@ def passes(network: nn.Module) -> Passes | None:
         return None
     if len({id(value) for value in network.parameters()}) < sum(len(list(part.parameters())) for part in parts):
         return None  # a layer that occurs twice: autograd adds its gradients
-    *encoder, classifier = (LAYERS[type(part)](part, place == 0) for place, part in enumerate(parts))
+    *encoder, classifier = (LAYERS[type(part)](part, index == 0) for index, part in enumerate(parts))
     return Passes(tuple(encoder), classifier, tuple(network.encoder.parameters()))
 
 
@@ -99,15 +99,15 @@ def _backward(layers: Sequence[Layer], above: Tensor, saved: Sequence[Any]) -> l
         below, own = backward(above, kept)
         above = above if below is None else below  # None at the first layer, which is the last one here
         found.append(own)
-    return [each for own in reversed(found) for each in own]
+    return [gradient for own in reversed(found) for gradient in own]
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The mean over the examples, and its gradient with respect to the logits [B, C]."""
     logarithms = _log_softmax(logits, 1, False)
     losses, weight = _losses(logarithms, labels, None, 0, -100)
-    each = torch.full_like(losses, 1 / len(labels))
-    above = _losses_backward(each, logarithms, labels, None, 0, -100, weight)
+    share = torch.full_like(losses, 1 / len(labels))
+    above = _losses_backward(share, logarithms, labels, None, 0, -100, weight)
     return losses.mean(), _log_softmax_backward(above, logarithms, 1, logits.dtype)
 
 

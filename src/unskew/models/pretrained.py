@@ -60,11 +60,13 @@ def read_weights(path: Path) -> Tensors:
     check_unpacked(_unpacked_size(path), on_disk, str(path))
     values = _unwrap(_load(path), path)
     check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
-    if odd := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
-        raise UserError(f"--pretrained: {path}: {odd[0]} is not a plain tensor of real numbers; {HOW}")
+    if wrong := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
+        raise UserError(f"--pretrained: {path}: {wrong[0]} is not a plain tensor of real numbers; {HOW}")
     plain = {name: _make_plain(value) for name, value in values.items()}
-    if odd := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
-        raise UserError(f"--pretrained: {path}: {odd[0]} has NaN or infinity in float32; give weights that are numbers")
+    if wrong := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
+        raise UserError(
+            f"--pretrained: {path}: {wrong[0]} has NaN or infinity in float32; give weights that are numbers"
+        )
     return plain
 
 
@@ -109,16 +111,16 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
     skipped = {name for layer in left_out for name in own if name.rpartition(".")[0] == layer}
     wrong = []
     for name, (_, value) in own.items():
-        there = found[name]
-        if name in skipped or name not in saved or (there is None and name.endswith(COUNTER)):
+        given = found[name]
+        if name in skipped or name not in saved or (given is None and name.endswith(COUNTER)):
             continue
-        if there is None:
+        if given is None:
             wrong.append(f"{name} {list(value.shape)} is missing")
-        elif there.shape != value.shape:
-            wrong.append(f"{name} is {list(there.shape)} and must be {list(value.shape)}")
-        elif value.is_floating_point() and not there.is_floating_point():
+        elif given.shape != value.shape:
+            wrong.append(f"{name} is {list(given.shape)} and must be {list(value.shape)}")
+        elif value.is_floating_point() and not given.is_floating_point():
             wrong.append(
-                f"{name} has whole numbers ({str(there.dtype).removeprefix('torch.')}), as quantised weights do"
+                f"{name} has whole numbers ({str(given.dtype).removeprefix('torch.')}), as quantised weights do"
             )
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
@@ -145,8 +147,8 @@ def _left_out(
 
     A new layer before a classifier that fits would be a mistake: then none is left out, and ``fit`` refuses it.
     """
-    there = found[classifier[0]]
-    if there is not None and there.shape == own[classifier[0]][1].shape:
+    weight = found[classifier[0]]
+    if weight is not None and weight.shape == own[classifier[0]][1].shape:
         return []
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     new = [name for name in linear if all(found[n] is None for n in own if n.rpartition(".")[0] == name)]
@@ -174,9 +176,9 @@ def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
         content = inner
     if not isinstance(content, Mapping):
         raise UserError(f"--pretrained: {path} has {a_kind(content)}; {HOW}")
-    odd = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
-    if odd:
-        raise UserError(f"--pretrained: {path}: {str(odd[0])[:80]!r} is not the name of a tensor; {HOW}")
+    wrong = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
+    if wrong:
+        raise UserError(f"--pretrained: {path}: {str(wrong[0])[:80]!r} is not the name of a tensor; {HOW}")
     if not content:
         raise UserError(f"--pretrained: {path} has no tensors; {HOW}")
     return {name: value.detach() for name, value in content.items()}
@@ -199,7 +201,7 @@ def _unpacked_size(path: Path) -> int:
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:
-                return sum(each.file_size for each in archive.infolist())
+                return sum(member.file_size for member in archive.infolist())
         except (OSError, zipfile.BadZipFile, ValueError) as error:
             raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
     return path.stat().st_size

@@ -18,7 +18,7 @@ def as_steps(sums: Sums, clients: int, who: str, bits: int = BITS) -> dict[str, 
     if not tensors.finite(sums):
         raise UserError(f"{who}: {NOT_FINITE}")
     limit = (2**63 - 1) // clients
-    words = {}
+    rounded = {}
     for name, value in sums.items():
         steps = (value * 2.0**bits).round()
         if bool((steps.abs() >= 2.0**63).any()) or bool((steps.long().abs() > limit).any()):
@@ -26,10 +26,10 @@ def as_steps(sums: Sums, clients: int, who: str, bits: int = BITS) -> dict[str, 
                 f"{who}: {name} reaches {float(value.abs().max()):.3g}, and in a sum over {clients} visits there is "
                 f"room for {limit * 2.0**-bits:.3g} each; smaller --lr, or fewer clients a round, or leave secure out"
             )
-        words[name] = steps.long()
-    return words
+        rounded[name] = steps.long()
+    return rounded
 
 
-def from_steps(words: Mapping[str, Tensor], bits: int = BITS) -> Sums:
+def from_steps(rounded: Mapping[str, Tensor], bits: int = BITS) -> Sums:
     """The sums that these steps add up to."""
-    return {name: torch.as_tensor(value.double() * 2.0**-bits) for name, value in words.items()}
+    return {name: torch.as_tensor(value.double() * 2.0**-bits) for name, value in rounded.items()}

@@ -73,7 +73,7 @@ def add_release(spent: Spent | None, release: Release | None) -> Spent | None:
     """The same with one release more, unless it is there already; what is there is never taken back."""
     if release is None:
         return spent
-    known = {each.id: each for each in (() if spent is None else spent.releases)}
+    known = {one.id: one for one in (() if spent is None else spent.releases)}
     before = known.get(release.id)
     if before is None:
         known[release.id] = release
@@ -95,9 +95,9 @@ def add_up(releases: Sequence[Release], updates: PrivateRounds | None = None) ->
 
 def total(releases: Sequence[Release]) -> tuple[float, float]:
     """(ε, δ) of all these releases together."""
-    delta = max(each.delta for each in releases)
+    delta = max(release.delta for release in releases)
     if len(releases) == 1:
         return releases[0].epsilon, delta
     accounting = require_extra("dp_accounting")
-    ratios = [float(accounting.get_sigma_gaussian(each.epsilon, each.delta)) for each in releases]
+    ratios = [float(accounting.get_sigma_gaussian(release.epsilon, release.delta)) for release in releases]
     return float(accounting.get_epsilon_gaussian(sum(ratio**-2 for ratio in ratios) ** -0.5, delta)), delta

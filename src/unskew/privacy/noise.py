@@ -30,9 +30,9 @@ def normal(shape: tuple[int, ...], key: Key | None, *path: str | int) -> Tensor:
     """Standard Gaussian noise from 64 random bits a value: a sign, and the quantile of 63 bits, out to 9.1."""
     size = 8 * torch.Size(shape).numel()
     drawn = os.urandom(size) if key is None else key.fold("noise", *path).numpy().bytes(size)
-    words = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
-    share = ((words & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
-    noise: Tensor = torch.special.ndtri(share) * torch.where(words < 0, 1.0, -1.0)
+    bits = torch.from_numpy(np.frombuffer(drawn, dtype="<i8").copy()).reshape(shape)
+    share = ((bits & (2**63 - 1)).double() + 0.5) * 2.0**-64  # (0, ½]
+    noise: Tensor = torch.special.ndtri(share) * torch.where(bits < 0, 1.0, -1.0)
     return noise
 
 

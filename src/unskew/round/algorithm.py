@@ -35,6 +35,7 @@ from unskew.round.server import sgd, weighted_mean
 if TYPE_CHECKING:
     from unskew.calibration.finisher import Finisher
 
+AFTER_TRAINING = ("finish", "withhold", "secure", "private")  # no round uses these
 SHARED_SLOTS = ("margin", "terms", "statistics", "remember", "finish")  # any number of methods append to these
 
 

@@ -1,6 +1,6 @@
-"""How a client steps along its gradients: SGD, Adam, AdamW; clipping; what weight decay leaves out.
+"""Local training: SGD, Adam, AdamW; clipping; what weight decay leaves out; schedules of the learning rate.
 
-An optimiser's state (momentum, Adam's means) is new at every visit: it is neither kept nor sent. Each step is one fused
+An optimizer's state (momentum, Adam's means) is new at every visit: it is neither kept nor sent. Each step is one fused
 call for all parameters.
 """
 
@@ -17,7 +17,7 @@ from unskew.core.errors import UserError, nearest
 from unskew.core.types import Local, Tensors
 
 Gradients = Sequence[Tensor]
-Update = Callable[[Gradients], None]  # moves the parameters in place
+Update = Callable[[Gradients], None]  # moves the parameters in index
 Optimizer = Callable[[list[Tensor], Local], Update]
 
 DECAYS = ("all", "weights")
@@ -31,15 +31,15 @@ def optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> U
     if local.decay == "all" or local.weight_decay == 0:
         return make(values, local)
     groups = [
-        (replace(local, weight_decay=local.weight_decay if kept else 0.0), places)
+        (replace(local, weight_decay=local.weight_decay if kept else 0.0), indices)
         for kept in (True, False)
-        if (places := [place for place, value in enumerate(values) if is_weight(value) == kept])
+        if (indices := [index for index, value in enumerate(values) if is_weight(value) == kept])
     ]
-    parts = [(make([values[place] for place in places], own), places) for own, places in groups]
+    parts = [(make([values[index] for index in indices], own), indices) for own, indices in groups]
 
     def update(gradients: Gradients) -> None:
-        for part, places in parts:
-            part([gradients[place] for place in places])
+        for part, indices in parts:
+            part([gradients[index] for index in indices])
 
     return update
 
@@ -97,31 +97,22 @@ def adamw(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Optimi
     return _adaptive("adamw", torch._fused_adamw_, beta1, beta2, eps)
 
 
-def plain_sgd() -> Optimizer:
-    """SGD with --momentum."""
-    return sgd
-
-
-OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": plain_sgd, "adam": adam, "adamw": adamw}
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"sgd": lambda: sgd, "adam": adam, "adamw": adamw}
 
 
 def parse_optimizer(source: str) -> Optimizer:
-    """The optimiser that a text such as ``"adam(beta2=0.99)"`` describes."""
-    calls = text.parse_calls(source, "optimizer")
-    if len(calls) > 1:
-        raise text.complain(source, calls[1].start, "give one optimizer")
-    call = calls[0]
-    if call.name not in OPTIMIZERS:
-        raise text.complain(
-            source, call.start, f"no optimizer is called {call.name!r}; {nearest(call.name, OPTIMIZERS)}"
-        )
-    made: Optimizer = text.apply(call, OPTIMIZERS[call.name], "optimizer")
+    """The optimizer that a text such as ``"adam(beta2=0.99)"`` describes."""
+    made: Optimizer = _parse_one(source, "optimizer", OPTIMIZERS)
     return made
 
 
-def check_optimizer(source: str) -> None:
-    """Refuse a text that describes no optimiser."""
-    parse_optimizer(source)
+def _parse_one(source: str, kind: str, table: Mapping[str, Callable[..., Any]]) -> Any:
+    call, *others = text.parse_calls(source, kind)
+    if others:
+        raise text.complain(source, others[0].start, f"give one {kind}")
+    if call.name not in table:
+        raise text.complain(source, call.start, f"no {kind} is called {call.name!r}; {nearest(call.name, table)}")
+    return text.apply(call, table[call.name], kind)
 
 
 def uses_sgd(local: Local) -> bool:
@@ -130,7 +121,17 @@ def uses_sgd(local: Local) -> bool:
 
 
 def require_sgd(local: Local, method: str, why: str) -> None:
-    """Refuse a method whose formula needs SGD's steps, where the settings have another optimiser."""
+    """Reject a method whose formula needs SGD's steps if the settings have another optimizer.
+
+    Parameters
+    ----------
+    local
+        The clients' settings.
+    method
+        The method's name.
+    why
+        What in its formula needs SGD.
+    """
     if not uses_sgd(local):
         raise UserError(
             f"{method} with --optimizer {local.optimizer}: {why}, and so it needs SGD; give --optimizer sgd, or leave "
@@ -229,19 +230,8 @@ SCHEDULES: Mapping[str, Callable[..., Schedule]] = {"constant": constant, "step"
 
 def parse_schedule(source: str) -> Schedule:
     """The schedule that a text such as ``"step(every=30, factor=0.1)"`` describes."""
-    calls = text.parse_calls(source, "schedule")
-    if len(calls) > 1:
-        raise text.complain(source, calls[1].start, "give one schedule")
-    call = calls[0]
-    if call.name not in SCHEDULES:
-        raise text.complain(source, call.start, f"no schedule is called {call.name!r}; {nearest(call.name, SCHEDULES)}")
-    schedule: Schedule = text.apply(call, SCHEDULES[call.name], "schedule")
+    schedule: Schedule = _parse_one(source, "schedule", SCHEDULES)
     return schedule
-
-
-def check_schedule(source: str) -> None:
-    """Refuse a text that describes no schedule."""
-    parse_schedule(source)
 
 
 def check_rounds(local: Local, rounds: int) -> None:

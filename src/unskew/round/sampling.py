@@ -1,4 +1,4 @@
-"""1. Who comes: who can be drawn, who is drawn (a sampler turns a key, the roster and K into visits), who arrives."""
+"""1. Participation: who is available, who is sampled (a sampler turns key, roster and K into visits), who arrives."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A round's visits; how many clients could be drawn and how many visits did not come, where a method decides it."""
+    """A round's visits; how many clients were available and how many visits failed to come, if a method decides it."""
 
     visits: list[Visit]
     available: int | None = None
@@ -23,7 +23,7 @@ class Drawn:
 
 
 def draw(algorithm: "Algorithm", key: Key, number: int, roster: Roster, per_round: int) -> Drawn:
-    """Who comes to round ``number`` of the run with this key. There may be no visit at all."""
+    """Decide who takes part in round ``number`` of the run with this key. It may be nobody."""
     here, available, absent = key.fold("round", number), None, None
     can_come = algorithm.available and algorithm.available(key.fold("available"), number, roster)
     if can_come is not None:
@@ -37,20 +37,15 @@ def draw(algorithm: "Algorithm", key: Key, number: int, roster: Roster, per_roun
 
 
 def uniform(key: Key, roster: Roster, per_round: int) -> list[Visit]:
-    """K clients drawn uniformly without replacement, in ascending order, each weighted by its number of examples.
+    """Sample K clients uniformly without replacement, in ascending order, each weighted by its number of examples.
 
-    Clients that hold nothing never come: they could report nothing.
+    Clients without examples are never sampled.
     """
     if roster.clients == len(roster.inhabited) and per_round == roster.clients:
         chosen = roster.inhabited
     else:
-        drawn = key.numpy().choice(len(roster.inhabited), _at_most(per_round, roster), replace=False)
-        chosen = roster.inhabited[np.sort(drawn)]
+        if not len(roster.inhabited):
+            raise UserError("no client of the partition has any examples; make a new partition")
+        count = min(per_round, len(roster.inhabited))
+        chosen = roster.inhabited[np.sort(key.numpy().choice(len(roster.inhabited), count, replace=False))]
     return [Visit(client, float(roster.size(client))) for client in chosen.tolist()]
-
-
-def _at_most(per_round: int, roster: Roster) -> int:
-    held = len(roster.inhabited)
-    if held == 0:
-        raise UserError("no client of the partition holds an example; make a new partition")
-    return min(per_round, held)

@@ -62,11 +62,11 @@ def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float
 
 def moved(params: Tensors, step: Tensors, lr: float) -> Tensors:
     """θ − γ·step, back in θ's own type; whole-number tensors (BatchNorm's batch count) are rounded."""
-    return {name: _cast(value.double() - lr * step[name], value.dtype) for name, value in params.items()}
-
-
-def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
-    return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)
+    new = {name: value.double() - lr * step[name] for name, value in params.items()}
+    return {
+        name: (new[name] if value.is_floating_point() else new[name].round()).to(value.dtype)
+        for name, value in params.items()
+    }
 
 
 def _filled(params: Tensors, prefix: str, value: float) -> Tensors:

@@ -30,9 +30,9 @@ def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: Rou
     """What is sent in the next round, from what was sent in this one and what came back."""
     for s in statistics:
         if s.fold is not None:
-            last, came = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
+            last, total = tensors.under(sent, f"{s.name}/"), tensors.under(sums, f"stat/{s.name}/")
             with _named(s.name):
-                sent = sent | tensors.prefixed(s.fold(last, came, info), f"{s.name}/")
+                sent = sent | tensors.prefixed(s.fold(last, total, info), f"{s.name}/")
     return sent
 
 

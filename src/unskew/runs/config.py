@@ -25,9 +25,9 @@ from unskew.data.partition_files import make_file_absolute
 from unskew.data.sources import make_absolute
 from unskew.data.store import DISK, MEMORY, check_size
 from unskew.engines import check_name
-from unskew.models.finetune import check_train
+from unskew.models.finetune import parse_train
 from unskew.models.pretrained import IMAGENET
-from unskew.round.local_optimizers import DECAYS, check_optimizer, check_schedule
+from unskew.round.local_optimizers import DECAYS, parse_optimizer, parse_schedule
 from unskew.runs.folder import read_sealed
 
 Value = str | int | float | bool
@@ -147,7 +147,7 @@ class Config:
     )  # fmt: skip
     train: str = _option(
         "all", 'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
-        metavar="TEXT", check=check_train,
+        metavar="TEXT", check=parse_train,
     )  # fmt: skip
     resize: int | None = _option(
         None, "Scale the images to N×N pixels before the network.", metavar="N", least=1, most=MAX_SIDE,
@@ -176,11 +176,11 @@ class Config:
     schedule: str = _option(
         "constant",
         "The clients' rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
-        metavar="TEXT", check=check_schedule,
+        metavar="TEXT", check=parse_schedule,
     )  # fmt: skip
     optimizer: str = _option(
         "sgd", "How clients step: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
-        metavar="TEXT", check=check_optimizer,
+        metavar="TEXT", check=parse_optimizer,
     )  # fmt: skip
     clip: float = _option(
         0.0, "The longest gradient that is used as it is, longer ones are scaled down to it; 0: none is.",
