@@ -185,7 +185,7 @@ def test_ccvr_without_a_number_draws_2000_features_a_class(monkeypatch):
         asked.append((per_class, knobs))
         return draw_virtual_features(statistics, 5, key, **knobs)
 
-    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "virtual_features", noted)
+    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "draw_virtual_features", noted)
     calibrate(linear(), statistics_of(), "ccvr(epochs=1)")
     assert asked == [(2000, {"proportional": False, "components": 1})]
 

@@ -140,7 +140,7 @@ def test_a_fault_of_ours_keeps_its_own_name(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("ours")
 
-    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "virtual_features", broken)
+    monkeypatch.setattr(sys.modules["unskew.calibration.ccvr"], "draw_virtual_features", broken)
     with pytest.raises(RuntimeError, match="ours"):
         calibrate(nn.Linear(D, C), statistics_of(), "ccvr")
 

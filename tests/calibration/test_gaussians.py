@@ -149,7 +149,7 @@ def test_the_pooled_covariance_is_found_once_however_many_small_classes_there_ar
     calls = []
     pooled, squares = ClassStatistics.within, covariances._pool_squares
     monkeypatch.setattr(ClassStatistics, "within", lambda given: calls.append(0) or pooled(given))
-    monkeypatch.setattr(covariances, "_pooled_squares", lambda given: calls.append(0) or squares(given))
+    monkeypatch.setattr(covariances, "_pool_squares", lambda given: calls.append(0) or squares(given))
     for form in FORMS:
         calls.clear()
         found = Gaussians(statistics_of([2, 3, 4, 5], form))

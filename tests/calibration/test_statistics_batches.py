@@ -52,8 +52,10 @@ def test_dict_batches_give_the_same_sums(image, label):
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ({"picture": IMAGES, "label": LABELS}, "its images under image, images, pixel_values, x, img; in this one"),
-        ({"picture": IMAGES, "label": LABELS}, "there is: 'picture', 'label'"),
+        (
+            {"picture": IMAGES, "label": LABELS},
+            "images, pixel_values, x, img; this one has: 'picture', 'label'",
+        ),
         (
             {"image": IMAGES, "class": LABELS},
             "its labels under label, labels, y, target; this one has: ",
