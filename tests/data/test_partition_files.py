@@ -183,8 +183,8 @@ HEADER = "user_id,image_id,class\n"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it lacks user_id, image_id, class"),
-        ("user_id,image\n1,2\n", "it lacks image_id, class"),
+        ("", "has no column 'user_id': its first line must name user_id, image_id, class"),
+        ("user_id,image\n1,2\n", "has no column 'image_id'"),
         (HEADER, "has a header but no rows"),
         (HEADER + "a,0\n", "line 2: 2 fields, the header has 3"),
         (HEADER + "a,0,6\nb,x.jpg,9\n", "line 3: image_id must be a whole number, 'x.jpg' given"),
@@ -193,7 +193,7 @@ HEADER = "user_id,image_id,class\n"
         (HEADER + "a,-1,6\n", "line 2: image_id -1 is outside"),
         (HEADER + "a,99999999999999999999,6\n", "line 2: image_id 99999999999999999999 is outside"),
         (HEADER + "a,0,6\nb,1,9\nc,0,6\nd,1,9\n", "line 4: image_id 0 appears a second time"),
-        (HEADER + "a,0,6\nb,1,8\nc,3,0\n", "line 3: image_id 1 is of class 8 there and 9 in the training set"),
+        (HEADER + "a,0,6\nb,1,8\nc,3,0\n", "line 3: image_id 1 has class 8 in the file and 9 in the training set"),
         (HEADER.encode() + b"\xff,0,6\n", "not a CSV in UTF-8"),
         (b"\x89PNG\r\n\x1a\n\x00", "not a CSV in UTF-8"),
     ],
@@ -245,12 +245,12 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
         ({"ids": IDS.replace("17,0", "17,1.5")}, "row must be a whole number, '1.5' given"),
         ({"ids": IDS.replace("17,0", "17,2")}, r"rows\.csv, line 3: row 2 appears a second time"),
         ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears a second time"),
-        ({"ids": "id,row\n17,0\n"}, r"rows\.csv is not .* a table of ids is a CSV .* image_id,row; it lacks image_id"),
+        ({"ids": "id,row\n17,0\n"}, r"rows\.csv has no column 'image_id': its first line must name image_id, row"),
         ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 appears a second time"),
-        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 is of class 7 .* label 6 .* but label 6 is of class 0 above"),
+        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 has class 7 .* label 6 .* but label 6 is of class 0 above"),
         (
             {"labels": (6, 8, 9, 4)},
-            "line 4: image_id ff00 is of class 7 .* label 8 .* but class 7 has the label 9 above",
+            "line 4: image_id ff00 has class 7 .* label 8 .* but class 7 has the label 9 above",
         ),
     ],
 )

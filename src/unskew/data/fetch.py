@@ -49,15 +49,6 @@ class _Refused(Exception):
     """This address will not give the published file."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """What is there of a file: how much, and from which address and version."""
-
-    size: int
-    url: str = ""
-    version: str = ""  # of the server: its ETag, or when the file was last changed
-
-
 def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: Say) -> None:
     """Fetch a file to ``path`` from the first of ``urls`` that has it. ``report`` starts again where the file does."""
     if path.is_file() and _checksum(path) == md5:
@@ -125,12 +116,21 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
 
 
 def _continue(url: str, part: Path, report: Report) -> None:
-    """What is missing of the file, appended to what is there."""
-    kept = _kept(part)
-    with _answer(url, kept) as answer:
-        start = _start(answer, kept, url)
-        if start is None:  # the server says that nothing is missing; the checksum will tell
+    """Append what is missing of the file to what is there."""
+    kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
+    if kept:
+        headers["Range"] = f"bytes={kept}-"
+        with suppress(OSError, UnicodeDecodeError):
+            origin, version, *_ = [*_origin(part).read_text().splitlines(), "", ""]
+            if origin == url and version and not version.startswith("W/"):
+                headers["If-Range"] = version
+    with _open_url(url, headers) as answer:
+        if answer.status == 416:  # the server says that nothing is missing; the checksum will tell
             return
+        start = kept if answer.status == 206 else 0  # a server may ignore the range
+        begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+        if start and begins != str(kept):
+            raise _Refused(f"{url} resumes at byte {begins or 'unknown'} instead of {kept}")
         length = answer.headers.get("Content-Length", "")
         total = start + int(length) if length.isascii() and length.isdigit() else None
         if total is not None and total > MAX_BYTES:
@@ -169,46 +169,18 @@ def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int
         ) from error
 
 
-def _answer(url: str, kept: _Kept) -> http.client.HTTPResponse:
-    headers = {"User-Agent": "unskew", "Accept-Encoding": "identity"}
-    if kept.size:
-        headers["Range"] = f"bytes={kept.size}-"
-        if kept.url == url and kept.version and not kept.version.startswith("W/"):
-            headers["If-Range"] = kept.version
+def _open_url(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers=headers)
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT
-        )
+        answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and kept.size:
+        if error.code == 416 and "Range" in headers:
             return error  # type: ignore[return-value]
         error.close()
         raise _Refused(f"{url}: the server answered {error.code} {error.reason}") from error
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise _Refused(f"{url} cannot be reached: {getattr(error, 'reason', error)}") from error
     return answer
-
-
-def _start(answer: http.client.HTTPResponse, kept: _Kept, url: str) -> int | None:
-    """From which byte on the answer is; None: nothing is missing. A server may ignore what was asked for."""
-    if answer.status == 416:
-        return None
-    if answer.status != 206:
-        return 0
-    begins = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-    if begins != str(kept.size):
-        raise _Refused(f"{url} resumes at byte {begins or 'unknown'} instead of {kept.size}")
-    return kept.size
-
-
-def _kept(part: Path) -> _Kept:
-    size = _size(part)
-    if not size:
-        return _Kept(0)
-    with suppress(OSError, UnicodeDecodeError):
-        url, version, *_ = [*_origin(part).read_text().splitlines(), "", ""]
-        return _Kept(size, url, version)
-    return _Kept(size)
 
 
 def _size(part: Path) -> int:
@@ -360,7 +332,7 @@ class _Limited:
 
 def _copy(member: Member, path: Path, name: str) -> None:
     """Write a member under its name, whole or not at all."""
-    part = path.with_name(path.name + ".part")
+    part = part_of(path)
     try:
         with member.open() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
             while block := _read_block(stream, name):

@@ -5,7 +5,7 @@ Without a test folder, every fifth picture of each class becomes test, and a not
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -249,27 +249,24 @@ def _rows(
 
 def _folders(directory: Path) -> list[str]:
     """The names of the folders in a folder, sorted."""
-    try:
-        with os.scandir(directory) as entries:
-            names = sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
-    except OSError as error:
-        raise UserError(f"{directory} cannot be read: {error.strerror or error}; unpack the whole set there") from error
-    if not names:
-        raise UserError(f"{directory} has no folders; unpack the whole set there")
-    return names
+    return _entries(directory, "folders", lambda entry: entry.is_dir())
 
 
 def _pictures(root: Path, below: str) -> list[str]:
     """The pictures in a folder, sorted, as paths below ``root``."""
-    directory = root / below
+    names = _entries(root / below, "pictures", lambda entry: entry.name.lower().endswith(PICTURES))
+    return [f"{below}/{name}" for name in names]
+
+
+def _entries(directory: Path, what: str, wanted: Callable[[os.DirEntry[str]], bool]) -> list[str]:
     try:
         with os.scandir(directory) as entries:
-            names = sorted(e.name for e in entries if e.name.lower().endswith(PICTURES) and not e.name.startswith("."))
+            names = sorted(entry.name for entry in entries if wanted(entry) and not entry.name.startswith("."))
     except OSError as error:
         raise UserError(f"{directory} cannot be read: {error.strerror or error}; unpack the whole set there") from error
     if not names:
-        raise UserError(f"{directory} has no pictures; unpack the whole set there")
-    return [f"{below}/{name}" for name in names]
+        raise UserError(f"{directory} has no {what}; unpack the whole set there")
+    return names
 
 
 def _lines(path: Path) -> list[str]:

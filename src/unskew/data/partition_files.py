@@ -3,7 +3,6 @@
 Nothing is written here: ``to_arrays`` and ``to_csv_rows`` give what a file holds, and others write it.
 """
 
-import csv
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,10 +15,11 @@ import numpy.typing as npt
 
 from unskew.core.errors import UserError
 from unskew.core.limits import read_plain, user_path
-from unskew.core.text import Call, apply, parse_calls
+from unskew.core.text import Call, apply, cut, parse_calls
 from unskew.data.arrays import DAMAGED, read_npz
 from unskew.data.interface import split_options
 from unskew.data.population import Ints, Partition, cells, check_clients, emd_of_cells, number_users
+from unskew.data.rows import csv_rows
 
 COLUMNS = ("user_id", "image_id", "class")
 MAX_USER_ID = 200  # characters: the longest one decides how much memory all of them take
@@ -36,16 +36,24 @@ def from_csv(content: bytes, labels: Ints, *, name: str, seed: int, ids: tuple[b
     ``ids`` is that table's content and its name. User ids are any text. Examples that no row names belong to no client,
     and are counted in the notes. Classes must be the labels; with a table they may be numbered otherwise, one to one.
     """
-    (users, images, classes), lines = _columns(content, name, COLUMNS)
+    lines, (users, images, classes) = _columns(content, name, COLUMNS)
     if too_long := [line for user, line in zip(users, lines, strict=True) if len(user) > MAX_USER_ID]:
         raise UserError(f"{name}, line {too_long[0]}: a user_id has at most {MAX_USER_ID} characters; shorten it")
     examples = len(labels)
-    places = _rows(images, lines, name, examples) if ids is None else _found(images, lines, name, _table(ids, examples))
+    if ids is None:
+        numbered = zip(images, lines, strict=True)
+        places = [_row(image, "image_id", name, line, examples, f"; {IDS_HELP}") for image, line in numbered]
+    else:
+        table = _read_ids(*ids, examples)
+        if unknown := next(((n, image) for n, image in zip(lines, images, strict=True) if image not in table), None):
+            missing = f"{ids[1]} has no image_id {cut(unknown[1], 40)}"
+            raise UserError(f"{name}, line {unknown[0]}: {missing}; add it, or remove the line")
+        places = [table[image] for image in images]
     rows = np.array(places, np.int64)
     order = np.argsort(rows, kind="stable")
     twice = np.sort(order[1:][rows[order][1:] == rows[order][:-1]])
     if len(twice):
-        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {_cut(images[twice[0]])} appears a second time")
+        raise UserError(f"{name}, line {lines[twice[0]]}: image_id {cut(images[twice[0]], 40)} appears a second time")
     _check_classes(classes, lines, images, labels[rows], name, exactly=ids is None)
     owner, names = number_users(np.array(users, np.str_))
     client = np.full(examples, -1, np.int32)
@@ -68,47 +76,19 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
         )
 
 
-def _rows(images: list[str], lines: list[int], name: str, examples: int) -> list[int]:
-    """Image ids that are rows of the training set."""
-    rows = []
-    for image, line in zip(images, lines, strict=True):
-        row = _whole(image, "image_id", name, line, f"; {IDS_HELP}")
-        if not 0 <= row < examples:
-            raise UserError(
-                f"{name}, line {line}: image_id {_cut(image)} is outside the training set, whose rows are 0 to "
-                f"{examples - 1}; {IDS_HELP}"
-            )
-        rows.append(row)
-    return rows
-
-
-def _found(images: list[str], lines: list[int], name: str, table: tuple[dict[str, int], str]) -> list[int]:
-    """Image ids by the table of ids."""
-    rows, source = table
-    for image, line in zip(images, lines, strict=True):
-        if image not in rows:
-            raise UserError(f"{name}, line {line}: {source} has no image_id {_cut(image)}; add it, or remove the line")
-    return [rows[image] for image in images]
-
-
-def _table(ids: tuple[bytes, str], examples: int) -> tuple[dict[str, int], str]:
-    """The row of each id, and the table's name. Each id and each row is there once."""
-    content, name = ids
-    (images, texts), lines = _columns(content, name, ("image_id", "row"))
+def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:
+    """Read the row of each id; each id and each row may appear once."""
     table: dict[str, int] = {}
     seen: set[int] = set()
-    for image, text, line in zip(images, texts, lines, strict=True):
-        row = _whole(text, "row", name, line)
-        if not 0 <= row < examples:
-            raise UserError(
-                f"{name}, line {line}: row {_cut(text)} is outside the training set, whose rows are 0 to {examples - 1}"
-            )
+    lines, (images, texts) = _columns(content, name, ("image_id", "row"))
+    for line, image, text in zip(lines, images, texts, strict=True):
+        row = _row(text, "row", name, line, examples)
         if image in table or row in seen:
-            what = f"image_id {_cut(image)}" if image in table else f"row {row}"
+            what = f"image_id {cut(image, 40)}" if image in table else f"row {row}"
             raise UserError(f"{name}, line {line}: {what} appears a second time; give each once")
         table[image] = row
         seen.add(row)
-    return table, name
+    return table
 
 
 def _check_classes(
@@ -121,57 +101,43 @@ def _check_classes(
         given = _whole(text, "class", name, line)
         if exactly and given != label:
             raise UserError(
-                f"{name}, line {line}: image_id {image} is of class {given} there and {label} in the training set; is "
-                f"it the split of another data set, or of another order? {IDS_HELP}"
+                f"{name}, line {line}: image_id {image} has class {given} in the file and {label} in the "
+                f"training set; is it the split of another data set, or of another order? {IDS_HELP}"
             )
         if label_of.setdefault(given, label) != label or class_of.setdefault(label, given) != given:
             before = f"class {given} has the label {label_of[given]}"
             if label_of[given] == label:
                 before = f"label {label} is of class {class_of[label]}"
             raise UserError(
-                f"{name}, line {line}: image_id {_cut(image)} is of class {given} there and of label {label} in the "
-                f"training set, but {before} above; is the table of ids that of another data set?"
+                f"{name}, line {line}: image_id {cut(image, 40)} has class {given} in the file and label {label} in "
+                f"the training set, but {before} above; is the table of ids that of another data set?"
             )
 
 
-def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[list[str]], list[int]]:
-    """The wanted columns of a CSV as texts, and the rows' line numbers."""
-    columns: list[list[str]] = [[] for _ in wanted]
-    lines: list[int] = []
-    try:
-        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
-        header = [column.strip() for column in next(reader, [])]
-        if missing := [column for column in wanted if column not in header]:
-            ours = "an .npz written by Unskew, or a CSV" if wanted == COLUMNS else "a table of ids is a CSV"
-            raise UserError(
-                f"{name} is not a partition we can read: {ours} whose first line is {','.join(wanted)}; it lacks "
-                f"{', '.join(missing)}"
-            )
-        places = [header.index(column) for column in wanted]
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise UserError(f"{name}, line {reader.line_num}: {len(row)} fields, the header has {len(header)}")
-            for column, place in zip(columns, places, strict=True):
-                column.append(row[place].strip())
-            lines.append(reader.line_num)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
-    if not lines:
+def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[int], list[list[str]]]:
+    """The rows' line numbers, and the wanted columns of a CSV as texts."""
+    file = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
+    rows = list(csv_rows(file, name, wanted))
+    if not rows:
         raise UserError(f"{name} has a header but no rows")
-    return columns, lines
+    return [line for line, _ in rows], [[fields[place] for _, fields in rows] for place in range(len(wanted))]
+
+
+def _row(text: str, column: str, name: str, line: int, examples: int, hint: str = "") -> int:
+    """A row of the training set."""
+    row = _whole(text, column, name, line, hint)
+    if not 0 <= row < examples:
+        outside = f"{column} {cut(text, 40)} is outside the training set, whose rows are 0 to {examples - 1}"
+        raise UserError(f"{name}, line {line}: {outside}{hint}")
+    return row
 
 
 def _whole(text: str, column: str, name: str, line: int, hint: str = "") -> int:
     try:
         return int(text)
     except ValueError:
-        raise UserError(f"{name}, line {line}: {column} must be a whole number, {_cut(text)!r} given{hint}") from None
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:39]}…"
+        given = f"{cut(text, 40)!r} given"
+        raise UserError(f"{name}, line {line}: {column} must be a whole number, {given}{hint}") from None
 
 
 def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt.NDArray[Any]]:

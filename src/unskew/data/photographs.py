@@ -247,11 +247,15 @@ def check_pages(parquet: Any, column: str, file: Path) -> None:
 
 def _average(parquet: Any, column: str) -> int:
     """Bytes of a photograph."""
-    about, total = parquet.metadata, 0
-    for group in range(about.num_row_groups):
-        chunks = (about.row_group(group).column(place) for place in range(about.num_columns))
-        total += sum(each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] == column)
-    return int(total // max(1, about.num_rows))
+    return column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)
+
+
+def column_bytes(parquet: Any, names: Sequence[str]) -> int:
+    """What these columns unpack to, by the file's own account."""
+    about = parquet.metadata
+    groups = [about.row_group(group) for group in range(about.num_row_groups)]
+    chunks = [group.column(place) for group in groups for place in range(about.num_columns)]
+    return int(sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names))
 
 
 def reason(error: BaseException) -> str:

@@ -9,7 +9,7 @@ Shapes: N rows.
 import csv
 import io
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,33 +94,37 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
 
 
 def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
-    """Columns of a CSV, read row by row; ``only`` keeps the rows whose first wanted column is in it."""
+    """Read columns of a CSV row by row; ``only`` keeps the rows whose first wanted column is in it."""
     columns: list[list[str]] = [[] for _ in wanted]
     check_plain(path)
     before = csv.field_size_limit(MAX_FIELD)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = csv.reader(file)
-            header = next(rows, [])
-            if missing := [name for name in wanted if name not in header]:
-                raise UserError(f"{path} has no column {missing[0]!r}: its first line must name {', '.join(wanted)}")
-            places = [header.index(name) for name in wanted]
-            for row in rows:
-                if len(row) != len(header):
-                    if not row:
-                        continue
-                    fields = f"{len(row)} fields, the header has {len(header)}"
-                    raise UserError(f"{path}, line {rows.line_num}: {fields}; fetch the file again")
-                if only is None or row[places[0]] in only:
-                    for column, place in zip(columns, places, strict=True):
-                        column.append(row[place])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path} is not a CSV in UTF-8: {error}; fetch the file again") from error
+            for _, fields in csv_rows(file, str(path), wanted):
+                if only is None or fields[0] in only:
+                    for column, field in zip(columns, fields, strict=True):
+                        column.append(field)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}; it is part of the data set") from error
     finally:
         csv.field_size_limit(before)
     return columns
+
+
+def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Read the wanted columns of a CSV with a header: for each row its line number and its fields."""
+    try:
+        rows = csv.reader(file)
+        header = [column.strip() for column in next(rows, [])]
+        if missing := [column for column in wanted if column not in header]:
+            raise UserError(f"{name} has no column {missing[0]!r}: its first line must name {', '.join(wanted)}")
+        places = [header.index(column) for column in wanted]
+        for row in filter(None, rows):
+            if len(row) != len(header):
+                raise UserError(f"{name}, line {rows.line_num}: {len(row)} fields, the header has {len(header)}")
+            yield rows.line_num, [row[place].strip() for place in places]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
 
 
 def _whole(text: str, path: Path) -> int:

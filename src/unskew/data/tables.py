@@ -34,7 +34,17 @@ from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
 from unskew.data.arrays import moments
 from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Download, Finding, Request, Source
-from unskew.data.photographs import Files, Parquet, Pictures, Scanned, check_pages, open_parquet, reason, scan
+from unskew.data.photographs import (
+    Files,
+    Parquet,
+    Pictures,
+    Scanned,
+    check_pages,
+    column_bytes,
+    open_parquet,
+    reason,
+    scan,
+)
 from unskew.data.rows import Rows
 from unskew.data.store import cache_of
 
@@ -97,9 +107,18 @@ def read_csv(path: Path) -> Columns:
             file.seek(0)
             separator = max(SEPARATORS, key=first.count)
             lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
-            header = [name.strip().lower() for name in next(filter(None, lines), [])]
-            places, notes = chosen(header, str(path), "one row per photograph", without=("image",))
-            columns, numbers = _rows(lines, header, places, path)
+            rows = filter(None, lines)
+            header = [name.strip().lower() for name in next(rows, [])]
+            places, notes = choose_columns(header, str(path), without=("image",))
+            columns: dict[str, Any] = {name: [] for name in places}
+            numbers: list[int] = []
+            for row in rows:
+                if len(row) != len(header):
+                    fields = f"{len(row)} values under {len(header)} columns"
+                    raise UserError(f"{path} line {lines.line_num}: {fields}; give one for each")
+                numbers.append(lines.line_num)
+                for name, place in places.items():
+                    columns[name].append(row[place])
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give the path of a table") from error
     except OSError as error:
@@ -107,37 +126,18 @@ def read_csv(path: Path) -> Columns:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start:,}); save it as UTF-8") from error
     except csv.Error as error:
-        raise UserError(f"{path} is not a CSV: {_csv_error(error)}; write it again") from error
+        unclosed = str(error) == "unexpected end of data"
+        why = "a quotation mark is not closed before the file ends" if unclosed else error
+        raise UserError(f"{path} is not a CSV: {why}; write it again") from error
     return Columns(str(path), lambda row: f"line {numbers[row]}", notes=notes, **columns)
 
 
-def _csv_error(error: csv.Error) -> str:
-    unclosed = str(error) == "unexpected end of data"
-    return "a quotation mark is not closed before the file ends" if unclosed else str(error)
-
-
-def _rows(lines: Any, header: list[str], places: dict[str, int], path: Path) -> tuple[dict[str, Any], list[int]]:
-    """The columns that are wanted, and the number of each row's line."""
-    kept, numbers = [list[str]() for _ in places], list[int]()
-    for row in lines:
-        if not row:
-            continue
-        if len(row) != len(header):
-            raise UserError(
-                f"{path} line {lines.line_num}: {len(row)} values under {len(header)} columns; give one for each"
-            )
-        for column, place in zip(kept, places.values(), strict=True):
-            column.append(row[place])
-        numbers.append(lines.line_num)
-    return dict(zip(places, kept, strict=True)), numbers
-
-
-def chosen(
-    header: Sequence[str], where: str, rows: str, without: tuple[str, ...] = ()
+def choose_columns(
+    header: Sequence[str], where: str, without: tuple[str, ...] = ()
 ) -> tuple[dict[str, int], tuple[str, ...]]:
     """Where each known column is, and a note on the others; refuses a header without what is wanted."""
     if not any(header):
-        raise UserError(f"{where} is empty; give a header with path and label, then {rows}")
+        raise UserError(f"{where} is empty; give a header with path and label, then one row per photograph")
     if double := next((name for name in COLUMNS if header.count(name) > 1), None):
         raise UserError(f"{where}: the column {double} appears twice; remove one")
     places = {name: list(header).index(name) for name in COLUMNS if name in header and name not in without}
@@ -290,14 +290,14 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     parquet = open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
     schema = parquet.schema_arrow
-    places, notes = chosen([name.lower() for name in schema.names], str(path), "one row per photograph")
+    places, notes = choose_columns([name.lower() for name in schema.names], str(path))
     names = {known: schema.names[place] for known, place in places.items()}
     image = names.pop("image", None)
     if image is not None:
         _check_image(arrow, schema.field(image).type, f"{path}: the column {image}")
         check_pages(parquet, image, path)
         names.pop("path", None)
-    _check_size(parquet, list(names.values()), path)
+    check_unpacked(column_bytes(parquet, list(names.values())), size_on_disk([path]), str(path))
     try:
         table = parquet.read(columns=list(names.values()))
     except (arrow.ArrowException, OSError, ValueError) as error:
@@ -329,16 +329,6 @@ def _check_image(arrow: Any, kind: Any, where: str) -> None:
     inner = kind.field("bytes").type if types.is_struct(kind) and kind.get_field_index("bytes") >= 0 else kind
     if not (types.is_binary(inner) or types.is_large_binary(inner) or types.is_binary_view(inner)):
         raise UserError(f"{where} is of type {kind}; give the bytes of image files, or a struct with bytes")
-
-
-def _check_size(parquet: Any, names: list[str], path: Path) -> None:
-    """What the columns unpack to, by the file's own words, before they are read."""
-    about, claimed = parquet.metadata, 0
-    for group in range(about.num_row_groups):
-        for place in range(about.num_columns):
-            column = about.row_group(group).column(place)
-            claimed += column.total_uncompressed_size if column.path_in_schema in names else 0
-    check_unpacked(claimed, size_on_disk([path]), str(path))
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
