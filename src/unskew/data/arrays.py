@@ -217,25 +217,24 @@ def numbered(
     labels: list[Array], classes: tuple[str, ...] | None, where: str, names: tuple[str, ...]
 ) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
     """Labels as class numbers, and the classes' names; texts are numbered by ``classes`` or in sorted order."""
-    flat = [each[:, 0] if each.ndim == 2 and each.shape[1] == 1 else each for each in labels]
-    for name, each in zip(names, flat, strict=True):
-        if each.ndim != 1 or each.dtype.kind not in "iuUS":
-            raise UserError(
-                f"{where}: {name} is {each.dtype} {list(each.shape)}; give whole numbers or texts, one for each image"
-            )
-        if not len(each):
+    flat = [column[:, 0] if column.ndim == 2 and column.shape[1] == 1 else column for column in labels]
+    for name, column in zip(names, flat, strict=True):
+        if column.ndim != 1 or column.dtype.kind not in "iuUS":
+            given = f"{name} is {column.dtype} {list(column.shape)}"
+            raise UserError(f"{where}: {given}; give whole numbers or texts, one for each image")
+        if not len(column):
             raise UserError(f"{where}: {name} is empty; give one label for each image, N > 0")
-    if any(each.dtype.kind in "US" for each in flat):
-        words = [texts(each, f"{where}: {name}") for name, each in zip(names, flat, strict=True)]
-        classes = tuple(np.unique(np.concatenate(words)).tolist()) if classes is None else classes
-        place = {word: number for number, word in enumerate(classes)}
-        if strange := sorted({word for each in words for word in each.tolist()} - set(place)):
+    if any(column.dtype.kind in "US" for column in flat):
+        columns = [texts(column, f"{where}: {name}") for name, column in zip(names, flat, strict=True)]
+        classes = tuple(np.unique(np.concatenate(columns)).tolist()) if classes is None else classes
+        number_of = {word: number for number, word in enumerate(classes)}
+        if strange := sorted({word for column in columns for word in column.tolist()} - set(number_of)):
             raise UserError(f"{where}: the label {strange[0]!r} is not in classes ({', '.join(classes[:9])}); add it")
-        return [np.array([place[word] for word in each.tolist()], np.int64) for each in words], classes
-    for name, each in zip(names, flat, strict=True):
-        if each.min() < 0 or each.max() >= MAX_CLASSES:
-            raise UserError(f"{where}: {name} goes from {each.min()} to {each.max()}; number the classes from 0")
-    largest = int(max(each.max() for each in flat))
+        return [np.array([number_of[word] for word in column.tolist()], np.int64) for column in columns], classes
+    for name, column in zip(names, flat, strict=True):
+        if column.min() < 0 or column.max() >= MAX_CLASSES:
+            raise UserError(f"{where}: {name} goes from {column.min()} to {column.max()}; number the classes from 0")
+    largest = int(max(column.max() for column in flat))
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
     if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
@@ -243,7 +242,7 @@ def numbered(
             f"{where}: a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples; number the classes "
             "from 0 without gaps, or name all of them in classes"
         )
-    return [each.astype(np.int64) for each in flat], classes or tuple(map(str, range(largest + 1)))
+    return [column.astype(np.int64) for column in flat], classes or tuple(map(str, range(largest + 1)))
 
 
 def to_bytes(given: Array, where: str) -> tuple[Images, bool]:
@@ -369,9 +368,9 @@ def _is(value: Any) -> str:
 
 
 def _from_tuple(value: tuple[Any, ...], name: str) -> ImageSet:
-    if len(value) <= 2 and all(_is_dataset(each) for each in value):
+    if len(value) <= 2 and all(_is_dataset(item) for item in value):
         return _from_datasets(value, name)
-    if len(value) == 2 and all(isinstance(each, list | tuple) and len(each) == 2 and _many(each[1]) for each in value):
+    if len(value) == 2 and all(isinstance(item, list | tuple) and len(item) == 2 and _many(item[1]) for item in value):
         value = (*value[0], *value[1])
     if len(value) not in (2, 4):
         raise UserError(f"{name} is a tuple of {len(value)}; give {FORMS}")
@@ -388,7 +387,7 @@ def _arrays_of(value: Mapping[Any, Any], name: str) -> dict[str, Array]:
     known = {*KEYS[0], *KEYS[1], *OPTIONAL}
     if strange := [key for key in value if key not in known]:
         raise UserError(f"{name} has an entry {strange[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
-    return {key: _array(each, f"{name}: {key}") for key, each in value.items() if each is not None}
+    return {key: _array(entry, f"{name}: {key}") for key, entry in value.items() if entry is not None}
 
 
 def _array(value: Any, where: str) -> Array:
@@ -416,17 +415,20 @@ def _is_dataset(value: Any) -> bool:
 def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
     parts = ("train", "test")[: len(datasets)]
     read = [
-        _read(each, f"{name}: {part}", Key(0).fold("read", part)) for each, part in zip(datasets, parts, strict=True)
+        _read(part_read, f"{name}: {part}", Key(0).fold("read", part))
+        for part_read, part in zip(datasets, parts, strict=True)
     ]
     classes = _attribute(datasets[0], "classes")
     names = None if classes is None else tuple(map(str, texts(np.asarray(classes), f"{name}: classes")))
-    labels, names = numbered([each[1] for each in read], names, name, parts)
+    labels, names = numbered([part_read[1] for part_read in read], names, name, parts)
     users = _attribute(datasets[0], "users")
     owners = None if users is None else texts(np.asarray(users), f"{name}: users", len(labels[0]))
     notes = [
-        f"{part}: pixels were rounded to 256 levels" for part, each in zip(parts, read, strict=True) if not each[2]
+        f"{part}: pixels were rounded to 256 levels"
+        for part, part_read in zip(parts, read, strict=True)
+        if not part_read[2]
     ]
-    splits = [Split(each[0], numbers) for each, numbers in zip(read, labels, strict=True)]
+    splits = [Split(part_read[0], numbers) for part_read, numbers in zip(read, labels, strict=True)]
     return assemble(name, splits, names, owners, notes, name)
 
 
@@ -452,15 +454,15 @@ def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Ar
         raise UserError(f"{where} is empty; give a Dataset with at least one example")
     images, labels, exact = np.empty(0, np.uint8), [], True
     with seeded(key):  # a transform that draws with torch draws the same every time
-        for place in range(count):
-            image, label = _example(dataset, place, where)
-            pixels, whole = to_bytes(_picture(image, f"{where}: image {place}")[None], f"{where}: image {place}")
-            if place == 0:
+        for index in range(count):
+            image, label = _example(dataset, index, where)
+            pixels, whole = to_bytes(_picture(image, f"{where}: image {index}")[None], f"{where}: image {index}")
+            if index == 0:
                 images = np.empty((count, *pixels.shape[1:]), np.uint8)
             if pixels.shape[1:] != images.shape[1:]:
-                shapes = f"image 0 is {list(images.shape[1:])}, image {place} is {list(pixels.shape[1:])}"
+                shapes = f"image 0 is {list(images.shape[1:])}, image {index} is {list(pixels.shape[1:])}"
                 raise UserError(f"{where}: {shapes}; resize or convert them to one shape in the Dataset")
-            images[place], exact = pixels[0], exact and whole
+            images[index], exact = pixels[0], exact and whole
             labels.append(label)
     kinds = {isinstance(label, str) for label in labels}
     if len(kinds) > 1:
@@ -468,18 +470,18 @@ def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Ar
     return images, np.asarray(labels, np.str_ if kinds == {True} else np.int64), exact
 
 
-def _example(dataset: Any, place: int, where: str) -> tuple[Any, int | str]:
+def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
     try:
-        example = dataset[place]
+        example = dataset[index]
     except Exception as error:  # a Dataset may raise anything
-        raise UserError(f"{where}: example {place} raises {type(error).__name__}: {error}") from error
+        raise UserError(f"{where}: example {index} raises {type(error).__name__}: {error}") from error
     if not isinstance(example, list | tuple) or len(example) != 2:
-        raise UserError(f"{where}: example {place} is {a_kind(example)}; give pairs (image, label)")
+        raise UserError(f"{where}: example {index} is {a_kind(example)}; give pairs (image, label)")
     image, label = example
     if isinstance(label, Tensor | np.ndarray | np.generic) and label.ndim == 0:
         label = label.item()
     if not isinstance(label, int | str) or isinstance(label, bool) or (isinstance(label, int) and label >= 2**63):
-        raise UserError(f"{where}: label {place} is {a_kind(label)}; give a whole number or a text")
+        raise UserError(f"{where}: label {index} is {a_kind(label)}; give a whole number or a text")
     return image, label
 
 

@@ -49,13 +49,13 @@ def _sources(height: int, width: int, device: torch.device) -> tuple[Tensor, Ten
     return rows.to(device), torch.stack((columns, columns.flip(1)), 1).flatten(0, 1).to(device)
 
 
-def _reflected(place: Tensor, size: int) -> Tensor:
+def _reflected(position: Tensor, size: int) -> Tensor:
     """Places outside 0..size-1 mirrored back in, without repeating the border; a side of one pixel has only itself."""
     if size == 1:
-        return torch.zeros_like(place)
+        return torch.zeros_like(position)
     period = 2 * (size - 1)
-    folded = place.remainder(period)
-    return torch.where(folded < size, folded, period - folded)
+    wrapped = position.remainder(period)
+    return torch.where(wrapped < size, wrapped, period - wrapped)
 
 
 SCALE = (0.08, 1.0)  # the part's share of the image's area

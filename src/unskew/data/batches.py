@@ -40,8 +40,8 @@ class Plan:
         """The same plan on that device: copied once a visit, not once a step."""
         if self.index.device == device:
             return self
-        moved = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
-        return Plan(self.index.to(device), self.counts, *moved)
+        copied = (None if draws is None else draws.to(device) for draws in (self.shift, self.flip))
+        return Plan(self.index.to(device), self.counts, *copied)
 
 
 @dataclass(frozen=True)

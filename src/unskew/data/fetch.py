@@ -356,7 +356,7 @@ def _damage(name: str) -> Iterator[None]:
         raise UserError(f"{name} is damaged inside ({error or type(error).__name__}); fetch it again") from error
 
 
-def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda words: None) -> Path:
+def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say: Say = lambda line: None) -> Path:
     """Download a set below ``data_dir`` and give its folder; what is there and reads whole is left alone.
 
     ``mirror`` replaces the published addresses up to the file's name. ``report`` starts again with every file, ``say``
@@ -380,35 +380,35 @@ def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: R
     """The folder with what was downloaded."""
     bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
     folder = data_dir / wanted.folder
-    place = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")
-    with on_disk(place):
-        place.mkdir(parents=True, exist_ok=True)
+    target = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")
+    with on_disk(target):
+        target.mkdir(parents=True, exist_ok=True)
     for file, md5 in wanted.files.items():
         urls = [f"{base.rstrip('/')}/{file}" for base in bases]
-        path = place / file if wanted.tree is None else folder.with_name(f"{folder.name}.{file}")
+        path = target / file if wanted.tree is None else folder.with_name(f"{folder.name}.{file}")
         download(urls, path, md5, report=report, say=say)
         if wanted.members or wanted.tree is not None:
-            _unpack(path, file, wanted, place, say)
-    if place != folder:
+            _unpack(path, file, wanted, target, say)
+    if target != folder:
         with on_disk(folder):
-            place.rename(folder)
+            target.rename(folder)
     return folder
 
 
-def _unpack(archive: Path, file: str, wanted: Download, place: Path, say: Say) -> None:
+def _unpack(archive: Path, file: str, wanted: Download, target: Path, say: Say) -> None:
     """What is kept of an archive; the archive itself goes, unless the disk was at fault."""
     try:
         if wanted.tree is None:
-            unpack_members(archive, file, wanted.members, place)
+            unpack_members(archive, file, wanted.members, target)
         else:
             say(f"unpacking {file}")
-            unpack_tree(archive, file, place, inside=wanted.tree, say=say)
+            unpack_tree(archive, file, target, inside=wanted.tree, say=say)
     except DiskError:
         raise
     except UserError:
         archive.unlink(missing_ok=True)
         if wanted.tree is not None:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(target, ignore_errors=True)
         raise
     archive.unlink(missing_ok=True)
 

@@ -143,9 +143,9 @@ def _survey_files(files: list[Path], request: Request, size: int | None) -> tupl
         check_memory(len(files) * channels * size**2, request.name, "give a smaller size, or fewer pictures")
         return grey, (size, size)
     if len(first) > 1:
-        (a, here), (b, there) = list(first.items())[:2]
+        (a, one), (b, other) = list(first.items())[:2]
         raise UserError(
-            f"pictures must have one size: {here} is {a[0]}×{a[1]}, {there} is {b[0]}×{b[1]}; "
+            f"pictures must have one size: {one} is {a[0]}×{a[1]}, {other} is {b[0]}×{b[1]}; "
             f"{request.spell(size=64)} scales and crops all to 64×64"
         )
     check_unpacked(pixels * channels, size_on_disk(files), request.name)
@@ -193,8 +193,8 @@ def tiny_imagenet_rows(folder: Path) -> Rows:
     The labels of its own test images were not published. Classes are in the order of wnids.txt, named by words.txt.
     """
     ids = [line.strip() for line in _lines(folder / "wnids.txt") if line.strip()]
-    words = dict(line.split("\t", 1) for line in _lines(folder / "words.txt") if "\t" in line)
-    first = [words.get(each, each).split(",")[0].strip() for each in ids]
+    names_of = dict(line.split("\t", 1) for line in _lines(folder / "words.txt") if "\t" in line)
+    first = [names_of.get(wnid, wnid).split(",")[0].strip() for wnid in ids]
     names = [f"{name} ({wnid})" if first.count(name) > 1 else name for name, wnid in zip(first, ids, strict=True)]
     label = {wnid: at for at, wnid in enumerate(ids)}
     listed = [(path, at, False) for wnid, at in label.items() for path in _pictures(folder, f"train/{wnid}/images")]

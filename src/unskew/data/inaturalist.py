@@ -147,8 +147,8 @@ class _Reader:
         self._ended = not block
 
     def _broken(self, why: str) -> NoReturn:
-        place = f"character {self._before + self._at:,}"
-        raise UserError(f"{self._path} is damaged, or not JSON, at {place}: {why}; fetch it again")
+        where = f"character {self._before + self._at:,}"
+        raise UserError(f"{self._path} is damaged, or not JSON, at {where}: {why}; fetch it again")
 
 
 def _no_number(word: str) -> NoReturn:
@@ -176,8 +176,8 @@ def inaturalist_rows(folder: Path, *, balance: int = 100, seed: int = 0, split: 
     names = {**parts[1][3], **parts[0][3]}
     if split is not None:
         given = read_split(split, folder)
-        place = {str(image): row for row, image in enumerate(images)}
-        kept = _found(given.images, place, split)
+        row_of = {str(image): row for row, image in enumerate(images)}
+        kept = _found(given.images, row_of, split)
         labels, test, users = given.labels, given.test, np.array(given.users, np.str_)
         classes = _names_by_label(labels, category[kept], names, split)
         notes = [f"examples, classes and users are those of {split}"]
@@ -200,7 +200,7 @@ def _part(folder: Path, name: str) -> tuple[list[int], list[str], npt.NDArray[np
         )
     images, files = lists["images"]
     for column in (images, *lists["annotations"], lists["categories"][0]):
-        if not all(type(each) is int and 0 <= each < 2**62 for each in column):
+        if not all(type(number) is int and 0 <= number < 2**62 for number in column):
             raise UserError(f"{path}: ids must be whole numbers; give the annotations as published")
     of = dict(zip(*lists["annotations"], strict=True))
     names = dict(zip(*lists["categories"], strict=True))
@@ -239,14 +239,14 @@ def _balanced(
     if balance:
         drawn = f"{balance} examples of each were drawn (seed {seed})"
         notes.append(f"{int(held.sum()):,} of {len(ids):,} classes have {balance} training examples; {drawn}")
-    return kept, tuple(names[int(each)] for each in ids[held]), labels, notes
+    return kept, tuple(names[int(category_id)] for category_id in ids[held]), labels, notes
 
 
 def _locations(
     folder: Path, images: Sequence[int], kept: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.str_]]:
     """Place and user of each kept image: NaN and "" where the file has none."""
-    row = {images[each]: at for at, each in enumerate(kept)}
+    row = {images[number]: at for at, number in enumerate(kept)}
     places, users = np.full((len(kept), 2), np.nan), [""] * len(kept)
     for name in ("train2017_locations.json", "val2017_locations.json"):
         with _open(folder, name) as stream:
@@ -268,10 +268,10 @@ def _place(latitude: Any, longitude: Any, path: Path, image: Any) -> tuple[float
         raise UserError(f"{path}: the location of image {image} is {given}; expected numbers") from None
 
 
-def _found(images: Sequence[str], place: dict[str, int], split: str) -> npt.NDArray[np.int64]:
-    if absent := next((image for image in images if image not in place), None):
+def _found(images: Sequence[str], row_of: dict[str, int], split: str) -> npt.NDArray[np.int64]:
+    if absent := next((image for image in images if image not in row_of), None):
         raise UserError(f"{split}: image_id {brief(absent)} is in no annotation file; is it the split of other data?")
-    return np.array([place[image] for image in images], np.int64)
+    return np.array([row_of[image] for image in images], np.int64)
 
 
 def _names_by_label(
@@ -285,7 +285,7 @@ def _names_by_label(
         )
     if pairs[-1, 0] != len(pairs) - 1:
         raise UserError(f"{split}: its classes are not numbered from 0 without gaps; give the published split")
-    return tuple(names[int(each)] for each in pairs[:, 1])
+    return tuple(names[int(category_id)] for category_id in pairs[:, 1])
 
 
 @contextmanager
@@ -299,12 +299,12 @@ def _open(folder: Path, name: str) -> Iterator[IO[bytes]]:
             with path.open("rb") as file:
                 yield file
             return
-        with zipfile.ZipFile(archive) as held:
-            inside = next((each for each in held.infolist() if Path(each.filename).name == name), None)
+        with zipfile.ZipFile(archive) as zipped:
+            inside = next((info for info in zipped.infolist() if Path(info.filename).name == name), None)
             if inside is None:
                 raise UserError(f"{archive} has no {name}; give the archive as published")
             check_unpacked(inside.file_size, size_on_disk([archive]), f"{archive}/{name}", at_once=False)
-            with held.open(inside) as file:
+            with zipped.open(inside) as file:
                 yield file
     except FileNotFoundError as error:
         raise UserError(f"inaturalist: {path} does not exist, nor is {archive.name}; get them from {WHERE}") from error

@@ -154,8 +154,12 @@ class Source:
     def options(self) -> dict[str, inspect.Parameter]:
         """The keyword-only parameters of ``rows`` and ``load``."""
         functions = [function for function in (self.rows, self.load) if function is not None]
-        parameters = [each for function in functions for each in inspect.signature(function).parameters.values()]
-        return {each.name: each for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        parameters = [
+            parameter for function in functions for parameter in inspect.signature(function).parameters.values()
+        ]
+        return {
+            parameter.name: parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        }
 
 
 def split_options(text: str) -> tuple[str, str, str]:

@@ -133,7 +133,9 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
 
 def check_ids(images: list[str], path: Path | str) -> None:
     """Refuse ids that would not be files of the data set, and an id that appears twice."""
-    if wrong := next((each for each in images if not (each.isascii() and each.isalnum() and len(each) >= 3)), None):
+    if wrong := next(
+        (image for image in images if not (image.isascii() and image.isalnum() and len(image) >= 3)), None
+    ):
         raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; give the published file")
     if len(set(images)) != len(images):
         raise UserError(f"{path} lists an image id twice; give the published file")

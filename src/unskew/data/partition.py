@@ -180,9 +180,9 @@ def polya(frequency: Ints, sizes: Ints, alpha: float, key: Key) -> Ints:
     for size in sizes.tolist():
         own: list[int] = []  # what this client has drawn of the classes that remain
         for at in range(len(drawn), len(drawn) + size):
-            place = again[at] * (alpha * (bounds[-1] / total) + len(own))
-            if place < len(own):
-                label = own[int(place)]
+            draw = again[at] * (alpha * (bounds[-1] / total) + len(own))
+            if draw < len(own):
+                label = own[int(draw)]
             else:
                 label = live[min(bisect_right(bounds, fresh[at] * bounds[-1]), len(live) - 1)]
             drawn.append(label)
@@ -269,7 +269,7 @@ def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partiti
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     client: Clients = number[inverse]
     client.flags.writeable = False
-    names = tuple(token(int(each)) for each in tokens[kept])
+    names = tuple(token(int(cell_id)) for cell_id in tokens[kept])
     notes = _cell_notes(geo, sizes[tokens > 0], int(np.count_nonzero(~known)))
     return Partition(client, len(names), scheme, seed, names, notes=notes)
 
@@ -278,7 +278,7 @@ def leaf_cells(places: Places) -> Cells:
     """[M] ids of the smallest cells that the places are in, by the S2 library."""
     s2 = require_extra("s2geometry", "geo")
     point, cell = s2.S2LatLng.FromDegrees, s2.S2CellId
-    return np.fromiter((cell(point(*each)).id() for each in places.tolist()), np.uint64, len(places))
+    return np.fromiter((cell(point(*degrees)).id() for degrees in places.tolist()), np.uint64, len(places))
 
 
 def divide(leaves: Cells, most: int) -> Cells:

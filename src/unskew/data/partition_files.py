@@ -120,7 +120,7 @@ def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[i
     rows = list(csv_rows(file, name, wanted))
     if not rows:
         raise UserError(f"{name} has a header but no rows")
-    return [line for line, _ in rows], [[fields[place] for _, fields in rows] for place in range(len(wanted))]
+    return [line for line, _ in rows], [[fields[column] for _, fields in rows] for column in range(len(wanted))]
 
 
 def _row(text: str, column: str, name: str, line: int, examples: int, hint: str = "") -> int:
@@ -155,7 +155,7 @@ def to_arrays(partition: Partition, labels: Ints, classes: int) -> dict[str, npt
         "seed": np.array(seed),
         "hash": np.array(partition.hash),
         "sizes": np.bincount(partition.client[partition.client >= 0], minlength=partition.clients),
-        "counts": np.stack([each.astype(np.int32) for each in filled], axis=1),
+        "counts": np.stack([column.astype(np.int32) for column in filled], axis=1),
         "emd": np.array(emd_of_cells(*filled)),
         "redraws": np.array(partition.redraws, np.int64),
         "notes": np.array(partition.notes, np.str_),

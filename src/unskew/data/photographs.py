@@ -87,7 +87,7 @@ class Files:
     def of(root: Path, paths: Iterable[str]) -> "Files":
         """Files by their paths."""
         encoded = [os.fsencode(path) for path in paths]
-        return Files(root, np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(each) for each in encoded]))
+        return Files(root, np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([len(name) for name in encoded]))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -129,7 +129,7 @@ class Files:
         starts = np.concatenate([[0], self.ends[:-1]])[rows]
         text = self.names.tobytes()
         pieces = [text[start:end] for start, end in zip(starts.tolist(), self.ends[rows].tolist(), strict=True)]
-        return Files(self.root, np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(each) for each in pieces]))
+        return Files(self.root, np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(piece) for piece in pieces]))
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
         """The root as a word, the rest as arrays."""
@@ -181,11 +181,11 @@ class Parquet:
         return {"kind": "parquet", "file": str(self.file), "column": self.column}, {"rows": self.rows}
 
 
-def opened(words: dict[str, Any], arrays: Arrays) -> Pictures:
+def opened(about: dict[str, Any], arrays: Arrays) -> Pictures:
     """What ``described`` gave, in another process."""
-    if words["kind"] == "files":
-        return Files(Path(words["root"]), arrays["names"], arrays["ends"])
-    return Parquet(Path(words["file"]), words["column"], arrays["rows"])
+    if about["kind"] == "files":
+        return Files(Path(about["root"]), arrays["names"], arrays["ends"])
+    return Parquet(Path(about["file"]), about["column"], arrays["rows"])
 
 
 class _Reader:
@@ -193,7 +193,7 @@ class _Reader:
 
     def __init__(self, file: Path, column: str, row: int) -> None:
         self._file, parquet = file, open_parquet(file)
-        sizes = [parquet.metadata.row_group(place).num_rows for place in range(parquet.num_row_groups)]
+        sizes = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
         ends = np.cumsum(sizes)
         group = int(np.searchsorted(ends, row, side="right"))
         if group == len(sizes):
@@ -247,14 +247,14 @@ def check_pages(parquet: Any, column: str, file: Path) -> None:
 
 def _average(parquet: Any, column: str) -> int:
     """Bytes of a photograph."""
-    return column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows)
+    return int(column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows))
 
 
 def column_bytes(parquet: Any, names: Sequence[str]) -> int:
     """What these columns unpack to, by the file's own account."""
     about = parquet.metadata
     groups = [about.row_group(group) for group in range(about.num_row_groups)]
-    chunks = [group.column(place) for group in groups for place in range(about.num_columns)]
+    chunks = [group.column(column) for group in groups for column in range(about.num_columns)]
     return int(sum(c.total_uncompressed_size for c in chunks if c.path_in_schema.split(".")[0] in names))
 
 
@@ -344,9 +344,9 @@ class Photographs:
         """[B, ch, H, W], the images of these numbers."""
         images = np.empty((len(index), *self.shape[1:]), np.uint8)
         missing: dict[int, list[int]] = {}  # the places of each image that is not in the store
-        for place, row in enumerate(index.tolist()):
-            if not self._stored(row, images[place]):
-                missing.setdefault(row, []).append(place)
+        for position, row in enumerate(index.tolist()):
+            if not self._stored(row, images[position]):
+                missing.setdefault(row, []).append(position)
         known = {row: record for row in missing if (record := self.recent.get((self.sha256, row))) is not None}
         known |= self._decoded(sorted(set(missing) - set(known)))
         for row, record in known.items():
@@ -356,10 +356,10 @@ class Photographs:
 
     def described(self) -> tuple[str, Arrays]:
         """How another process opens them."""
-        words, arrays = self._source.described()
+        pictures, arrays = self._source.described()
         folder, number = self._store
         about = {
-            "pictures": words, "shape": self.shape[1:], "size": self._size, "folder": str(folder),
+            "pictures": pictures, "shape": self.shape[1:], "size": self._size, "folder": str(folder),
             "number": number.hex(), "memory": self.memory, "sha256": self.sha256,
         }  # fmt: skip
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
@@ -490,15 +490,15 @@ class _Pass:
 
     def recall(self, stored: Entries) -> None:
         """Take the entries that the store has."""
-        place = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
-        found = np.array([-1 if stamp is None else place.get(stamp, -1) for stamp in self.stamps], np.int64)
+        entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
+        found = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
         self.good = found >= 0
         self.entries[self.good] = stored[found[self.good]]
 
     def bytes_to_store(self, size: int | None) -> int:
         """What the photographs that are not in the store will take there, as far as that is known."""
-        each = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
-        return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * each
+        size_of_one = 3 * size**2 if size is not None else int(_bytes(self.entries).max(initial=0))
+        return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * size_of_one
 
     def stored_bytes(self) -> int:
         """What the photographs of this table take in the store."""
@@ -512,16 +512,16 @@ class _Pass:
 
     def add(self, store: Store, rows: Numbers, found: "list[_Decoded | str]", room: int) -> int:
         """Take what a chunk's decoding gave, and store it; the bytes that were written."""
-        self.broken |= {int(row): each for row, each in zip(rows, found, strict=True) if isinstance(each, str)}
-        fine = rows[[not isinstance(each, str) for each in found]]
-        made = [each for each in found if not isinstance(each, str)]
+        self.broken |= {int(row): result for row, result in zip(rows, found, strict=True) if isinstance(result, str)}
+        fine = rows[[not isinstance(result, str) for result in found]]
+        made = [result for result in found if not isinstance(result, str)]
         entries = np.zeros(len(made), ENTRY)
-        for place, (row, each) in enumerate(zip(fine.tolist(), made, strict=True)):
-            facts = (self.stamps[row] or b"", each.sha256, NOT_STORED, each.crc, *each.pixels.shape[1:])
-            entries[place] = (*facts, each.pixels.shape[0], b"", 0)
+        for position, (row, result) in enumerate(zip(fine.tolist(), made, strict=True)):
+            facts = (self.stamps[row] or b"", result.sha256, NOT_STORED, result.crc, *result.pixels.shape[1:])
+            entries[position] = (*facts, result.pixels.shape[0], b"", 0)
             if self.train[row]:
-                self.counts += each.counts
-        written = store.append(entries, [each.pixels for each in made], room)
+                self.counts += result.counts
+        written = store.append(entries, [result.pixels for result in made], room)
         self.entries[fine], self.good[fine], self.counted[fine] = entries, True, True
         return written
 
@@ -544,7 +544,7 @@ def _decoded(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tupl
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
             found = list(pool.map(_examined, source.contents(rows.tolist()), [size] * len(rows)))
-            largest = max([largest, *(each.pixels.nbytes for each in found if isinstance(each, _Decoded))])
+            largest = max([largest, *(result.pixels.nbytes for result in found if isinstance(result, _Decoded))])
             start += len(rows)
             yield rows, found
 

@@ -309,7 +309,7 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
     with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
         raws = list(pool.map(binary.read_file, paths))
         status = list(pool.map(partial(_checksum, facts), paths, raws))
-    strange = [path for path, each in zip(paths, status, strict=True) if each == OTHER]
+    strange = [path for path, found in zip(paths, status, strict=True) if found == OTHER]
     images: Images
     if layout.kind == "idx":
         pixels, numbers = (_read_idx(path, raw) for path, raw in zip(paths, raws, strict=True))

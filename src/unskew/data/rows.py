@@ -84,7 +84,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]
-    labels = [_whole(each, path) for each in [*classes, *test_classes]]
+    labels = [_whole(text, path) for text in [*classes, *test_classes]]
     if len(set(names)) != len(names):
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
@@ -122,7 +122,7 @@ def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise UserError(f"{name}, line {rows.line_num}: {len(row)} fields, the header has {len(header)}")
-            yield rows.line_num, [row[place].strip() for place in places]
+            yield rows.line_num, [row[column].strip() for column in places]
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
 

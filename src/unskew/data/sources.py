@@ -122,7 +122,7 @@ def load_rows(text: str, data_dir: Path | None) -> Rows:
     """List the photographs of a published set, as ``unskew data table`` writes them."""
     source, request = parse(text, data_dir)
     if source.rows is None:
-        tables = ", ".join(each.name for each in SOURCES.values() if each.rows)
+        tables = ", ".join(other.name for other in SOURCES.values() if other.rows)
         raise UserError(f"{text} is not made of pictures in files; give one of {tables}")
     options = {option: value for option, value in _options(request).items() if option not in ("size", "broken")}
     return source.rows(request, **options)
@@ -177,8 +177,8 @@ def find_moved(text: str, data_dir: Path | None) -> str:
     """Return the text of a user's own data; where they have moved to ``data_dir``, the text that finds them there."""
     if is_function(text) or not (path := (request := parse(text)[1]).path) or os.path.lexists(user_path(path)):
         return text
-    if data_dir is not None and os.path.lexists(moved := data_dir / Path(path).name):
-        return _spell(replace(request, path=str(moved)))
+    if data_dir is not None and os.path.lexists(found := data_dir / Path(path).name):
+        return _spell(replace(request, path=str(found)))
     raise UserError(f"{path} does not exist; if it has moved, give its new folder as --data-dir DIR")
 
 

@@ -105,23 +105,23 @@ class Store:
         content = table.tobytes()
         checks = [zlib.crc32(content[at : at + CHECKED]) for at in range(0, len(content), ENTRY.itemsize)]
         area = table["height"].astype(np.int64) * table["width"] * table["channels"]
-        there = (table["offset"] == NOT_STORED) | (table["offset"] >= HEADER)
+        stored = (table["offset"] == NOT_STORED) | (table["offset"] >= HEADER)
         inside = table["offset"] + np.where(table["offset"] < 0, 0, area) <= self._end
-        whole: Entries = table[(table["check"] == np.array(checks, np.uint32)) & there & inside & (area > 0)]
+        whole: Entries = table[(table["check"] == np.array(checks, np.uint32)) & stored & inside & (area > 0)]
         return whole
 
     def append(self, entries: Entries, records: list[npt.NDArray[np.uint8]], room: int) -> int:
         """Write these images as far as there is room; ``entries`` learn where. The bytes that were written."""
         start = self._end
         for entry, record in zip(entries, records, strict=True):
-            place = self._end
-            fits = place - start + record.nbytes <= room
-            entry["offset"] = place if fits and self._write(record) else NOT_STORED
+            offset = self._end
+            fits = offset - start + record.nbytes <= room
+            entry["offset"] = offset if fits and self._write(record) else NOT_STORED
             entry["check"] = zlib.crc32(entry.tobytes()[:CHECKED])
-        place = os.fstat(self._index).st_size
+        offset = os.fstat(self._index).st_size
         with suppress(OSError):  # the disk is full: these are decoded again another time
-            if os.pwrite(self._index, entries.tobytes(), place) != entries.nbytes:
-                os.ftruncate(self._index, place)  # the next entries begin where an entry may
+            if os.pwrite(self._index, entries.tobytes(), offset) != entries.nbytes:
+                os.ftruncate(self._index, offset)  # the next entries begin where an entry may
         return self._end - start
 
     def _write(self, record: npt.NDArray[np.uint8]) -> bool:

@@ -78,9 +78,9 @@ def pictures(rows: Rows, *, size: int = 32, seed: int = 0, noise: float = NOISE)
         own = slice(first, first + BATCH)
         grain = key.fold("noise", first).numpy().normal(0, noise, (len(rows.labels[own]), GRID, GRID, 3))
         colours = np.clip(pattern[rows.labels[own]] + light[users[own]] + grain, 0, 255).astype(np.uint8)
-        for each in colours:
+        for colour in colours:
             packed = io.BytesIO()
-            Image.fromarray(each).resize((size, size), Image.Resampling.BICUBIC).save(packed, "JPEG", quality=85)
+            Image.fromarray(colour).resize((size, size), Image.Resampling.BICUBIC).save(packed, "JPEG", quality=85)
             yield packed.getvalue()
 
 
@@ -93,16 +93,16 @@ def _part(shape: Shape, count: int, key: Key, name: str) -> tuple[Ints, Ints, Fl
     draw = key.fold(name).numpy()
     weight = key.fold("users").numpy().lognormal(0, SIZES, shape.users)
     user = np.repeat(np.arange(shape.users), shares(weight, count, least=int(count >= shape.users)))
-    place = _homes(shape.users, key)[user] + _steps(draw, count, *TRAVEL)
-    place[:, 0] = np.clip(place[:, 0], -89, 89)
-    place[:, 1] = (place[:, 1] + 180) % 360 - 180
+    location = _homes(shape.users, key)[user] + _steps(draw, count, *TRAVEL)
+    location[:, 0] = np.clip(location[:, 0], -89, 89)
+    location[:, 1] = (location[:, 1] + 180) % 360 - 180
     label = np.repeat(np.arange(shape.classes), class_sizes(shape, count))
     line = key.fold("classes").numpy()
     home, width = line.random(shape.classes), np.exp(line.uniform(np.log(RANGE[0]), np.log(RANGE[1]), shape.classes))
     position = (home[label] + width[label] * draw.standard_normal(count)) % 1
     labels = np.empty(count, np.int64)
-    labels[np.argsort(_along_curve(place), kind="stable")] = label[np.argsort(position, kind="stable")]
-    return labels, user.astype(np.int64), place
+    labels[np.argsort(_along_curve(location), kind="stable")] = label[np.argsort(position, kind="stable")]
+    return labels, user.astype(np.int64), location
 
 
 def shares(weight: Floats, total: int, *, least: int) -> Ints:
@@ -123,7 +123,7 @@ def class_sizes(shape: Shape, count: int) -> Ints:
     if shape.balanced:
         return shares(np.ones(shape.classes), count, least=int(count >= shape.classes))
     rank = (np.arange(shape.classes) + 0.5) / shape.classes  # the largest first
-    weight = np.exp(-TAIL * np.array([NormalDist().inv_cdf(each) for each in rank]))
+    weight = np.exp(-TAIL * np.array([NormalDist().inv_cdf(share) for share in rank]))
     return shares(weight, count, least=int(count >= shape.classes))
 
 
@@ -140,10 +140,10 @@ def _steps(draw: np.random.Generator, count: int, degrees: float, spread: float)
     return draw.standard_normal((count, 2)) * degrees * draw.lognormal(0, spread, (count, 1))
 
 
-def _along_curve(place: Floats) -> Ints:
+def _along_curve(location: Floats) -> Ints:
     """[N] the number of each place along a Z-shaped curve over the map: the bits of both degrees in turn."""
-    grid = np.clip(((place / [180, 360] + 0.5) * 65536).astype(np.int64), 0, 65535)
-    code = np.zeros(len(place), np.int64)
+    grid = np.clip(((location / [180, 360] + 0.5) * 65536).astype(np.int64), 0, 65535)
+    code = np.zeros(len(location), np.int64)
     for bit in range(16):
         for column in range(2):
             code |= (grid[:, column] >> bit & 1) << (2 * bit + 1 - column)

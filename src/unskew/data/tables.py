@@ -117,8 +117,8 @@ def read_csv(path: Path) -> Columns:
                     fields = f"{len(row)} values under {len(header)} columns"
                     raise UserError(f"{path} line {lines.line_num}: {fields}; give one for each")
                 numbers.append(lines.line_num)
-                for name, place in places.items():
-                    columns[name].append(row[place])
+                for name, column in places.items():
+                    columns[name].append(row[column])
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give the path of a table") from error
     except OSError as error:
@@ -154,18 +154,18 @@ def choose_columns(
 
 
 def _instead(name: str, header: Sequence[str]) -> str:
-    other = next((each for each in header if each in OTHER_NAMES[name]), None)
+    other = next((column for column in header if column in OTHER_NAMES[name]), None)
     if name == "path" and other is None and (image := next((e for e in header if e in OTHER_NAMES["image"]), None)):
         return f"rename {image} to path if it has the files' names, or to image if it has their bytes (parquet only)"
     close = other or next(iter(get_close_matches(name, header, n=1, cutoff=0.6)), None)
-    shown = ", ".join(brief(each, 40)[1:-1] for each in header[:9])
+    shown = ", ".join(brief(column, 40)[1:-1] for column in header[:9])
     return f"rename {close} to {name}" if close else f"its columns are {shown}: add it, or rename the one that is meant"
 
 
 def _meant(name: str, places: dict[str, int]) -> str | None:
     """The optional column that an unknown one may be meant as."""
-    free = [each for each in OPTIONAL if each not in places]
-    named = next((each for each in free if name in OTHER_NAMES.get(each, ())), None)
+    free = [column for column in OPTIONAL if column not in places]
+    named = next((column for column in free if name in OTHER_NAMES.get(column, ())), None)
     return named or next(iter(get_close_matches(name, free, n=1, cutoff=0.75)), None)
 
 
@@ -207,15 +207,14 @@ def _split(columns: Columns, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDA
                 "or rows"
             )
         return test, np.arange(count), ["every fifth row is test: the table has no column split"]
-    words = [word.strip().lower() for word in columns.split]
+    splits = [word.strip().lower() for word in columns.split]
     known = {"train", "test", *LEFT_OUT}
-    if (odd := next((row for row, word in enumerate(words) if word not in known), None)) is not None:
-        raise UserError(
-            f"{columns.where} {columns.line(odd)}: split is {brief(columns.split[odd])}; give train, test or validation"
-        )
-    out = np.isin(words, LEFT_OUT)
+    if (wrong := next((row for row, word in enumerate(splits) if word not in known), None)) is not None:
+        given = f"split is {brief(columns.split[wrong])}"
+        raise UserError(f"{columns.where} {columns.line(wrong)}: {given}; give train, test or validation")
+    out = np.isin(splits, LEFT_OUT)
     notes = [f"{int(out.sum()):,} rows of the validation part are left out"] if out.any() else []
-    return np.equal(words, "test"), np.flatnonzero(~out), notes
+    return np.equal(splits, "test"), np.flatnonzero(~out), notes
 
 
 def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -224,20 +223,22 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
     if (empty := next((row for row, text in enumerate(texts) if not text), None)) is not None:
         raise UserError(f"{columns.where} {columns.line(empty)}: the label is empty; give one, or remove the row")
     if columns.names is not None:
-        odd = next(
+        wrong = next(
             (row for row, text in enumerate(texts) if not text.isdigit() or int(text) >= len(columns.names)), None
         )
-        if odd is not None:
+        if wrong is not None:
             named = f"{len(columns.names)} classes are named"
-            raise UserError(f"{columns.where} {columns.line(odd)}: the label is {texts[odd]}, but {named}; correct it")
+            raise UserError(
+                f"{columns.where} {columns.line(wrong)}: the label is {texts[wrong]}, but {named}; correct it"
+            )
         return np.array(texts, np.int64), columns.names
     distinct = set(texts)
     if len(distinct) > MAX_CLASSES:
         raise UserError(f"{columns.where} has {len(distinct):,} different labels; the limit is {MAX_CLASSES:,}")
     whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in distinct)
     classes = sorted(distinct, key=int) if whole else sorted(distinct)
-    place = {text: number for number, text in enumerate(classes)}
-    return np.array([place[text] for text in texts], np.int64), tuple(classes)
+    number_of = {text: number for number, text in enumerate(classes)}
+    return np.array([number_of[text] for text in texts], np.int64), tuple(classes)
 
 
 def _users(columns: Columns) -> npt.NDArray[np.str_] | None:
@@ -291,7 +292,7 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     arrow = require_extra("pyarrow", "tables")
     schema = parquet.schema_arrow
     places, notes = choose_columns([name.lower() for name in schema.names], str(path))
-    names = {known: schema.names[place] for known, place in places.items()}
+    names = {known: schema.names[column] for known, column in places.items()}
     image = names.pop("image", None)
     if image is not None:
         _check_image(arrow, schema.field(image).type, f"{path}: the column {image}")
