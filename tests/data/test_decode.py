@@ -94,7 +94,9 @@ def test_a_strip_does_not_take_gigabytes():
 def test_a_large_jpeg_is_read_at_a_fraction_of_its_size(monkeypatch):
     big = saved(Image.new("RGB", (1600, 1200), "red"), "JPEG")
     seen = []
-    monkeypatch.setattr(decoding, "flat", lambda picture, mode: seen.append(picture.size) or picture.convert(mode))
+    monkeypatch.setattr(
+        decoding, "flatten_mode", lambda picture, mode: seen.append(picture.size) or picture.convert(mode)
+    )
     decode(big, 64)
     assert seen == [(200, 150)]  # an eighth: its shorter side is at least twice what is wanted
 

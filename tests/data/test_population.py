@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from unskew.data.population import Partition, Population, cells, counts_table, emd, label_counts, sizes_in_words
+from unskew.data.population import Partition, Population, cells, counts_table, describe_sizes, emd, label_counts
 
 
 def made(client, clients=None) -> Partition:
@@ -132,4 +132,4 @@ def test_the_hash_covers_the_clients_and_their_number():
     ],
 )
 def test_sizes_are_said_as_people_say_them(sizes, words):
-    assert sizes_in_words(np.array(sizes)) == words
+    assert describe_sizes(np.array(sizes)) == words

@@ -3,24 +3,24 @@
 import pytest
 import torch
 
-from unskew.data.augment import fitted
+from unskew.data.augment import resize_images
 from unskew.data.batches import Pixels
 
 
 def test_enlarging_by_two_is_bilinear_between_the_centres_of_pixels():
-    made = fitted(torch.tensor([[[[0.0, 4.0]]]]), (1, 1, 4))
+    made = resize_images(torch.tensor([[[[0.0, 4.0]]]]), (1, 1, 4))
     assert made.flatten().tolist() == [0.0, 1.0, 3.0, 4.0]  # centres at −¼, ¼, ¾, 1¼; the ends are repeated
 
 
 def test_shrinking_takes_every_pixel_into_account():
     image = torch.zeros(1, 1, 8, 8)
     image[0, 0, ::4, ::4] = 16.0  # without antialiasing only the two middle pixels in four would count
-    assert float(fitted(image, (1, 2, 2)).min()) > 0
+    assert float(resize_images(image, (1, 2, 2)).min()) > 0
 
 
 def test_what_has_the_shape_already_is_left_alone():
     images = torch.randn(2, 3, 5, 5)
-    assert fitted(images, (3, 5, 5)) is images
+    assert resize_images(images, (3, 5, 5)) is images
 
 
 @pytest.mark.parametrize("size", [(3, 4, 4), (1, 6, 6), (3, 2, 2)])

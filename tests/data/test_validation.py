@@ -10,7 +10,7 @@ import unskew
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.data import sources
-from unskew.data.population import Population, held_out, with_validation
+from unskew.data.population import Population, hold_out, split_validation
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.runs.prepare import prepare
@@ -29,7 +29,7 @@ def drawn(sizes, classes=4, unheld=0):
 @pytest.mark.parametrize("share", [0.01, 0.15, 0.5, 0.99])
 def test_every_client_and_class_gives_its_share_up_to_one_example(share):
     client, labels = drawn([400, 40, 3, 200], unheld=50)
-    rows = held_out(client, labels, share, KEY)
+    rows = hold_out(client, labels, share, KEY)
     assert len(rows) == len(set(rows.tolist()))
     assert abs(len(rows) - share * 643) <= 1 + 4
     for each in range(4):
@@ -42,16 +42,16 @@ def test_every_client_and_class_gives_its_share_up_to_one_example(share):
 
 def test_a_client_keeps_at_least_one_example():
     client, labels = drawn([1] * 300)
-    assert len(held_out(client, labels, 0.9, KEY)) == 0
+    assert len(hold_out(client, labels, 0.9, KEY)) == 0
     client, labels = drawn([2] * 300)
-    rows = held_out(client, labels, 0.9, KEY)
+    rows = hold_out(client, labels, 0.9, KEY)
     assert np.bincount(client[rows], minlength=300).max() == 1
-    assert len(held_out(np.zeros(0, np.int32), np.zeros(0, np.int64), 0.5, KEY)) == 0
+    assert len(hold_out(np.zeros(0, np.int32), np.zeros(0, np.int64), 0.5, KEY)) == 0
 
 
 def test_the_seed_decides_what_is_held_out():
     client, labels = drawn([100, 100])
-    one, again, other = (held_out(client, labels, 0.2, Key(seed)) for seed in (0, 0, 1))
+    one, again, other = (hold_out(client, labels, 0.2, Key(seed)) for seed in (0, 0, 1))
     assert (one == again).all()
     assert set(one.tolist()) != set(other.tolist())
 
@@ -73,7 +73,7 @@ def test_the_owners_of_the_held_out_examples_go_with_them():
     images = sources.load("digits", None)
     users = np.array([f"u{i % 7}" for i in range(len(images.train))])
     parts = prepare(Config()).partition
-    part, rest = with_validation(replace(images, users=users), parts, 0.1, KEY)
+    part, rest = split_validation(replace(images, users=users), parts, 0.1, KEY)
     rows = np.flatnonzero((parts.client >= 0) & (rest.client < 0))
     assert (part.test_users == users[rows]).all()
     assert Population.from_partition(rest).sizes.sum() == len(images.train) - len(rows)

@@ -14,7 +14,7 @@ from unskew.charts.scales import wrap
 from unskew.core.errors import UserError
 from unskew.core.units import counted
 from unskew.data.partition_files import Holdings
-from unskew.data.population import Ints, Partition, cells, emd, sizes_in_words
+from unskew.data.population import Ints, Partition, cells, describe_sizes, emd
 from unskew.runs.finished import FinishedRun
 
 NAMED = 30  # classes shown as circles, with their names
@@ -231,7 +231,7 @@ def skew_findings(values: Skew) -> list[str]:
     """How unequal the clients are, in sizes and in labels."""
     if len(values.sizes) == 1:
         return [f"One client holds all {values.sizes[0]:,} examples: nothing is skewed."]
-    each = sizes_in_words(np.asarray(values.sizes))
+    each = describe_sizes(np.asarray(values.sizes))
     classes = f"{values.few:.0f}" if values.few == round(values.few) else f"{values.few:.1f}"
     words = f"{_count(values):,} clients hold {each}; for half of them, {classes} or fewer of "
     words += f"the {len(values.classes):,} classes make up 90% of their examples."

@@ -19,7 +19,7 @@ from unskew.core.units import counted, format_bytes
 from unskew.data import fetch as fetching
 from unskew.data import partition_files, sources
 from unskew.data.interface import BROKEN, DAMAGED, Finding
-from unskew.data.population import Population, emd, sizes_in_words
+from unskew.data.population import Population, describe_sizes, emd
 from unskew.data.rows import table_csv
 from unskew.data.store import cache_of
 from unskew.data.synthetic_set import Shape, write_population
@@ -179,7 +179,7 @@ def partition(
         write_whole(file, text.getvalue().encode())
     sizes = Population.from_partition(drawn).sizes
     out.print(
-        f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {sizes_in_words(sizes)}, "
+        f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {describe_sizes(sizes)}, "
         f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
     )
     for note in drawn.notes:

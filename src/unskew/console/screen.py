@@ -31,7 +31,7 @@ from unskew.core.key import Key
 from unskew.core.types import EVERYONE, Local
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
 from unskew.data.batches import RESIZED_CROP
-from unskew.data.population import sizes_in_words
+from unskew.data.population import describe_sizes
 from unskew.round.driver import Metrics
 from unskew.round.local_optimizers import uses_sgd
 from unskew.round.sampling import draw
@@ -414,7 +414,7 @@ def _stopping(config: Config) -> list[str]:
 
 def _sizes(sizes: npt.NDArray[np.int64]) -> str:
     same = sizes.min() == sizes.max()
-    return sizes_in_words(sizes) + ("" if same else f" (median {int(np.median(sizes)):,})")
+    return describe_sizes(sizes) + ("" if same else f" (median {int(np.median(sizes)):,})")
 
 
 def _baseline(seen: Overview) -> list[tuple[str, str]]:

@@ -130,7 +130,7 @@ def moments(counts: npt.NDArray[np.int64]) -> tuple[Numbers, Numbers]:
     return tuple(mean.tolist()), tuple(np.maximum(std, 1 / 255).tolist())
 
 
-def fifth(count: int) -> npt.NDArray[np.bool_]:
+def every_fifth(count: int) -> npt.NDArray[np.bool_]:
     """True for every fifth of ``count`` examples, those that serve as test."""
     return np.equal(np.arange(count) % 5, 4)
 
@@ -165,7 +165,7 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
     if missing:
         raise UserError(f"{where} has no {missing[0]!r}, it has {_listed(names or held)}; name the arrays {_wanted()}")
     classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
-    numbers, classes = numbered([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
+    numbers, classes = number_labels([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
     notes: list[str] = []
     splits: list[Split] = []
     for x, y, labels in zip(wanted[::2], wanted[1::2], numbers, strict=True):
@@ -185,7 +185,7 @@ def assemble(
     """A set from its parts: train and test, or train alone, of which every fifth example then becomes test."""
     train, *tests = splits
     if not tests:
-        out = fifth(len(train))
+        out = every_fifth(len(train))
         if not out.any():
             raise UserError(f"{where} has {no_test} five examples to take a test from; add a test part")
         tests = [Split(train.images[out], train.labels[out])]
@@ -213,7 +213,7 @@ def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> l
     return [f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
 
 
-def numbered(
+def number_labels(
     labels: list[Array], classes: tuple[str, ...] | None, where: str, names: tuple[str, ...]
 ) -> tuple[list[npt.NDArray[np.int64]], tuple[str, ...]]:
     """Labels as class numbers, and the classes' names; texts are numbered by ``classes`` or in sorted order."""
@@ -306,13 +306,13 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     examples from ``users``: entries of a dict, attributes of a Dataset.
     """
     if isinstance(value, ImageSet):
-        return checked(value, name)
+        return check_image_set(value, name)
     if isinstance(value, Mapping):
-        return checked(from_arrays(_arrays_of(value, name), name=name, where=name), name)
+        return check_image_set(from_arrays(_arrays_of(value, name), name=name, where=name), name)
     if isinstance(value, list | tuple) and value:
-        return checked(_from_tuple(tuple(value), name), name)
+        return check_image_set(_from_tuple(tuple(value), name), name)
     if _is_dataset(value):
-        return checked(_from_datasets((value,), name), name)
+        return check_image_set(_from_datasets((value,), name), name)
     raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
 
 
@@ -334,7 +334,7 @@ def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
     return replace(image_set_from(value, f"data {name!r}"), name=name)
 
 
-def checked(images: ImageSet, name: str) -> ImageSet:
+def check_image_set(images: ImageSet, name: str) -> ImageSet:
     """The set, if a federation can be trained on it."""
     for part, split in (("train", images.train), ("test", images.test)):
         pixels, labels = split.images, split.labels
@@ -420,7 +420,7 @@ def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
     ]
     classes = _attribute(datasets[0], "classes")
     names = None if classes is None else tuple(map(str, texts(np.asarray(classes), f"{name}: classes")))
-    labels, names = numbered([part_read[1] for part_read in read], names, name, parts)
+    labels, names = number_labels([part_read[1] for part_read in read], names, name, parts)
     users = _attribute(datasets[0], "users")
     owners = None if users is None else texts(np.asarray(users), f"{name}: users", len(labels[0]))
     notes = [

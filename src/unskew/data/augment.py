@@ -109,7 +109,7 @@ def _places(start: Tensor, length: Tensor, size: int) -> Tensor:
     return start[:, None] + inside.clamp(min=0).minimum(length[:, None] - 1)
 
 
-def fitted(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def resize_images(images: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """[B, ch, H, W] -> [B, *shape]: bilinear, with antialiasing where a side becomes shorter."""
     channels, height, width = shape
     if images.shape[2:] != (height, width):
@@ -126,7 +126,7 @@ NORMALISED: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {  # mea
 NAMES = (DATA, *NORMALISED)
 
 
-def normalised(images: ImageSet, name: str, channels: int) -> ImageSet:
+def set_normalisation(images: ImageSet, name: str, channels: int) -> ImageSet:
     """The image set with the mean and deviation of that name, for a network that takes so many channels."""
     if name == DATA:
         mean, std = images.mean, images.std

@@ -17,7 +17,7 @@ from unskew.core.machine import physical_memory
 from unskew.core.types import ImageSet, Local, StoredImages
 from unskew.core.units import format_bytes
 from unskew.data import augment
-from unskew.data.augment import fitted
+from unskew.data.augment import resize_images
 
 AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop")
 LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
@@ -118,7 +118,7 @@ class Pixels:
             images = crop(images, shift.to(images.device), flip.to(images.device))
         images = images.to(self.scale.dtype)
         if self.size is not None:
-            normal = fitted(images, self.size).mul(self.scale).add_(self.offset)
+            normal = resize_images(images, self.size).mul(self.scale).add_(self.offset)
         else:
             normal = images.mul_(self.scale).add_(self.offset)
         return normal, labels

@@ -68,7 +68,7 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
             picture.load()  # turns a TIFF by itself
             turn = TURNS.get(_orientation(picture))
             upright = picture if turn is None else picture.transpose(turn)
-            plain = flat(upright, "L" if upright.mode in GREY else "RGB")
+            plain = flatten_mode(upright, "L" if upright.mode in GREY else "RGB")
     except UserError as error:
         raise Broken(str(error).removeprefix("the picture ")) from error
     except Image.DecompressionBombError as error:
@@ -77,17 +77,17 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
         raise Broken(_unknown(where)) from error
     except UNREADABLE as error:
         raise Broken(f"is damaged ({str(error)[:100] or type(error).__name__})") from error
-    pixels = np.asarray(plain if size is None else square(_shortened(plain), size))
+    pixels = np.asarray(plain if size is None else crop_square(_shorten(plain), size))
     return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def flat(picture: Image.Image, mode: str) -> Image.Image:
+def flatten_mode(picture: Image.Image, mode: str) -> Image.Image:
     """The picture in mode L or RGB."""
     # By way of RGBA: a palette with transparency has no direct way to RGB.
     return picture.convert("RGBA").convert(mode) if picture.mode in ("P", "PA") else picture.convert(mode)
 
 
-def square(picture: Image.Image, size: int) -> Image.Image:
+def crop_square(picture: Image.Image, size: int) -> Image.Image:
     """The shorter side becomes ``size``, then the centre is cropped."""
     scale = size / min(picture.size)
     width, height = (max(size, round(side * scale)) for side in picture.size)
@@ -96,7 +96,7 @@ def square(picture: Image.Image, size: int) -> Image.Image:
     return scaled.crop((left, top, left + size, top + size))
 
 
-def _shortened(picture: Image.Image) -> Image.Image:
+def _shorten(picture: Image.Image) -> Image.Image:
     """The middle of a strip: scaled whole, a strip of one pixel's width would take gigabytes."""
     most = LONGEST * min(picture.size)
     width, height = (min(side, most) for side in picture.size)

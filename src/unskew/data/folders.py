@@ -16,7 +16,7 @@ from unskew.core.limits import check_memory, check_plain, check_unpacked, is_fol
 from unskew.core.text import cut
 from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import measure
-from unskew.data.decode import DAMAGE, DEEP, GREY, flat, square
+from unskew.data.decode import DAMAGE, DEEP, GREY, crop_square, flatten_mode
 from unskew.data.interface import Download, Request, Source
 from unskew.data.rows import Rows
 from unskew.data.tables import check_side, row_source
@@ -159,10 +159,10 @@ def _decode(files: list[tuple[Path, int]], shape: tuple[int, int], size: int | N
     for image, (path, _) in zip(images, files, strict=True):
         with _open(path) as picture:
             try:
-                plain = flat(picture, mode)
+                plain = flatten_mode(picture, mode)
             except _UNREADABLE as error:
                 raise UserError(f"{path} is damaged ({error}); replace or remove it") from error
-        pixels = np.asarray(plain if size is None else square(plain, size))
+        pixels = np.asarray(plain if size is None else crop_square(plain, size))
         image[:] = pixels if mode == "L" else pixels.transpose(2, 0, 1)
     return Split(images, np.array([label for _, label in files], np.int64))
 

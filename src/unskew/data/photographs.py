@@ -181,7 +181,7 @@ class Parquet:
         return {"kind": "parquet", "file": str(self.file), "column": self.column}, {"rows": self.rows}
 
 
-def opened(about: dict[str, Any], arrays: Arrays) -> Pictures:
+def open_pictures(about: dict[str, Any], arrays: Arrays) -> Pictures:
     """What ``described`` gave, in another process."""
     if about["kind"] == "files":
         return Files(Path(about["root"]), arrays["names"], arrays["ends"])
@@ -408,7 +408,7 @@ def open_photographs(text: str, arrays: Arrays) -> Photographs:
     """What ``described`` gave, in another process."""
     about = json.loads(text)
     where = {name.removeprefix(KEPT): values for name, values in arrays.items() if name.startswith(KEPT)}
-    source = opened(about["pictures"], arrays)
+    source = open_pictures(about["pictures"], arrays)
     store = Path(about["folder"]), bytes.fromhex(about["number"])
     channels, height, width = about["shape"]
     return Photographs(source, where, (channels, height, width), about["size"], store, about["memory"], about["sha256"])
@@ -462,7 +462,7 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
             room = make_room(cache, store, seen.bytes_to_store(size))
         todo = seen.todo(room)
         done = len(source) - len(todo)
-        for rows, found in _decoded(source, todo, size):
+        for rows, found in _decode_chunks(source, todo, size):
             room -= seen.add(store, rows, found, room)
             done += len(rows)
             say(READING, done, len(source))
@@ -534,7 +534,7 @@ class _Decoded:
     counts: Counts
 
 
-def _decoded(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
+def _decode_chunks(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tuple[Numbers, list[_Decoded | str]]]:
     """Chunk after chunk, decoded in threads; a text says why one could not be.
 
     Where no size is given, how large photographs are is known from those before.
@@ -543,7 +543,7 @@ def _decoded(source: Pictures, todo: Numbers, size: int | None) -> Iterator[tupl
     with quiet(), ThreadPoolExecutor(cores()) as pool:
         while start < len(todo):
             rows = todo[start : start + (min(most, _together(largest)) if largest else FEW)]
-            found = list(pool.map(_examined, source.contents(rows.tolist()), [size] * len(rows)))
+            found = list(pool.map(_examine, source.contents(rows.tolist()), [size] * len(rows)))
             largest = max([largest, *(result.pixels.nbytes for result in found if isinstance(result, _Decoded))])
             start += len(rows)
             yield rows, found
@@ -554,7 +554,7 @@ def _together(size: int) -> int:
     return max(FEW, min(CHUNK, CHUNK_BYTES // max(1, size)))
 
 
-def _examined(content: Picture | None, size: int | None) -> _Decoded | str:
+def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
     try:
         pixels = decode(content, size)
     except Broken as error:

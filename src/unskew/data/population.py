@@ -124,7 +124,7 @@ def number_users(users: npt.NDArray[np.str_]) -> tuple[Clients, tuple[str, ...]]
     return client, tuple(ids)
 
 
-def sizes_in_words(sizes: Ints) -> str:
+def describe_sizes(sizes: Ints) -> str:
     """How many examples the clients have: "242 examples each", "3 to 910 examples"."""
     low, high = int(sizes.min()), int(sizes.max())
     return span(low, high, "example") + (" each" if low == high and len(sizes) > 1 else "")
@@ -192,7 +192,7 @@ def counts_table(population: Population, labels: Ints, classes: int) -> Ints:
     return counts.reshape(population.clients, classes).astype(np.int64)
 
 
-def held_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
+def hold_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
     """[V], the rows that are held out, ascending: that share of every client's examples and of each of its classes.
 
     The examples are put in order by client, then by class, then at random, and every (1/share)-th is taken, from a
@@ -213,10 +213,10 @@ def held_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
     return rows
 
 
-def with_validation(images: ImageSet, partition: Partition, share: float, key: Key) -> tuple[ImageSet, Partition]:
+def split_validation(images: ImageSet, partition: Partition, share: float, key: Key) -> tuple[ImageSet, Partition]:
     """The images with the validation part in the place of the test part, and the partition without it."""
     labels = images.train.labels
-    rows = held_out(partition.client, labels, share, key)
+    rows = hold_out(partition.client, labels, share, key)
     if not len(rows):
         held = int(np.count_nonzero(partition.client >= 0))
         raise UserError(f"--validation {share:g}: this share of {held:,} examples holds out none; give a larger one")

@@ -17,7 +17,7 @@ from unskew.core.errors import UserError
 from unskew.core.limits import is_folder
 from unskew.core.types import ImageSet, Split
 from unskew.data import binary
-from unskew.data.arrays import fifth
+from unskew.data.arrays import every_fifth
 from unskew.data.binary import Images, Labels
 from unskew.data.interface import AS_PUBLISHED, DAMAGED, NO_CHECKSUM, OTHER, Download, Finding, Request, Source
 
@@ -196,7 +196,7 @@ def load_digits(request: Request) -> ImageSet:
 
     digits, facts = datasets.load_digits(), SETS["digits"]
     images = np.rint(digits.images * 255 / 16).astype(np.uint8)[:, None]  # pixels go from 0 to 16
-    labels, out = digits.target.astype(np.int64), fifth(len(images))
+    labels, out = digits.target.astype(np.int64), every_fifth(len(images))
     train, test = Split(images[~out], labels[~out]), Split(images[out], labels[out])
     return ImageSet(request.name, facts.classes, train, test, facts.mean, facts.std, notes=facts.notes)
 

@@ -20,11 +20,11 @@ from unskew.core.machine import physical_memory, resolve_device
 from unskew.core.plugins import require_extra
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
-from unskew.data.augment import DATA, normalised
+from unskew.data.augment import DATA, set_normalisation
 from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, suited
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import Say, silent
-from unskew.data.population import Clients, Ints, Partition, Population, emd, with_validation
+from unskew.data.population import Clients, Ints, Partition, Population, emd, split_validation
 from unskew.data.sources import find_moved, load, load_examples
 from unskew.data.store import Cache, cache_of
 from unskew.engines import EngineSetup, Processes
@@ -222,7 +222,7 @@ def prepare(
     baseline = _read_baseline(config, sha256) if config.baseline else None
     held = parts
     if config.validation:
-        images, held = with_validation(images, parts, config.validation, Key(config.seed).fold("validation"))
+        images, held = split_validation(images, parts, config.validation, Key(config.seed).fold("validation"))
     return Prepared(
         config=config,
         images=images,
@@ -362,7 +362,7 @@ def _plan_model(
             shape = (3, *shape[1:])
             notes.append("grey images are repeated as three channels, which the pretrained network takes")
     config = replace(config, normalise=config.normalise or _expected_normalisation(config))
-    images = normalised(images, config.normalise or DATA, shape[0])
+    images = set_normalisation(images, config.normalise or DATA, shape[0])
     config = _with_augment(config, images, layers)
     weights, stored = dict[str, Tensor](), False
     if config.pretrained is not None or layers is not None:
