@@ -1,6 +1,8 @@
 """Devices by name: what there is, and one clear message for what there is not."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -141,3 +143,17 @@ def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
     for name in ("cpu", "cuda:1", "mps"):
         synchronize(torch.device(name))
     assert asked == ["cuda:1", "mps"]
+
+
+def test_nothing_is_imported_that_only_linux_has():
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'termios', 'pwd', 'grp'))\n"  # None: cannot be imported
+        "import importlib, pkgutil, unskew.core, unskew.federation, unskew.console.main\n"
+        "for package in (unskew.core, unskew.federation):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
+        "from unskew.core.machine import files_left\n"
+        "assert files_left() > 1000\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -51,7 +51,9 @@ def _left_behind(file: Path, machine: str | None, process: int) -> bool:
 
 
 def _began(process: int) -> float | None:
-    """When the process started, in seconds since the epoch; None where there is none, 0 where that cannot be told."""
+    """When the process started, in seconds since the epoch; None where there is none, 0 where that is unknown."""
+    if os.name != "posix":
+        return 0.0
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
@@ -86,11 +88,12 @@ def write_whole(path: Path, content: bytes, *, secret: bool = False) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if os.name == "posix":  # elsewhere a folder cannot be opened
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError as error:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
@@ -125,7 +128,7 @@ def write_again(path: Path, content: bytes) -> None:
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
     """A file's bytes, at most ``most`` of them; None where it is not there. A pipe or device is refused, not read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode):

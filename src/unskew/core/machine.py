@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from unskew.core.errors import UserError
 from unskew.core.tensors import one_thread
 
+ASSUMED_MEMORY = 16e9  # bytes, where the system does not tell
 DEVICES = "auto, cpu, cuda, cuda:N or mps"
 CUBLAS = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with it, cuBLAS adds in the same order every time
 
@@ -26,6 +26,8 @@ def cores() -> int:
 
 def physical_memory() -> float:
     """The bytes that this process may use at most: the machine's, or its container's."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return ASSUMED_MEMORY
     whole = float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
     try:
         return min(whole, float(Path("/sys/fs/cgroup/memory.max").read_text()))
@@ -33,11 +35,19 @@ def physical_memory() -> float:
         return whole
 
 
+def max_files() -> int:
+    """How many files this process may have open at once; systems other than POSIX set no limit that matters here."""
+    try:
+        import resource
+    except ImportError:
+        return 2**31
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 2**31 if limit == resource.RLIM_INFINITY else limit
+
+
 def files_left() -> int:
     """How many more files this process may open, pipes and sockets included."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return 2**31
+    limit = max_files()
     try:
         return limit - len(os.listdir("/dev/fd"))
     except OSError:  # no such folder, or not even one more can be opened
@@ -46,7 +56,7 @@ def files_left() -> int:
 
 def too_many_files(wanted: str) -> str:
     """What to do where there are too few: a sentence."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = max_files()
     return f"{wanted}, and this process may open {limit:,}; raise the limit with: ulimit -n {max(1024, 4 * limit)}"
 
 
