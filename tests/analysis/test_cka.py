@@ -374,7 +374,7 @@ def test_a_round_that_never_was_is_refused(finished, number):
 
 
 def test_one_client_a_round_has_nobody_to_be_compared_with(runs_of):
-    with finished_run(runs_of(per_round=1)) as opened, pytest.raises(Missing, match="only one in a round"):
+    with finished_run(runs_of(per_round=1)) as opened, pytest.raises(Missing, match="only one per round"):
         cka.take_cka(opened)
 
 
@@ -427,12 +427,12 @@ def similarity(*means, layers=("conv1", "fc1", "classifier")):
 
 def test_the_least_similar_layer_is_named():
     assert cka.cka_findings(similarity(0.9, 0.8, 0.4)) == [
-        "The classifier is the least similar layer across clients: CKA 0.40; the most similar is conv1 (0.90); going "
-        "deeper, similarity falls at every step."
+        "The classifier is the least similar layer across clients: CKA 0.40; the most similar is conv1 (0.90). With "
+        "depth, similarity falls at every step."
     ]
     assert cka.cka_findings(similarity(0.9, 0.2, 0.4)) == [
         "The least similar layer across clients is fc1 (CKA 0.20), not the classifier (0.40); the most similar is "
-        "conv1 (0.90); going deeper, similarity falls at 1 of 2 steps."
+        "conv1 (0.90). With depth, similarity falls at 1 of 2 steps."
     ]
 
 
@@ -456,7 +456,7 @@ def test_a_layer_is_called_least_similar_only_where_other_clients_would_not_chan
     assert not cka.differ_clearly(mixed, 1, 0)
     (said,) = cka.cka_findings(mixed)
     assert said.startswith(
-        "The least similar layers across clients are the classifier (0.580) and fc1 (0.600), too close"
+        "The least similar layers across clients are the classifier (0.580) and fc1 (0.600), statistically tied"
     )
 
 

@@ -47,7 +47,7 @@ def test_the_best_calibrations_are_shown_where_not_all_are(finished):
     with finished_run(finished) as opened:
         found = confusion.take_confusion(opened, calibrations=1)
         assert list(found.tables) == ["before", ranked[0]["name"]]
-        assert opened.notes == ["1 of 3 calibrations are shown, those with the best accuracy"]
+        assert opened.notes == ["showing the 1 most accurate of 3 calibrations"]
         assert list(confusion.take_confusion(opened, calibrations=0).tables) == ["before"]
         with pytest.raises(UserError, match="0 or more"):
             confusion.take_confusion(opened, calibrations=-1)
@@ -98,7 +98,7 @@ def test_a_loss_is_called_one():
 def test_pictures_of_the_tables():
     charts = confusion.draw_confusion(made())
     assert [chart.name for chart in charts] == ["confusion-classes", "confusion-before", "confusion-lda"]
-    assert "50.00% right" in charts[1].title
+    assert "50.00% correct" in charts[1].title
     cells = charts[1].marks[0]
     assert cells.values == [[0.25, 0.25, 0.5], [None] * 3, [None, None, 1.0]]
     each = confusion.draw_classes(made())
@@ -110,8 +110,7 @@ def test_pictures_of_the_tables():
 
 def test_more_classes_than_can_be_read_have_no_table():
     many = 101
-    table = [[1 if i == j else 0 for j in range(many)] for i in range(many)]
-    found = Confusion([str(c) for c in range(many)], [1] * many, {"before": table})
+    found = Confusion([str(c) for c in range(many)], [1] * many, {}, right={"before": [1] * many})
     assert confusion.tables(found) == {}
     assert [chart.name for chart in confusion.draw_confusion(found)] == ["confusion-classes"]
     assert svg(confusion.by_class(found)).startswith("<svg")

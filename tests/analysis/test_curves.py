@@ -153,14 +153,14 @@ def test_the_words_tell_where_it_ended_and_its_best():
 
 def test_a_run_that_kept_its_best_round_tells_of_that_round():
     (said,) = curves.curves_findings(replace(made([0.2, 0.6, 0.5]), kept=2))
-    assert "The model is that of round 2, the best of 3 rounds: it gets 60.00% of the test images right, for" in said
+    assert "The model of round 2, the best of 3 rounds, reaches 60.00% on the test images, for" in said
     assert "50.00%" not in said
 
 
 def test_a_line_that_ends_before_some_of_its_seeds_do_is_said():
     runs = {"a": made([0.1, 0.2]), "b": made([0.1, 0.2, 0.3], seed=1), "c": made([0.5, 0.6], method="moon")}
     (said,) = curves.cut_short(runs)
-    assert said == "fedavg: what comes after round 2, as not all of its seeds went on (up to 3)"
+    assert said == "fedavg after round 2: not all of its seeds continue (up to 3)"
     assert curves.cut_short({"a": made([0.1]), "b": made([0.2], seed=1)}) == []
 
 

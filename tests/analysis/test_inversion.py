@@ -162,7 +162,7 @@ def test_targets_are_the_feature_and_the_mean_of_so_many(finished, monkeypatch):
         asked.append(targets)
         return invert(side, targets, *rest)
 
-    monkeypatch.setattr(inversion, "inverted", keep)
+    monkeypatch.setattr(inversion, "invert", keep)
     with finished_run(finished) as opened:
         found = inversion.take_inversion(opened, steps=1, examples=2, of=2)
         side = opened.side
@@ -233,7 +233,7 @@ def test_what_is_no_more_alike_than_a_grey_picture_shows_nothing():
     assert "a grey picture 0.150 ± 0.071 (2 images)" in said
     assert "do not show" not in said
     (said,) = inversion.inversion_findings(with_grey(0.8, 0.7))
-    assert said.endswith("no more alike than these: they do not show what features give away.")
+    assert said.endswith("no more similar than these, so this search reveals nothing.")
     assert "grey" not in inversion.inversion_findings(made())[0]  # stored before there was one
 
 
@@ -241,7 +241,7 @@ def test_the_grey_picture_is_measured_and_drawn(finished):
     with finished_run(finished) as opened:
         found = inversion.take_inversion(opened, examples=1, steps=1)
         side = opened.side
-        image = side.train.batch(torch.tensor([inversion._chosen(side, 1, 3)[0][2][0]]))[0][0]
+        image = side.train.batch(torch.tensor([inversion._choose(side, 1, 3)[0][2][0]]))[0][0]
     assert found.rows[0]["grey_ssim"] == pytest.approx(ssim(side, torch.zeros_like(image), image))
     assert found.rows[0]["grey_psnr"] == pytest.approx(psnr(side, torch.zeros_like(image), image))
     assert "a grey picture" in svg(inversion.draw_inversion(found)[1])

@@ -32,9 +32,9 @@ def test_a_measure_is_named_in_its_plainest_spelling():
 @pytest.mark.parametrize(
     ("source", "message", "column"),
     [
-        ("ckaa", "no measure is called 'ckaa'; did you mean 'cka'?", 0),
-        (" drif", "no measure is called 'drif'; did you mean 'drift'?", 1),
-        ("cka + norms", "give measures one by one, not joined with +", 6),
+        ("ckaa", "there is no measure 'ckaa'; did you mean 'cka'?", 0),
+        (" drif", "there is no measure 'drif'; did you mean 'drift'?", 1),
+        ("cka + norms", "give measures separately, not joined with +", 6),
         ("cka(client=3)", "measure cka has no knob 'client'; did you mean 'clients'?", 0),
         ("cka(run=3)", "measure cka has no knob 'run'; ", 0),
         ("cka(clients=many)", "measure cka: clients must be a whole number, many given", 0),
@@ -99,7 +99,7 @@ def test_values_are_stored_with_what_they_stand_on(run):
         assert said["measure"] == "confusion(calibrations=2)"
         assert said["weights_sha256"] == opened.result.weights_sha256
         assert said["values"]["tables"] == found.values.tables
-        assert said["notes"] == ["2 of 3 calibrations are shown, those with the best accuracy"] == list(found.notes)
+        assert said["notes"] == ["showing the 2 most accurate of 3 calibrations"] == list(found.notes)
     assert sorted(path.name for path in (run / "figures").iterdir()) == ["confusion-calibrations-2.json"]
 
 
@@ -291,7 +291,7 @@ def test_without_names_what_cannot_be_taken_is_told_and_no_error(run):
 
 
 def test_an_unknown_name_stops_it_before_anything_is_measured(run):
-    with pytest.raises(UserError, match="no measure is called 'drif'"):
+    with pytest.raises(UserError, match="there is no measure 'drif'"):
         analysis.analyse(run, "skew", "drif")
     assert not (run / "figures").exists()
 

@@ -169,7 +169,7 @@ def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
     assert " follow the clients' label counts" in first[0]
     assert "1.00" in " ".join(first)
     assert "0.10" in " ".join(first)
-    assert "evens the classifier's rows" in last
+    assert "evens out the classifier's rows" in last
     assert "50.0%" in last
     assert "0.0% after lda" in last
     assert norms.norms_findings(made(calibrated={}, rounds=[])) == []
@@ -179,7 +179,7 @@ def test_the_words_tell_the_first_round_the_last_and_what_calibration_did():
 def test_every_calibration_is_named_with_what_it_did_to_the_rows():
     both = made(calibrated={"ccvr": [0.1, 5.0], "ccvr(relu=true, tukey=0.5)": [2.0, 2.5], "oracle": [1.0, 1.0]})
     said = norms.norms_findings(both)[-1]
-    assert said.startswith("Of the calibrations 1 of 2 even the classifier's rows")
+    assert said.startswith("1 of 2 calibrations even out the classifier's rows")
     assert "50.0% of their mean before, 96.1% after ccvr, 11.1% after ccvr(relu=true, tukey=0.5)." in said
 
 

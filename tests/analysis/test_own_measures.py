@@ -171,25 +171,31 @@ WRONG = {
         {"take": "lambda run: Fact(torch.zeros(2) @ torch.zeros(3))"},
         r"take failed: .*mine_in_a_test.py, line \d+",
     ),
-    "take gives something else": ({"take": "lambda run: 3"}, "take gives an int; its values are declared as Fact"),
+    "take gives something else": ({"take": "lambda run: 3"}, "take returns an int, but values is declared as Fact"),
     "draw raises": ({"draw": "lambda values: values.more"}, "draw failed: AttributeError"),
-    "draw gives no list": ({"draw": "lambda values: 3"}, "draw gives an int; give a list of Chart"),
-    "draw gives words": ({"draw": "lambda values: ['a']"}, "draw gives a list with a str; wanted: Chart"),
+    "draw gives no list": ({"draw": "lambda values: 3"}, "draw returns an int; return a list of Chart"),
+    "draw gives words": ({"draw": "lambda values: ['a']"}, "draw returns a list with a str, not Chart"),
     "a chart cannot be drawn": (
         {"draw": "lambda values: [Chart('a', 'A', '', [Line([0], ['high'])])]"},
         "findings or draw failed: ",
     ),
     "two charts of one name": ({"draw": "lambda values: 2 * draw(values)"}, "two charts are named"),
-    "findings is one text": ({"findings": "lambda values: 'It is so.'"}, "findings gives a str; give a list of str"),
+    "findings is one text": (
+        {"findings": "lambda values: 'It is so.'"},
+        "findings returns a str; return a list of str",
+    ),
     "findings raises": ({"findings": "lambda values: values[0]"}, "findings failed: TypeError"),
     "NaN": ({"take": "lambda run: Fact(float('nan'))"}, "fact is NaN or infinite"),
     "NaN in a list": ({"take": "lambda run: Fact([1, {'a': float('inf')}])"}, r"fact\[1\]\.a is NaN or infinite"),
-    "a tensor": ({"take": "lambda run: Fact(torch.zeros(2))"}, "fact is a Tensor; values are numbers, texts, lists"),
-    "keys that are no texts": ({"take": "lambda run: Fact({1: 2})"}, "has the key 1; keys of a dict are texts"),
+    "a tensor": (
+        {"take": "lambda run: Fact(torch.zeros(2))"},
+        "fact is a Tensor; values must be numbers, strings, lists",
+    ),
+    "keys that are no texts": ({"take": "lambda run: Fact({1: 2})"}, "has the key 1; keys must be strings"),
     "no dataclass": ({"values": "int"}, "values=<class 'int'> is not a dataclass"),
     "no function": ({"take": "3"}, "take=3 is not a function"),
-    "a name of two words": ({"name": "'two words'"}, "the name 'two words' is not a word in lower case"),
-    "no name": ({"name": "None"}, "the name None is not a word in lower case"),
+    "a name of two words": ({"name": "'two words'"}, "the name 'two words' must be one lower-case word"),
+    "no name": ({"name": "None"}, "the name None must be one lower-case word"),
     "an unknown field": ({"colour": "3"}, "fact failed: TypeError: .*colour"),
 }
 
@@ -215,7 +221,7 @@ def test_what_is_wrong_with_it_is_one_message_of_the_report_too(run, capsys, min
     [
         ("mine_in_a_test:facts", "cannot be imported"),
         ("no_such_module:fact", "cannot be imported"),
-        ("mine_in_a_test:number", "it gives an int; return a Measure"),
+        ("mine_in_a_test:number", "it returns an int, not a Measure"),
         ("mine_in_a_test:fact(knobs=3)", "has no knob 'knobs'; did you mean 'knob'?"),
         ("mine_in_a_test:fact(knob=high)", "knob must be a whole number, high given"),
     ],
@@ -226,9 +232,9 @@ def test_a_name_that_leads_nowhere_is_refused(run, capsys, mine, text, message):
 
 
 def test_a_value_may_not_take_the_name_of_a_measure_of_ours(run):
-    with pytest.raises(UserError, match="measure skew: there is a measure of this name already"):
+    with pytest.raises(UserError, match="measure skew: this name is taken by a built-in measure"):
         unskew.analyse(run, a_measure(name="skew"))
-    with pytest.raises(UserError, match="gives an int; return a Measure"):
+    with pytest.raises(UserError, match="returns an int, not a Measure"):
         unskew.analyse(run, 3)
 
 

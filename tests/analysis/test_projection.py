@@ -83,7 +83,7 @@ def test_fewer_than_five_test_images_are_too_few(tmp_path):
         arrays = {name: archive[name] for name in archive.files}
     np.savez(tmp_path / "few.npz", **(arrays | {name: arrays[name][:4] for name in ("x_test", "y_test")}))
     train.run(out=tmp_path / "run", data=f"arrays:{tmp_path / 'few.npz'}", **{**SMALL, "rounds": 1})
-    with finished_run(tmp_path / "run") as opened, pytest.raises(Missing, match="the test set has 4 images"):
+    with finished_run(tmp_path / "run") as opened, pytest.raises(Missing, match="the test set has only 4 images"):
         projection.take_projection(opened)
 
 

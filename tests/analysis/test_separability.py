@@ -132,7 +132,7 @@ def test_the_words_name_the_closest_pair_and_what_is_left_to_gain():
 def test_the_deviation_is_that_over_draws_of_directions(finished):
     with finished_run(finished) as opened:
         found = separability.take_separability(opened)
-        statistics = separability._gathered_statistics(opened, StatisticsRequest(Full()))
+        statistics = separability._gather_statistics(opened, StatisticsRequest(Full()))
         draws = [
             pairwise_separability(statistics, opened.key),
             *(pairwise_separability(statistics, opened.key.fold("draw", n)) for n in range(1, 5)),

@@ -93,7 +93,7 @@ def test_nine_tenths_to_the_example():
 def test_one_client_holds_the_whole_and_is_at_no_distance():
     found = measured([0, 0, 0], [2, 1, 2], 1, 3)
     assert (found.sizes, found.counts, found.distances, found.emd) == ([3], [[0, 1, 2]], [0.0], 0.0)
-    assert skew.skew_findings(found) == ["One client holds all 3 examples: nothing is skewed."]
+    assert skew.skew_findings(found) == ["One client has all 3 examples, so nothing is skewed."]
     for chart in [*skew.draw_skew(found), *skew.draw_clients(found).values()]:
         assert svg(chart).startswith("<svg")
 

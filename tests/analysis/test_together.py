@@ -62,11 +62,11 @@ def test_one_run_in_a_chosen_size(runs, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["projection"], "projection is drawn of one run alone; several runs together have"),
+        (["projection"], "projection cannot compare runs; measures that can: skew"),
         (["--against", "time"], "--against time: "),
         (["--width", "8"], "--width 8: give a length such as 8cm"),
-        (["norms", "--against", "round"], "--against is for curves, not for norms"),
-        (["nowhere"], "no measure is called 'nowhere'"),
+        (["norms", "--against", "round"], "--against is only for curves, not for norms"),
+        (["nowhere"], "there is no measure 'nowhere'"),
         (["runs/nowhere"], "there is no folder runs/nowhere"),
         (["--format", "gif"], "--format gif"),
     ],
@@ -79,5 +79,5 @@ def test_a_mistake_is_one_message(runs, tmp_path, capsys, words, message):
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(UserError, match="no run was given"):
+    with pytest.raises(UserError, match="no run given"):
         unskew.draw_runs([])

@@ -150,7 +150,7 @@ def test_a_report_without_its_data_set_is_made_with_what_can_be_shown(run, capsy
     page = (run / "report.html").read_text()
     for text in (said, page):
         assert "digits.npz is not there" in text
-    assert "Who held what" in page
+    assert "Who has what" in page
     said = done(capsys, "report", run, "--data-dir", other, "--only", "cka", "--only", "confusion")
     assert "is not there" not in said
 
@@ -199,7 +199,7 @@ def test_a_report_goes_where_it_is_told_and_makes_the_folder(run, capsys, tmp_pa
 def test_runs_of_one_client_are_reported(runs_of, tmp_path, capsys, options):
     path = copied(runs_of(**options), tmp_path)
     said = done(capsys, "report", path, *FAST)
-    assert "this run has only one in a round" in said
+    assert "this run has only one per round" in said
     assert (path / "report.html").exists()
 
 

@@ -142,7 +142,7 @@ def test_a_run_without_its_data_set_shows_what_it_can_and_says_what_it_cannot(ru
 @pytest.mark.parametrize("options", [{"method": "centralised"}, {"clients": 1, "partition": "iid"}])
 def test_runs_of_one_client_have_a_page(runs_of, tmp_path, options):
     made = page_of(copied(runs_of(**options), tmp_path), without=DEAR)
-    assert "this run has only one in a round" in section(made, "cka").missing[0]
+    assert "this run has only one per round" in section(made, "cka").missing[0]
     for name in ("skew", "curves", "norms", "drift", "separability", "confusion"):
         assert section(made, name).elements, name
     assert to_html(made)

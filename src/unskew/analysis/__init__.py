@@ -47,42 +47,29 @@ MEASURES: dict[str, Measure[Any]] = {
 
 
 def parse_measure(source: MeasureSource) -> MeasureRequest:
-    """The measure that a text such as ``"cka(clients=20)"`` or ``"package.module:function"`` asks for."""
+    """The measure that a text such as ``"cka(clients=20)"`` or ``"package.module:function"`` names."""
     if not isinstance(source, str):
-        return _check_given(source)
+        check_measure(source, getattr(source, "name", None) or repr(source))
+        if source.name in MEASURES and MEASURES[source.name] is not source:
+            raise UserError(f"measure {source.name}: this name is taken by a built-in measure; choose another")
+        return MeasureRequest(source.name, source.name, source, source.take, outside=source.name not in MEASURES)
     calls = text.parse_calls(source, "measure")
     if len(calls) > 1:
-        raise text.complain(source, calls[1].start, "give measures one by one, not joined with +")
+        raise text.complain(source, calls[1].start, "give measures separately, not joined with +")
     call = calls[0]
     if ":" in call.name:
-        measure = _make_measure(call)
+        try:
+            measure = text.apply(call, load_function(call.name, "measure"), "measure")
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"measure {call}: {call.name} failed: {type(error).__name__}: {error}") from error
+        check_measure(measure, str(call))
         return MeasureRequest(call.name, str(call), measure, measure.take, outside=True)
     if call.name not in MEASURES:
-        hint = nearest(call.name, MEASURES)
-        raise text.complain(source, call.start, f"no measure is called {call.name!r}; {hint}")
+        raise text.complain(source, call.start, f"there is no measure {call.name!r}; {nearest(call.name, MEASURES)}")
     measure = MEASURES[call.name]
     return MeasureRequest(call.name, str(call), measure, text.apply(call, bind_knobs(measure.take), "measure"))
-
-
-def _check_given(measure: Measure[Any]) -> MeasureRequest:
-    """A measure given as a value, from Python."""
-    check_measure(measure, getattr(measure, "name", None) or repr(measure))
-    if measure.name in MEASURES and MEASURES[measure.name] is not measure:
-        raise UserError(f"measure {measure.name}: there is a measure of this name already; choose another name")
-    return MeasureRequest(measure.name, measure.name, measure, measure.take, outside=measure.name not in MEASURES)
-
-
-def _make_measure(call: text.Call) -> Measure[Any]:
-    """The measure that ``package.module:function(knobs)`` gives."""
-    function = load_function(call.name, "measure")
-    try:
-        measure = text.apply(call, function, "measure")
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(f"measure {call}: {call.name} failed: {type(error).__name__}: {error}") from error
-    check_measure(measure, str(call))
-    return measure  # type: ignore[no-any-return]
 
 
 def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,7 +84,7 @@ def bind_knobs(take: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside: str = "figures") -> list[Path]:
-    """Write the charts as files into the run's folder ``figures``."""
+    """Write the charts as files into the run directory's ``figures``."""
     _check_format(form)
     files = []
     for chart in charts:
@@ -118,21 +105,39 @@ def analyse(
     observe: Callable[[str, Measured | Missing, list[Path]], None] | None = None, data: Any = None, model: Any = None,
     method: Any = None,
 ) -> dict[str, Measured]:  # fmt: skip
-    """Take measures such as ``"cka"`` or ``"norms(round=0)"`` of a finished run; all of them where none is named.
+    """Take measures of a finished run; all of them if none is named. Values and charts go into ``RUN/figures``.
 
-    A measure of your own is ``"package.module:function"`` or a Measure. Values and charts go into the run's folder
-    ``figures``. ``observe`` is called for each measure when it is done, and for those that cannot be taken. A measure
-    that was named and cannot be taken is an error, after the others. A run that was given ``data``, ``model`` or
-    ``method`` as values from Python needs the same values again.
+    Parameters
+    ----------
+    path
+        The run directory.
+    sources
+        Measures such as ``"cka"`` or ``"norms(round=0)"``, your own as ``"package.module:function"`` or a Measure.
+        A named measure that cannot be taken raises Missing, after the others have been taken.
+    data_dir
+        The folder of the published data sets (or UNSKEW_DATA).
+    engine, workers, device
+        How local models are trained again, by default as the run was.
+    form
+        Format of the charts: svg, png or pdf.
+    say
+        Called with what is being done, and how much of how much.
+    observe
+        Called with each measure when it is done, also for those that cannot be taken.
+    data, model, method
+        The same values again, for a run that got them as values from Python.
+
+    Returns
+    -------
+    The measures by their text.
     """
     _check_format(form)
     requests = [parse_measure(source) for source in sources or MEASURES]
     results: dict[str, Measured] = {}
     missing: list[str] = []
     values = {"data": data, "model": model, "method": method}
-    with FinishedRun(
-        path, data_dir=data_dir, engine=engine, workers=workers, device=device, say=say, values=values
-    ) as run:
+    where = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+    with FinishedRun(path, **where, say=say, values=values) as run:  # type: ignore[arg-type]
         for request in requests:
             try:
                 measured = take_measure(run, request)
@@ -156,7 +161,7 @@ def _check_format(form: str) -> None:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
 
 
-DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, what it found, the files
+DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, its findings, the files
 
 
 @neutral()
@@ -169,28 +174,67 @@ def draw_runs(
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,
     data_dir: str | Path | None = None, say: Say | None = None, observe: DrawObserver | None = None,
 ) -> list[Path]:  # fmt: skip
-    """Draw finished runs together, by default their ``curves``; the files, by default in ``figures`` beside the runs.
+    """Draw finished runs in one figure, for a paper; runs that differ only in the seed are one line with a band.
 
-    ``width`` and ``height`` are lengths such as ``"8cm"`` or ``"3.3in"``. ``title`` takes the place of the charts' own,
-    "" leaves it out. ``against`` chooses one of the curves: round, batches, bytes or seconds. A path may be a folder of
-    runs. Legends are whole.
+    Parameters
+    ----------
+    paths
+        Run directories, or folders of runs.
+    sources
+        Measures that can compare runs, by default ``curves``.
+    out
+        Folder for the files, by default ``figures`` next to the runs.
+    form
+        Format of the files: svg, png or pdf.
+    width, height
+        Lengths such as ``"8cm"`` or ``"3.3in"``.
+    title
+        Replaces the charts' own titles; "" leaves them out.
+    against
+        One of the curves: round, batches, bytes or seconds.
+    data_dir
+        The folder of the published data sets (or UNSKEW_DATA).
+    say
+        Called with what is being done, and how much of how much.
+    observe
+        Called with each measure, its findings and its files.
+
+    Returns
+    -------
+    The files.
     """
-    requests = [_comparing(parse_measure(source)) for source in sources or ("curves",)]
+    requests = [parse_measure(source) for source in sources or ("curves",)]
+    able = [name for name, measure in MEASURES.items() if measure.compare is not None]
+    for request in requests:
+        if request.measure.compare is None:
+            raise UserError(f"{request.text} cannot compare runs; measures that can: {', '.join(able)}")
+        if against is not None and request.name != "curves":
+            raise UserError(f"--against is only for curves, not for {request.text}; leave it out")
     if against is not None and against not in AGAINST:
         raise UserError(f"--against {against}: {nearest(against, AGAINST)}")
-    sizes = tuple(
-        None if text is None else length(text, f"--{name}") for name, text in (("width", width), ("height", height))
-    )
+    sizes = [
+        None if given is None else length(given, name) for given, name in ((width, "--width"), (height, "--height"))
+    ]
     given = [Path(path) for path in paths]
     if not given:
-        raise UserError("no run was given; give the folders of finished runs")
+        raise UserError("no run given; give the directories of finished runs")
     found, _ = finished_runs(given)
-    target = Path(out) if out is not None else _beside(given, found)
+    target = Path(out) if out is not None else _find_figures(given, found)
     files = []
     with ExitStack() as stack:
         runs = [stack.enter_context(FinishedRun(path, data_dir=data_dir, say=say)) for path in found]
+        names = name_runs(runs)
         for request in requests:
-            charts, findings = _draw_measure(request, runs, against)
+            compare = request.measure.compare
+            assert compare is not None
+            values = {name: load_or_take(run, request).values for name, run in zip(names, runs, strict=True)}
+            charts = request.call("compare.draw", compare.draw, values)
+            if against is not None:
+                charts = [chart for chart in charts if chart.name == f"curves-{against}"]
+            findings = [*request.call("compare.findings", compare.findings, values)]
+            findings += [
+                f"not shown: {reason}" for reason in request.call("compare.left_out", compare.left_out, values)
+            ]
             titled = [chart if title is None else replace(chart, title=title) for chart in charts]
             written = write_charts(target, [for_paper(chart, *sizes) for chart in titled], form, "")
             files += written
@@ -208,36 +252,9 @@ def name_runs(runs: Sequence[FinishedRun]) -> list[str]:
     return [str(run.path.absolute()) for run in runs]
 
 
-def _comparing(request: MeasureRequest) -> MeasureRequest:
-    """The request, if its measure can compare runs."""
-    if request.measure.compare is None:
-        able = [name for name, measure in MEASURES.items() if measure.compare is not None]
-        raise UserError(f"{request.text} is drawn of one run alone; several runs together have: {', '.join(able)}")
-    return request
-
-
-def _draw_measure(
-    request: MeasureRequest, runs: Sequence[FinishedRun], against: str | None
-) -> tuple[list[Chart], list[str]]:
-    values = {
-        name: load_or_take(run, request).values for name, run in zip(name_runs(runs), runs, strict=True)
-    }  # fmt: skip
-    compare = request.measure.compare
-    assert compare is not None
-    charts = list(request.call("compare.draw", compare.draw, values))
-    if against is not None:
-        charts = [chart for chart in charts if chart.name == f"curves-{against}"]
-        if not charts:
-            raise UserError(f"--against is for curves, not for {request.text}; leave it out")
-    left_out = request.call("compare.left_out", compare.left_out, values)
-    said = [*request.call("compare.findings", compare.findings, values), *(f"not shown: {each}" for each in left_out)]
-    return charts, said
-
-
-def _beside(given: Sequence[Path], found: Sequence[Path]) -> Path:
-    """``figures`` in the folder that was given, or in the one that has all runs."""
+def _find_figures(given: Sequence[Path], found: Sequence[Path]) -> Path:
+    """``figures`` in the folder that was given, or in the one that contains all runs."""
     if len(given) == 1:
         return given[0] / "figures"
-    common = Path(os.path.commonpath([path.absolute().parent for path in found]))
-    here = Path.cwd()
+    common, here = Path(os.path.commonpath([path.absolute().parent for path in found])), Path.cwd()
     return (common.relative_to(here) if common.is_relative_to(here) else common) / "figures"

@@ -1,12 +1,11 @@
-"""How alike local models see the same images, layer by layer: linear centred kernel alignment.
-
-``analysis.alignment`` has the formula and the sums.
+"""How similar local models' outputs for the same images are, layer by layer: linear centred kernel alignment.
 
 Shapes: k models, n images in all, b of them at a time, d features of a layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,14 +39,14 @@ class Exact:
 
     def add(self, features: Sequence[Tensor]) -> None:
         """One batch: [b, d] of each model."""
-        if not self._shift:  # any shift is right; one near the mean keeps the digits
-            self._shift = [each.mean(0) for each in features]
-            self._sums = [torch.zeros(len(each), dtype=torch.float64) for each in self._shift]
-        moved = [each - shift for each, shift in zip(features, self._shift, strict=True)]
-        self._count += len(moved[0])
-        for i, x in enumerate(moved):
+        if not self._shift:  # any shift is correct; one near the mean loses the fewest digits
+            self._shift = [x.mean(0) for x in features]
+            self._sums = [torch.zeros(len(shift), dtype=torch.float64) for shift in self._shift]
+        shifted = [x - shift for x, shift in zip(features, self._shift, strict=True)]
+        self._count += len(shifted[0])
+        for i, x in enumerate(shifted):
             self._sums[i] += x.cpu().sum(0, dtype=torch.float64)
-            for j, y in enumerate(moved[i:], i):
+            for j, y in enumerate(shifted[i:], i):
                 if (i, j) in self._products:
                     self._products[i, j].addmm_(x.t(), y)
                 else:
@@ -70,8 +69,8 @@ class AtOnce:
 
     def add(self, kernels: Sequence[Tensor]) -> None:
         """The one batch: [n, n] of each model."""
-        doubles = [each.cpu().double() for each in kernels]
-        flat = torch.stack([each - each.mean(0) for each in doubles])
+        doubles = [kernel.cpu().double() for kernel in kernels]
+        flat = torch.stack([kernel - kernel.mean(0) for kernel in doubles])
         flat = (flat - flat.mean(2, keepdim=True)).flatten(1)
         self._products = flat @ flat.t()
 
@@ -93,7 +92,7 @@ class Unbiased:
     def add(self, kernels: Sequence[Tensor]) -> None:
         """One batch: [b, b] of each model."""
         n = len(kernels[0])
-        bare = torch.stack([each.clone().fill_diagonal_(0) for each in kernels]).cpu().double()  # [k, b, b]
+        bare = torch.stack([kernel.clone().fill_diagonal_(0) for kernel in kernels]).cpu().double()  # [k, b, b]
         rows = bare.sum(2)  # [k, b]
         flat = bare.flatten(1)
         value = flat @ flat.t() + rows.sum(1)[:, None] * rows.sum(1)[None] / ((n - 1) * (n - 2))
@@ -107,9 +106,9 @@ class Unbiased:
 
 
 def kernel(features: Tensor) -> Tensor:
-    """[b, b], products of features less their mean, which changes no HSIC; zero where nothing is left but rounding."""
+    """[b, b], products of centred features, which does not change HSIC; zero if only rounding errors are left."""
     centred = features - features.mean(0)
-    length, whole = (float(torch.linalg.vector_norm(each)) for each in (centred, features))
+    length, whole = (float(torch.linalg.vector_norm(x)) for x in (centred, features))
     if length <= 16 * torch.finfo(features.dtype).eps * whole:
         return torch.zeros(len(features), len(features), dtype=features.dtype, device=features.device)
     return centred @ centred.t()
@@ -121,7 +120,7 @@ def _ratio(products: Tensor) -> Tensor:
     return torch.where(both > 0, (products / both.clamp(min=1e-300)).clamp(max=1), 0.0)
 
 
-WIDE = 512  # features beyond which the d × d products of all pairs would take minutes: b × b kernels are used instead
+WIDE = 512  # features beyond which d × d products of all pairs take minutes: b × b kernels are used instead
 ALIKE = 0.005  # of CKA: layers that differ by less are not ranked
 MIN_JACKKNIFE = 4  # clients, below which leaving one out says little
 AT_ONCE = 1000  # images that pass as one batch: their kernels are exact
@@ -131,7 +130,7 @@ AT_ONCE = 1000  # images that pass as one batch: their kernels are exact
 class Similarity:
     """CKA between every two local models, for every layer."""
 
-    round: int  # the local models are those that clients make after it
+    round: int  # the local models are those that clients train after it
     images: int
     clients: list[int]
     layers: list[str]
@@ -144,10 +143,10 @@ class Similarity:
 def take_cka(
     run: FinishedRun, *, clients: int = 10, images: int = 10_000, round: int = -1, activated: bool = False
 ) -> Similarity:
-    """CKA of local models on the test images, made from the model after ``round`` (−1: the last).
+    """CKA of local models on the test images, trained from the model after ``round`` (−1: the last).
 
-    A layer's output is what the convolution or linear layer gives. With ``activated`` it is what enters the layer that
-    runs next, after activation and pooling: CCVR's layers are these (its Table 6). The classifier's is the logits.
+    A layer's output is that of the convolution or linear layer. With ``activated`` it is the input of the next layer,
+    after activation and pooling, as in CCVR's Table 6. The classifier's output is the logits.
 
     Reference: Luo et al. 2021, Figures 1, 2 and appendix B; Kornblith et al., ICML 2019.
     """
@@ -156,25 +155,25 @@ def take_cka(
     number = run.number(round)
     models = run.local_models(number, clients)
     if len(models) < 2:
-        raise Missing("cka compares local models of two clients or more; this run has only one in a round")
+        raise Missing("cka compares local models of at least two clients; this run has only one per round")
     side = run.side
     index = torch.arange(len(side.test.labels))[:images]
     if len(index) < 4:
-        raise Missing(f"cka compares outputs of four images or more; the test set has {len(index)}")
-    batches = torch.tensor_split(
-        index, 1 if len(index) <= AT_ONCE else -(-len(index) // IMAGES_AT_ONCE)
-    )  # none much smaller
+        raise Missing(f"cka compares outputs for at least four images; the test set has {len(index)}")
+    count = 1 if len(index) <= AT_ONCE else -(-len(index) // IMAGES_AT_ONCE)
+    batches = torch.tensor_split(index, count)  # of about equal size
     sums: dict[str, Exact | AtOnce | Unbiased] = {}
-    for place, some in enumerate(batches):
-        run.say("cka", place, len(batches))
-        for layer, wide, seen in _by_layer(side.network, list(models.values()), side.test.batch(some)[0], activated):
+    for done, batch in enumerate(batches):
+        run.say("cka", done, len(batches))
+        for layer, wide, outputs in _by_layer(side.network, [*models.values()], side.test.batch(batch)[0], activated):
             if layer not in sums:
                 sums[layer] = Exact() if not wide else AtOnce() if len(batches) == 1 else Unbiased()
-            sums[layer].add(seen)
-    pairs = {layer: each.value() for layer, each in sums.items()}
-    still = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
-    run.notes += [f"{layer} gives the same output for all images in {counted(n, 'model')}: CKA counts as 0 there"
-                      for layer, n in still.items() if n]  # fmt: skip
+            sums[layer].add(outputs)
+    pairs = {layer: total.value() for layer, total in sums.items()}
+    constant = {layer: int((value.diagonal() == 0).sum()) for layer, value in pairs.items()}
+    for layer, n in constant.items():
+        if n:
+            run.notes.append(f"{layer} has the same output for all images in {counted(n, 'model')}: CKA counts as 0")
     if len(models) < (everyone := len(run.engine.roster.inhabited)):
         run.notes.append(f"the models of {len(models)} of {everyone:,} clients are compared")
     different = ~torch.eye(len(models), dtype=torch.bool)
@@ -185,7 +184,7 @@ def take_cka(
         layers=list(pairs),
         pairs=[value.tolist() for value in pairs.values()],
         means=[float(value[different].mean()) for value in pairs.values()],
-        estimated=[layer for layer, each in sums.items() if isinstance(each, Unbiased)],
+        estimated=[layer for layer, total in sums.items() if isinstance(total, Unbiased)],
         activated=activated,
     )
 
@@ -193,19 +192,19 @@ def take_cka(
 def _by_layer(
     network: Network, models: Sequence[Tensors], images: Tensor, activated: bool = False
 ) -> Iterator[tuple[str, bool, list[Tensor]]]:
-    """Layer after layer, of every model: outputs [b, d], or kernels [b, b] of a wide layer, which are far smaller."""
+    """For each layer, of every model: outputs [b, d], or for a wide layer the far smaller kernels [b, b]."""
     outputs: dict[str, list[Tensor]] = {}
     wide: set[str] = set()
     handles, current = [], 0
-    last: list[tuple[str, Tensor]] = []  # the layer that has run and its output, until the next one runs
+    last: list[tuple[str, Tensor]] = []  # the previous layer and its output, until the next one runs
 
     def keep(name: str, output: Tensor) -> None:
         features = output.detach().flatten(1)
         if features.shape[1] > WIDE:
             wide.add(name)
-        seen_so_far = outputs.setdefault(name, [])
-        if len(seen_so_far) < current:  # of a layer that runs twice the first output counts
-            seen_so_far.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
+        kept = outputs.setdefault(name, [])
+        if len(kept) < current:  # of a layer that runs twice the first output counts
+            kept.append(kernel(features) if name in wide else features.clone())  # ReLU may work in place
 
     def hooks(name: str) -> tuple[Any, Any]:
         def before(module: nn.Module, inputs: Any) -> None:
@@ -252,31 +251,25 @@ def means_chart(values: Similarity) -> Chart:
     """The mean CKA of each layer."""
     pairs = list(zip(values.layers, values.means, strict=True))
     bars = Bars(list(range(len(pairs))), values.means, tips=[f"{layer}: {mean:.3f}" for layer, mean in pairs])
-    means = ", ".join(f"{layer} {mean:.2f}" for layer, mean in pairs)
-    where = ", after the activation" if values.activated else ""
-    return Chart(
-        "cka-means", f"Similarity of local models, by layer{where}",
-        f"Mean CKA between two clients' models: {means}.", [bars],
-        x=Axis("layer", ticks=tuple(enumerate(values.layers))), y=Axis("mean CKA", low=0, high=1),
-    )  # fmt: skip
+    alt = f"Mean CKA between two clients' models: {', '.join(f'{layer} {mean:.2f}' for layer, mean in pairs)}."
+    title = f"Similarity of local models, by layer{', after the activation' if values.activated else ''}"
+    x, y = Axis("layer", ticks=tuple(enumerate(values.layers))), Axis("mean CKA", low=0, high=1)
+    return Chart("cka-means", title, alt, [bars], x=x, y=y)
 
 
 def layer_charts(values: Similarity) -> dict[str, Chart]:
     """By layer, the CKA of every two clients."""
-    charts = {}
-    ticks = tuple((place, str(client)) for place, client in enumerate(values.clients))
+    charts, count = {}, len(values.clients)
+    axis = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(values.clients)))
     for layer, table, mean in zip(values.layers, values.pairs, values.means, strict=True):
         tips = [
             [f"{layer}, clients {a} and {b}: {value:.3f}" for b, value in zip(values.clients, row, strict=True)]
             for a, row in zip(values.clients, table, strict=True)
         ]
-        numbers = ".2f" if len(values.clients) <= 10 else ""
-        charts[layer] = Chart(
-            f"cka-{layer}", f"CKA of {layer}{' after its activation' if values.activated else ''}, client by client",
-            f"Pairwise CKA of {layer} between the models of {len(values.clients)} clients; mean {mean:.2f}.",
-            [Cells(table, 0, 1, numbers=numbers, tips=tips)],
-            x=Axis("client", ticks=ticks), y=Axis("client", ticks=ticks), height=380, square=True,
-        )  # fmt: skip
+        cells = Cells(table, 0, 1, numbers=".2f" if count <= 10 else "", tips=tips)
+        title = f"CKA of {layer}{' after its activation' if values.activated else ''}, client by client"
+        alt = f"Pairwise CKA of {layer} between the models of {count} clients; mean {mean:.2f}."
+        charts[layer] = Chart(f"cka-{layer}", title, alt, [cells], x=axis, y=axis, height=380, square=True)
     return charts
 
 
@@ -286,39 +279,33 @@ def show_cka(run: FinishedRun, values: Similarity) -> list[Element]:
 
 
 def cka_findings(values: Similarity) -> list[str]:
-    """Which layer differs most, if one clearly does, and whether likeness falls with depth."""
-    if len(values.layers) == 1:
-        return [f"The network is one layer, whose CKA between two clients is {values.means[0]:.2f} on average."]
-    if max(values.means) - min(values.means) < ALIKE:
-        low, high = min(values.means), max(values.means)
-        return [f"Local models are about equally alike in all layers: CKA {low:.3f} to {high:.3f}."]
-    least, *others = sorted(range(len(values.means)), key=lambda place: values.means[place])
-    near = [place for place in others if not differ_clearly(values, least, place)]
-    most = max(range(len(values.means)), key=lambda place: values.means[place])
-    if near:
-        names = [f"{name_layer(values.layers[place])} ({values.means[place]:.3f})" for place in (least, *near)]
-        words = f"The least similar layers across clients are {', '.join(names[:-1])} and {names[-1]}, too close to "
-        words += "tell apart with these clients"
-    elif least == len(values.means) - 1:
-        words = f"The classifier is the least similar layer across clients: CKA {values.means[-1]:.2f}"
+    """Which layer differs most, if one clearly does, and whether similarity falls with depth."""
+    layers, means = values.layers, values.means
+    if len(layers) == 1:
+        return [f"The network has one layer, whose CKA between two clients is {means[0]:.2f} on average."]
+    if max(means) - min(means) < ALIKE:
+        return [f"Local models are about equally similar in all layers: CKA {min(means):.3f} to {max(means):.3f}."]
+    least, *others = sorted(range(len(means)), key=lambda at: means[at])
+    tied = [at for at in others if not differ_clearly(values, least, at)]
+    most = max(range(len(means)), key=lambda at: means[at])
+    if tied:
+        *names, last = [f"{name_layer(layers[at])} ({means[at]:.3f})" for at in (least, *tied)]
+        text = f"The least similar layers across clients are {', '.join(names)} and {last}, statistically tied"
+    elif least == len(means) - 1:
+        text = f"The classifier is the least similar layer across clients: CKA {means[-1]:.2f}"
     else:
-        words = (
-            f"The least similar layer across clients is {values.layers[least]} (CKA {values.means[least]:.2f}), not "
-        )
-        words += f"{name_layer(values.layers[-1])} ({values.means[-1]:.2f})"
-    if most not in (least, *near):
-        words += f"; the most similar is {name_layer(values.layers[most])} ({values.means[most]:.2f})"
-    falls = sum(after < before for before, after in zip(values.means, values.means[1:], strict=False))
-    steps = len(values.means) - 1
-    how = "at every step" if falls == steps else f"at {falls} of {steps} steps"
-    return [f"{words}; going deeper, similarity falls {how}."]
+        text = f"The least similar layer across clients is {layers[least]} (CKA {means[least]:.2f}), not "
+        text += f"{name_layer(layers[-1])} ({means[-1]:.2f})"
+    if most not in (least, *tied):
+        text += f"; the most similar is {name_layer(layers[most])} ({means[most]:.2f})"
+    falls, steps = sum(after < before for before, after in pairwise(means)), len(means) - 1
+    return [
+        f"{text}. With depth, similarity falls at {'every step' if falls == steps else f'{falls} of {steps} steps'}."
+    ]
 
 
 def differ_clearly(values: Similarity, low: int, high: int) -> bool:
-    """Whether two layers' means differ by more than other clients would change: two standard errors, by jackknife.
-
-    Each client is left out in turn; the pairs of the others give the difference again.
-    """
+    """Whether two layers' means differ by more than two standard errors, by a jackknife over clients."""
     gaps = torch.tensor(values.pairs[high], dtype=torch.float64) - torch.tensor(values.pairs[low], dtype=torch.float64)
     count, mean = len(gaps), values.means[high] - values.means[low]
     if mean < ALIKE or count < MIN_JACKKNIFE:
@@ -331,21 +318,20 @@ def differ_clearly(values: Similarity, low: int, high: int) -> bool:
 
 def compare_cka(runs: Mapping[str, Similarity]) -> list[Chart]:
     """The mean CKA by layer, a line for each run."""
+    if not runs:
+        return []
     marks: list[Mark] = []
-    ticks: tuple[tuple[float, str], ...] = ()
     for colour, (name, values) in enumerate(runs.items()):
-        ticks = tuple(enumerate(values.layers)) if len(values.layers) > len(ticks) else ticks
         tips = [f"{name}, {layer}: {mean:.3f}" for layer, mean in zip(values.layers, values.means, strict=True)]
         marks.append(Line(list(range(len(values.means))), values.means, name, colour % 10, points=True, tips=tips))
-    if not marks:
-        return []
     alt = f"Mean CKA between local models by layer, for {len(marks)} runs."
-    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x=Axis("layer", ticks=ticks),
-                  y=Axis("mean CKA", high=1), width=640, height=360)]  # fmt: skip
+    most_layers = max(runs.values(), key=lambda values: len(values.layers)).layers
+    x, y = Axis("layer", ticks=tuple(enumerate(most_layers))), Axis("mean CKA", high=1)
+    return [Chart("compare-cka", "Mean CKA between local models", alt, marks, x=x, y=y, width=640, height=360)]
 
 
 def compared_findings(runs: Mapping[str, Similarity]) -> list[str]:
-    """How alike the local classifiers of each run are; one run each ranks nothing."""
+    """How similar the local classifiers of each run are; single runs are not ranked."""
     return list_by_run("CKA of local classifiers", {name: values.means[-1] for name, values in runs.items()}, ".3f")
 
 
@@ -358,14 +344,14 @@ CKA = Measure(
     show=show_cka,
     title="Where the bias is: similarity of local models",
     text=(
-        "Clients train the server's model once more, each on its own images, and all get the same test images. CKA "
-        "says how alike two models' outputs of a layer are: 1 where one is a rotation of the other, 0 where they share "
-        "nothing."
+        "Clients train the server's model once more, each on its own images, and all see the same test images. CKA "
+        "measures how similar two models' outputs of a layer are: 1 if one is a rotation of the other, 0 if they have "
+        "nothing in common."
     ),
     compare=Comparison(
         title="Similarity of local models, by layer",
-        text="Every client trains the final model once more. CKA says how alike two clients' outputs of a layer then "
-        "are.",
+        text="Every client trains the final model once more. CKA measures how similar two clients' outputs of a layer "
+        "then are.",
         draw=compare_cka,
         findings=compared_findings,
     ),

@@ -1,4 +1,4 @@
-"""How far clients go from the model they are sent, by layer and round: ‖local − global‖ / ‖global‖.
+"""How far local models move from the model they were sent, by layer and round: ‖local − global‖ / ‖global‖.
 
 Shapes: k clients, L layers.
 """
@@ -25,32 +25,29 @@ class Drift:
 
 
 def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift:
-    """Distances recorded while training, and those of the visit after ``round`` (−1: the last)."""
-    number = run.number(round)
-    recorded = [row for row in run.during if "drift" in row]
-    rows = [_recorded_row(row) for row in recorded]
+    """Distances recorded during training, and those of the visit after ``round`` (−1: the last)."""
+    number, rows = run.number(round), []
+    for recorded in (row for row in run.during if "drift" in row):
+        drift = recorded["drift"]
+        layers, sizes = drift["layers"], [max(size, 1e-12) for size in drift["server"]]
+        local = [[distance / size for distance, size in zip(row, sizes, strict=True)] for row in drift["local"]]
+        when = f"in round {recorded['round']}"
+        rows.append({"round": recorded["round"], "when": when, "clients": drift["clients"], "local": local})
     try:
         models, state = run.local_models(number, clients), run.state(number)
         run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
-        size = lengths(sent)
-        local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
+        size = lengths(sent).clamp(min=1e-12)
+        local = [(distances(model, sent) / size).tolist() for model in models.values()]
         when = describe_when(number, run.result.final_round)
         rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))
     except Missing as error:
-        if not recorded:
+        if not rows:
             raise
-        run.notes.append(f"drift is shown as it was recorded while training, not after the last round: {error}")
-        layers = recorded[-1]["drift"]["layers"]
+        run.notes.append(f"drift is shown as recorded during training, not after the last round: {error}")
     once = {row["round"]: row for row in rows}.values()  # a recorded round that was also trained again counts once
     return Drift(layers, sorted(once, key=lambda row: int(row["round"])))
-
-
-def _recorded_row(row: dict[str, Any]) -> dict[str, Any]:
-    seen = row["drift"]
-    scaled = [[far / max(own, 1e-12) for far, own in zip(each, seen["server"], strict=True)] for each in seen["local"]]
-    return {"round": row["round"], "when": f"in round {row['round']}", "clients": seen["clients"], "local": scaled}
 
 
 def means(row: dict[str, Any]) -> list[float]:
@@ -60,54 +57,42 @@ def means(row: dict[str, Any]) -> list[float]:
 
 def draw_drift(values: Drift) -> list[Chart]:
     """The layers' means at the end, client by client, and by round where rounds are known."""
-    last, names = find_requested_round(values.rounds), tuple(enumerate(values.layers))
-    mean = means(last)
-    words = ", ".join(f"{layer} {value:.0%}" for layer, value in zip(values.layers, mean, strict=True))
-    tips = [f"{layer}: {value:.1%}" for layer, value in zip(values.layers, mean, strict=True)]
-    charts = [
-        Chart(
-            "drift-layers", f"How far clients go from the server's model {last['when']}",
-            f"Mean relative distance by layer: {words}.", [Bars(list(range(len(mean))), mean, tips=tips)],
-            x=Axis("layer", ticks=names), y=Axis("distance / length of the layer", low=0, kind="percent"),
-        )
-    ]  # fmt: skip
-    high = max(max(row) for row in last["local"]) or 1.0
-    tips2 = [
-        [f"client {k}, {layer}: {value:.1%}" for layer, value in zip(values.layers, row, strict=True)]
-        for k, row in zip(last["clients"], last["local"], strict=True)
+    last, layers = find_requested_round(values.rounds), values.layers
+    pairs = list(zip(layers, means(last), strict=True))
+    x, y = Axis("layer", ticks=tuple(enumerate(layers))), Axis("distance / norm of the layer", low=0, kind="percent")
+    title = f"How far local models move from the server's model {last['when']}"
+    alt = f"Mean relative distance by layer: {', '.join(f'{layer} {mean:.0%}' for layer, mean in pairs)}."
+    tips = [f"{layer}: {mean:.1%}" for layer, mean in pairs]
+    bars = Bars(list(range(len(pairs))), [mean for _, mean in pairs], tips=tips)
+    charts = [Chart("drift-layers", title, alt, [bars], x=x, y=y)]
+    cell_tips = [
+        [f"client {client}, {layer}: {value:.1%}" for layer, value in zip(layers, row, strict=True)]
+        for client, row in zip(last["clients"], last["local"], strict=True)
     ]
-    ticks = tuple((place, str(client)) for place, client in enumerate(last["clients"]))
-    charts.append(
-        Chart(
-            "drift-clients", "The same, client by client", f"Relative distance of {len(ticks)} clients by layer.",
-            [Cells(last["local"], 0, high, numbers=".0%" if len(ticks) <= 12 else "", tips=tips2)],
-            x=Axis("layer", ticks=names), y=Axis("client", ticks=ticks), height=340,
-        )
-    )  # fmt: skip
+    count, high = len(last["clients"]), max(max(row) for row in last["local"]) or 1.0
+    cells = Cells(last["local"], 0, high, numbers=".0%" if count <= 12 else "", tips=cell_tips)
+    alt = f"Relative distance of {count} clients by layer."
+    clients = Axis("client", ticks=tuple((at, str(client)) for at, client in enumerate(last["clients"])))
+    charts.append(Chart("drift-clients", "The same, client by client", alt, [cells], x=x, y=clients, height=340))
     if len(values.rounds) > 1:
         rounds = [int(row["round"]) for row in values.rounds]
-        by_round = [means(row) for row in values.rounds]
+        by_round = list(zip(*map(means, values.rounds), strict=True))  # [L][rounds]
         marks: list[Mark] = [
-            Line(rounds, [row[place] for row in by_round], layer, place % 10, points=len(rounds) <= 40)
-            for place, layer in enumerate(values.layers)
+            Line(rounds, by_round[at], layer, at % 10, points=len(rounds) <= 40) for at, layer in enumerate(layers)
         ]
-        charts.append(
-            Chart(
-                "drift-rounds", "Distance by layer and round", "Mean relative distance of local models by round.",
-                marks, x=Axis("round", kind="count"), y=Axis("distance / length of the layer", low=0, kind="percent"),
-            )
-        )  # fmt: skip
+        title, alt = "Distance by layer and round", "Mean relative distance of local models by round."
+        charts.append(Chart("drift-rounds", title, alt, marks, x=Axis("round", kind="count"), y=y))
     return charts
 
 
 def drift_findings(values: Drift) -> list[str]:
     """Which layer moves most."""
     row = find_requested_round(values.rounds)
-    mean = means(row)
-    most, least = (pick(range(len(mean)), key=lambda place: mean[place]) for pick in (max, min))
+    pairs = list(zip(means(row), values.layers, strict=True))
+    (most, top), (least, bottom) = (pick(pairs, key=lambda pair: pair[0]) for pick in (max, min))
     return [
-        f"In one visit {row['when']} clients change {name_layer(values.layers[most])} most, by {mean[most]:.1%} "
-        f"of its length, and {name_layer(values.layers[least])} least, by {mean[least]:.1%}."
+        f"In one visit {row['when']}, clients change {name_layer(top)} most, by {most:.1%} of its norm, and "
+        f"{name_layer(bottom)} least, by {least:.1%}."
     ]
 
 
@@ -117,7 +102,7 @@ DRIFT = Measure(
     take=take_drift,
     draw=draw_drift,
     findings=drift_findings,
-    title="How far clients go",
-    text="The distance between the model that a client gets and the one it sends back, layer by layer.",
+    title="How far local models move",
+    text="The distance between the model that a client receives and the one it sends back, layer by layer.",
     headline=None,
 )

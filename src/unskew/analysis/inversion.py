@@ -1,7 +1,7 @@
-"""What a feature gives away: images reconstructed from one feature, and from the mean of several.
+"""What a feature reveals: images reconstructed from one feature, and from the mean of several.
 
-An attacker who knows the encoder f looks for the image x with f(x) = z. Clients that send means of
-features rely on that to fail.
+An attacker who knows the encoder f searches for the image x with f(x) = z. Clients that send means of features rely on
+that to fail.
 
 Shapes: m targets, [ch, H, W] an image, d features.
 """
@@ -20,7 +20,6 @@ from unskew.analysis.measure import Measure
 from unskew.charts import Axis, Chart, Mark, Picture, Words, grouped
 from unskew.core import tensors
 from unskew.core.errors import Missing, UserError
-from unskew.core.key import Key
 from unskew.core.machine import deterministic
 from unskew.core.units import counted
 from unskew.round.client import ClientSide
@@ -29,12 +28,10 @@ from unskew.runs.finished import FinishedRun
 
 @dataclass(frozen=True)
 class Inversion:
-    """Images of clients, their reconstructions, and how alike they are."""
+    """Images of clients, their reconstructions, and how similar they are."""
 
     of: int  # the number of features in a mean
-    rows: list[
-        dict[str, Any]
-    ]  # "client", "class", "original", "one", "mean": pixels; figures "one_*", "mean_*", "other_*", "grey_*"
+    rows: list[dict[str, Any]]  # "client", "class"; pixels "original", "one", "mean"; scores "one_*", "other_*", …
 
 
 def take_inversion(
@@ -43,51 +40,51 @@ def take_inversion(
     """Training images of the largest clients, reconstructed from their feature and from the mean of ``of`` features.
 
     The image minimises ‖f(x) − z‖²/‖z‖² + smooth·(mean squared difference of neighbouring pixels), by Adam from grey.
-    Every similarity is to the same original, which is one of those in the mean; "other" is the similarity of another
-    image of the same class, "grey" that of a picture in the data set's mean colour, from which the search starts. A
-    reconstruction that is no more alike than these shows nothing. Features are what enters the classifier.
+    Every similarity is to the same original, which is one of those in the mean; "other" is that of another image of
+    the same class, "grey" that of the data set's mean colour, where the search starts. A reconstruction that is no
+    more similar than these reveals nothing. Features are the input of the classifier.
 
     Reference: Luo et al. 2021, appendix C, Figures 8 and 9; Mahendran and Vedaldi, CVPR 2015.
     """
     if examples < 1 or of < 2 or steps < 1 or lr <= 0 or smooth < 0:
-        raise UserError("inversion takes examples and steps from 1, of from 2, lr above 0, smooth of 0 or more")
+        raise UserError("inversion needs examples ≥ 1, steps ≥ 1, of ≥ 2, lr > 0 and smooth ≥ 0")
     side = run.side
     if side.train.stored:
-        raise Missing("inversion needs images, and this run trained on the stored output of a frozen part")
+        raise Missing("inversion needs images, but this run trained on the stored output of a frozen part")
     if not len(side.labels):
-        raise Missing("inversion needs training images, and these are at the nodes of the federation")
+        raise Missing("inversion needs training images, but these stay on the nodes of the federation")
     side.load(run.model, training=False)
-    chosen = _chosen(side, examples, of)
+    chosen = _choose(side, examples, of)
     if not chosen:
         raise Missing(f"no client has {of + 1} images of one class")
-    index = torch.tensor([held for _, _, held in chosen])  # [m, of + 1]; the last is the other one
+    index = torch.tensor([examples for _, _, examples in chosen])  # [m, of + 1]; the last is the "other" image
     with torch.no_grad():
         images = side.train.batch(index.flatten())[0]
         features = side.network.encoder(images).view(len(chosen), of + 1, -1)
     targets = torch.cat([features[:, 0], features[:, :of].mean(1)])  # [2m, d]
-    with tensors.one_thread(), deterministic(side.device):  # a batch this small is slower on two threads
+    with tensors.one_thread(), deterministic(side.device):  # such a small batch is slower on two threads
         made = invert(side, targets, steps, lr, smooth, run)
     original = images.view(len(chosen), of + 1, *images.shape[1:])
     one, mean = made[: len(chosen)], made[len(chosen) :]
     rows = []
-    for place, (client, label, _) in enumerate(chosen):
+    for at, (client, label, _) in enumerate(chosen):
         figures: dict[str, Any] = {"client": client, "class": run.classes[label]}
-        grey = torch.zeros_like(one[place])
-        pictures = {"one": one[place], "mean": mean[place], "other": original[place, of], "grey": grey}
+        grey = torch.zeros_like(one[at])
+        pictures = {"one": one[at], "mean": mean[at], "other": original[at, of], "grey": grey}
         for name, picture in pictures.items():
-            figures[f"{name}_psnr"] = psnr(side, picture, original[place, 0])
-            figures[f"{name}_ssim"] = ssim(side, picture, original[place, 0])
+            figures[f"{name}_psnr"] = psnr(side, picture, original[at, 0])
+            figures[f"{name}_ssim"] = ssim(side, picture, original[at, 0])
             with torch.no_grad():
                 feature = side.network.encoder(picture[None])[0]
-            figures[f"{name}_cosine"] = float(F.cosine_similarity(feature, features[place, 0], dim=0))
+            figures[f"{name}_cosine"] = float(F.cosine_similarity(feature, features[at, 0], dim=0))
             figures[name] = _pixels(side, picture)
-        figures["original"] = _pixels(side, original[place, 0])
+        figures["original"] = _pixels(side, original[at, 0])
         rows.append(figures)
     return Inversion(of, rows)
 
 
-def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
-    """(client, class, examples) of the largest clients: each client's largest class that was not taken yet."""
+def _choose(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, list[int]]]:
+    """(client, class, examples) of the largest clients: each one's largest class that was not chosen yet."""
     chosen: list[tuple[int, int, list[int]]] = []
     for client in np.argsort(-side.population.sizes, kind="stable").tolist():
         index = side.population.examples(client)
@@ -103,10 +100,10 @@ def _chosen(side: ClientSide, examples: int, of: int) -> list[tuple[int, int, li
 
 
 def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: float, run: FinishedRun) -> Tensor:
-    """[m, ch, H, W], normalised images whose features are as near to the targets as Adam finds."""
+    """[m, ch, H, W], normalised images whose features are as close to the targets as Adam finds."""
     shape = side.train.shape
     low, high = _ends(side)
-    noise = torch.randn(shape, generator=_generator(run.key), dtype=targets.dtype)
+    noise = torch.randn(shape, generator=run.key.fold("inversion").torch(), dtype=targets.dtype)
     x = (0.01 * noise).to(targets.device).repeat(len(targets), 1, 1, 1).requires_grad_()
     scale = targets.square().sum(1).clamp(min=1e-12)
     optimiser = torch.optim.Adam([x], lr=lr)
@@ -114,8 +111,10 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
         if step % 20 == 0:
             run.say("inverting features", step, steps)
         made = side.network.encoder(x)
-        far = (made - targets).square().sum(1) / scale
-        loss = (far + smooth * _roughness(x)).sum()
+        distance = (made - targets).square().sum(1) / scale
+        across, down = x[..., 1:] - x[..., :-1], x[..., 1:, :] - x[..., :-1, :]
+        roughness = across.square().mean((1, 2, 3)) + down.square().mean((1, 2, 3))  # [m]
+        loss = (distance + smooth * roughness).sum()
         (x.grad,) = torch.autograd.grad(loss, [x])
         optimiser.step()
         with torch.no_grad():
@@ -123,18 +122,8 @@ def invert(side: ClientSide, targets: Tensor, steps: int, lr: float, smooth: flo
     return x.detach()
 
 
-def _roughness(images: Tensor) -> Tensor:
-    """[m], the mean squared difference of pixels side by side and one above the other."""
-    across, down = images[..., 1:] - images[..., :-1], images[..., 1:, :] - images[..., :-1, :]
-    return across.square().mean((1, 2, 3)) + down.square().mean((1, 2, 3))
-
-
-def _generator(key: Key) -> torch.Generator:
-    return key.fold("inversion").torch()
-
-
 def _ends(side: ClientSide) -> tuple[Tensor, Tensor]:
-    """What black and white are after normalisation, by channel [ch, 1, 1]."""
+    """Black and white after normalisation, by channel [ch, 1, 1]."""
     return side.train.offset[0], (255 * side.train.scale + side.train.offset)[0]
 
 
@@ -145,14 +134,14 @@ def _unit(side: ClientSide, image: Tensor) -> Tensor:
 
 
 def _pixels(side: ClientSide, image: Tensor) -> list[Any]:
-    """[H][W] or [H][W][3] of whole numbers 0..255."""
+    """[H][W] or [H][W][3] of integers 0..255."""
     values = (_unit(side, image) * 255).round().long()
     shown: list[Any] = (values[0] if len(values) != 3 else values.permute(1, 2, 0)).tolist()
     return shown
 
 
 def psnr(side: ClientSide, a: Tensor, b: Tensor) -> float:
-    """Peak signal to noise in dB; 100 where the images are the same."""
+    """Peak signal to noise in dB; 100 if the images are equal."""
     wrong = float((_unit(side, a) - _unit(side, b)).square().mean())
     return 100.0 if wrong < 1e-10 else float(-10 * np.log10(wrong))
 
@@ -173,62 +162,54 @@ def ssim(side: ClientSide, a: Tensor, b: Tensor) -> float:
 
 
 def draw_inversion(values: Inversion) -> list[Chart]:
-    """Originals and reconstructions side by side; and how alike they are."""
+    """Originals and reconstructions side by side, and how similar they are."""
     columns = {"original": "original", "one": "from its feature", "mean": f"from the mean of {values.of}"}
-    marks: list[Mark] = [Words(place, -0.62, words) for place, words in enumerate(columns.values())]
+    marks: list[Mark] = [Words(at, -0.62, title) for at, title in enumerate(columns.values())]
     for line, row in enumerate(values.rows):
-        for place, name in enumerate(columns):
-            likeness = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
-            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {likeness}" if likeness else "")
-            label = f"{row['class']}, client {row['client']}" if name == "original" else likeness
-            marks.append(Picture(row[name], place, 1.25 * line, 0.9, 0.9, label, tip))
+        for at, name in enumerate(columns):
+            score = "" if name == "original" else f"SSIM {row[f'{name}_ssim']:.2f}, {row[f'{name}_psnr']:.1f} dB"
+            tip = f"client {row['client']}, {row['class']}, {columns[name]}" + (f": {score}" if score else "")
+            marks.append(
+                Picture(row[name], at, 1.25 * line, 0.9, 0.9, score or f"{row['class']}, client {row['client']}", tip)
+            )
     tall = 1.25 * (len(values.rows) - 1)
-    pictures = Chart(
-        "inversion-pictures", "Images reconstructed from features",
-        f"{len(values.rows)} training images, each reconstructed from its feature and from the mean of {values.of}.",
-        marks,
-        x=Axis(low=-0.6, high=2.6), y=Axis(low=-0.8, high=tall + 0.75, reverse=True), frame=False, square=True,
-        width=440, height=int(40 + 122 * (tall + 1.55)),
-    )  # fmt: skip
-    groups = {"one": "from its feature", "mean": columns["mean"], "other": "another image of the class"}
+    alt = f"{len(values.rows)} training images, reconstructed from their feature and from the mean of {values.of}."
+    x, y = Axis(low=-0.6, high=2.6), Axis(low=-0.8, high=tall + 0.75, reverse=True)
+    name, title, height = "inversion-pictures", "Images reconstructed from features", int(40 + 122 * (tall + 1.55))
+    pictures = Chart(name, title, alt, marks, x=x, y=y, frame=False, square=True, width=440, height=height)
+    groups = {"one": columns["one"], "mean": columns["mean"], "other": "another image of the class"}
     groups |= {"grey": "a grey picture"} if _has_grey(values) else {}
-    similarity = {words: [float(row[f"{name}_ssim"]) for row in values.rows] for name, words in groups.items()}
-    bars = grouped(
-        similarity, lambda words, at: f"{values.rows[at]['class']}, {words}: SSIM {similarity[words][at]:.3f}"
-    )
-    ticks = tuple((line, str(row["class"])) for line, row in enumerate(values.rows))
-    return [
-        pictures,
-        Chart("inversion-likeness", "Similarity to the original", "Structural similarity of the reconstructions.", bars,
-              x=Axis("", ticks=ticks), y=Axis("SSIM")),
-    ]  # fmt: skip
+    scores = {title: [float(row[f"{name}_ssim"]) for row in values.rows] for name, title in groups.items()}
+    bars = grouped(scores, lambda title, at: f"{values.rows[at]['class']}, {title}: SSIM {scores[title][at]:.3f}")
+    classes = Axis("", ticks=tuple((line, str(row["class"])) for line, row in enumerate(values.rows)))
+    title, alt = "Similarity to the original", "Structural similarity of the reconstructions."
+    return [pictures, Chart("inversion-likeness", title, alt, bars, x=classes, y=Axis("SSIM"))]
 
 
 def inversion_findings(values: Inversion) -> list[str]:
-    """How alike the reconstructions are, beside what tells nothing, and whether they show anything at all."""
+    """How similar the reconstructions are, next to pictures that reveal nothing."""
     names = ["one", "mean", "other", *(["grey"] if _has_grey(values) else [])]
-    each = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
-    said = {name: _spread(similarities) for name, similarities in each.items()}
-    grey = f", a grey picture {said['grey']}" if "grey" in said else ""
+    scores = {name: [float(row[f"{name}_ssim"]) for row in values.rows] for name in names}
+    shown = {name: _format_spread(some) for name, some in scores.items()}
+    grey = f" and a grey picture {shown['grey']}" if "grey" in shown else ""
     images = counted(len(values.rows), "image")
     sentence = (
-        f"An image reconstructed from its feature has a structural similarity of {said['one']} to the original, one "
-        f"from the mean of {values.of} features {said['mean']}; another image of the same class has "
-        f"{said['other']}{grey} ({images})."
+        f"An image reconstructed from its feature has a structural similarity of {shown['one']} to the original, one "
+        f"from the mean of {values.of} features {shown['mean']}; another image of the same class has "
+        f"{shown['other']}{grey} ({images})."
     )
-    best, nothing = max(fmean(each["one"]), fmean(each["mean"])), max(fmean(each[name]) for name in names[2:])
+    best, nothing = max(fmean(scores["one"]), fmean(scores["mean"])), max(fmean(scores[name]) for name in names[2:])
     if best > nothing:
         return [sentence]
-    return [f"{sentence} The reconstructions are no more alike than these: they do not show what features give away."]
+    return [f"{sentence} The reconstructions are no more similar than these, so this search reveals nothing."]
 
 
 def _has_grey(values: Inversion) -> bool:
-    """Whether the grey picture was measured: values that were stored before have none."""
+    """Values stored by older versions lack the grey picture."""
     return all("grey_ssim" in row for row in values.rows)
 
 
-def _spread(values: Sequence[float]) -> str:
-    """Mean and, of several, deviation."""
+def _format_spread(values: Sequence[float]) -> str:
     return f"{fmean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
 
 
@@ -238,11 +219,11 @@ INVERSION = Measure(
     take=take_inversion,
     draw=draw_inversion,
     findings=inversion_findings,
-    title="What features give away",
+    title="What features reveal",
     text=(
-        "What an attacker who knows the model could make of a feature that a client sends, and of a mean of several: "
-        "the image whose feature is nearest to it. Another image of the class and a plain grey picture are the "
-        "yardstick: what is no more alike than they are gives nothing away that this search can find."
+        "What an attacker who knows the model could reconstruct from a feature that a client sends, and from the mean "
+        "of several: the image whose feature is closest to it. Another image of the class and a plain grey picture are "
+        "the yardstick: a reconstruction that is no more similar than these reveals nothing."
     ),
     headline=8,
 )

@@ -18,17 +18,17 @@ from unskew.core.files import json_object
 from unskew.runs.finished import FinishedRun
 from unskew.runs.folder import json_bytes, read_sealed, write_sealed
 
-LOOKS = ("inside", "near", "outside")  # how a value agrees with another that it is compared with
+LOOKS = ("inside", "near", "outside")  # how well a value agrees with the one it is compared with
 
 
 @dataclass(frozen=True)
 class Linked:
-    """A cell's text that leads somewhere, to a file below or beside the page; ``look`` colours it: one of LOOKS."""
+    """A cell's text with a link relative to the page; ``look`` colours it: one of LOOKS."""
 
     text: str
     href: str = ""
     look: str = ""
-    value: float | None = None  # what it is sorted by; None: its text
+    value: float | None = None  # to sort by; None: its text
 
 
 CellValue = str | int | float | Linked | None  # a number is sorted as a number; None is an empty cell and sorts last
@@ -55,18 +55,18 @@ class Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """One of several charts at a time: a reader chooses a layer, a client, a class."""
+    """Several charts shown one at a time: the reader chooses a layer, a client, a class."""
 
     label: str  # "layer"
-    options: Mapping[str, Chart]  # by what the reader sees in the list
-    start: str = ""  # which is shown first; "": the first
+    options: Mapping[str, Chart]  # by their name in the list
+    start: str = ""  # the one shown at first; "": the first
 
 
 Element = Chart | Choice | Table
 
 
 Values = TypeVar("Values")
-LAST = 100  # the headline of a measure that does not say where it goes
+LAST = 100  # position of a headline by default
 
 
 def _nothing(values: Any) -> list[Any]:
@@ -75,20 +75,20 @@ def _nothing(values: Any) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Generic[Values]):
-    """A measure's section on the page that compares runs. Each function takes the values by the run's name."""
+    """A measure's section on the page that compares runs. Its functions take the values by the run's name."""
 
     title: str
     text: str
     draw: Callable[[Mapping[str, Values]], Sequence[Chart]]
     findings: Callable[[Mapping[str, Values]], Sequence[str]] = _nothing
-    left_out: Callable[[Mapping[str, Values]], Sequence[str]] = _nothing  # which runs are not in the charts, and why
+    left_out: Callable[[Mapping[str, Values]], Sequence[str]] = _nothing  # runs missing from the charts, and why
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure(Generic[Values]):
-    """One measure. ``take`` gives the values, the other functions say what a reader sees of them.
+    """One measure. ``take`` computes the values, the other functions present them.
 
-    A measure of your own is a function that gives a Measure; the command line calls it ``package.module:function``::
+    Your own measure is a function that returns a Measure; on the command line it is ``package.module:function``::
 
         @dataclass(frozen=True)
         class Sizes:
@@ -106,29 +106,29 @@ class Measure(Generic[Values]):
     name: str  # a word: files and charts are named after it
     values: type[Values]  # a dataclass of numbers, texts, lists and dicts: it is stored as JSON
     take: Callable[..., Values]  # (run: FinishedRun, *, knobs)
-    draw: Callable[[Values], Sequence[Chart]] = _nothing  # the charts, each also written as a file
-    findings: Callable[[Values], Sequence[str]] = _nothing  # sentences, the most telling first
-    title: str = ""  # of its section on the page; "": its name
-    text: str = ""  # how to read the charts, in a few sentences
+    draw: Callable[[Values], Sequence[Chart]] = _nothing  # charts, also written as files
+    findings: Callable[[Values], Sequence[str]] = _nothing  # sentences, the most important first
+    title: str = ""  # of its section; "": its name
+    text: str = ""  # how to read the charts
     show: Callable[[FinishedRun, Values], Sequence[Element]] | None = None  # on the page; None: the charts of ``draw``
-    compare: Comparison[Values] | None = None  # None: it cannot compare runs
-    calibrations: bool = False  # whether a new calibration changes its values
-    folder_only: str = ""  # the text that takes it without the data set; "": it needs the data set
-    headline: int | None = LAST  # order of its first sentence at the top of the page; None: not shown there
+    compare: Comparison[Values] | None = None
+    calibrations: bool = False  # True: a new calibration changes its values
+    folder_only: str = ""  # how it is spelled without the data set; "": needs the data set
+    headline: int | None = LAST  # order of its first finding at the top; None: not shown there
 
 
-MeasureSource = str | Measure[Any]  # what names a measure: "cka(clients=20)", "package.module:function", or a value
+MeasureSource = str | Measure[Any]  # "cka(clients=20)", "package.module:function", or a value
 
 
 @dataclass(frozen=True)
 class MeasureRequest:
-    """A measure that was asked for, its knobs filled in."""
+    """A requested measure with its knobs filled in."""
 
     name: str  # "cka", or "package.module:function"
-    text: str  # in its plainest spelling: "cka(clients=20)"
+    text: str  # canonical spelling: "cka(clients=20)"
     measure: Measure[Any]
     take: Callable[[FinishedRun], Any] = field(compare=False)  # the knobs are in the text
-    outside: bool = False  # whether its code is outside this package
+    outside: bool = False  # True: its code is not part of this package
 
     @property
     def title(self) -> str:
@@ -136,7 +136,7 @@ class MeasureRequest:
         return self.measure.title or self.measure.name
 
     def call(self, part: str, function: Callable[..., Any], *given: Any) -> Any:
-        """Call one of the measure's functions; an exception of code outside this package becomes one message."""
+        """Call one of the measure's functions; an exception in code outside this package becomes one message."""
         try:
             return function(*given)
         except UserError:
@@ -149,7 +149,7 @@ class MeasureRequest:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure taken of one run: its values, and notes that a reader needs."""
+    """A measure of one run: its values, and notes for the reader."""
 
     request: MeasureRequest
     values: Any
@@ -162,45 +162,47 @@ class Measured:
 
     @property
     def source(self) -> str:
-        """The measure as it was asked for, in its plainest spelling."""
+        """The request in its canonical spelling."""
         return self.request.text
 
     @property
     def charts(self) -> list[Chart]:
-        """Its charts. Their names begin with the request: those of ``cka(round=0)`` are not those of ``cka``."""
+        """Its charts. Names start with the request, so ``cka(round=0)`` and ``cka`` have different files."""
         charts = self.request.call("draw", self.request.measure.draw, self.values)
-        return [self._named(chart) for chart in _check_list(self.request, "draw", charts, Chart)]
+        return [self._rename(chart) for chart in _check_list(self.request, "draw", charts, Chart)]
 
     @property
     def findings(self) -> list[str]:
-        """What it shows, in a sentence each."""
+        """Its findings, one sentence each."""
         sentences = self.request.call("findings", self.request.measure.findings, self.values)
         return _check_list(self.request, "findings", sentences, str)
 
     def elements(self, run: FinishedRun) -> list[Element]:
-        """What the page shows of it."""
+        """The elements of its section on the page."""
         show = self.request.measure.show
         if show is None:
             return list(self.charts)
         elements = _check_list(self.request, "show", self.request.call("show", show, run, self.values), Element)
-        return [self._renamed(element) for element in elements]
+        return [
+            replace(element, options={key: self._rename(chart) for key, chart in element.options.items()})
+            if isinstance(element, Choice)
+            else self._rename(element)
+            if isinstance(element, Chart)
+            else element
+            for element in elements
+        ]
 
-    def _renamed(self, element: Element) -> Element:
-        if isinstance(element, Choice):
-            return replace(element, options={key: self._named(chart) for key, chart in element.options.items()})
-        return self._named(element) if isinstance(element, Chart) else element
-
-    def _named(self, chart: Chart) -> Chart:
+    def _rename(self, chart: Chart) -> Chart:
         rest = chart.name.removeprefix(self.request.measure.name).lstrip("-")
         return replace(chart, name="-".join(filter(None, (slug(self.request.text), rest))))
 
 
 def check_measure(measure: Any, given: str) -> None:
-    """Refuse what is not a measure, or is one that cannot work; ``given`` is what the user typed."""
+    """Reject what is not a working measure; ``given`` is what the user typed."""
     if not isinstance(measure, Measure):
-        raise UserError(f"measure {given}: it gives {a_kind(measure)}; return a Measure (unskew.extend.Measure)")
+        raise UserError(f"measure {given}: it returns {a_kind(measure)}, not a Measure (unskew.extend.Measure)")
     if not isinstance(measure.name, str) or not re.fullmatch(r"[a-z][a-z0-9_-]*", measure.name):
-        raise UserError(f"measure {given}: the name {measure.name!r} is not a word in lower case")
+        raise UserError(f"measure {given}: the name {measure.name!r} must be one lower-case word")
     if not isinstance(measure.values, type) or not is_dataclass(measure.values):
         raise UserError(f"measure {given}: values={measure.values!r} is not a dataclass")
     parts = {"take": measure.take, "draw": measure.draw, "findings": measure.findings, "show": measure.show}
@@ -210,25 +212,25 @@ def check_measure(measure: Any, given: str) -> None:
 
 
 def slug(text: str) -> str:
-    """A text as a file's name: ``cka(round=0)`` is cka-round-0, and −1 is not 1."""
+    """A text as a file name: ``cka(round=0)`` becomes cka-round-0, and −1 stays different from 1."""
     plain = re.sub(r"([(=, ])-", r"\1minus", text.lower())
     plain = re.sub(r"(?<=\d)e-(?=\d)", "e_", plain)  # 1e-05 is not 1e05
     return re.sub(r"[^a-z0-9_.]+", "-", plain).strip("-")[:120]
 
 
 def _check_list(request: MeasureRequest, part: str, given: Any, kind: Any) -> list[Any]:
-    """The list that a function of the measure gave, if everything in it is of the right kind."""
+    """The list that a function of the measure returned, if everything in it has the right type."""
     name = getattr(kind, "__name__", "Chart, Choice or Table")
     if isinstance(given, str) or not isinstance(given, Sequence):
-        raise UserError(f"measure {request.text}: {part} gives {a_kind(given)}; give a list of {name}")
-    for each in given:
-        if not isinstance(each, kind):
-            raise UserError(f"measure {request.text}: {part} gives a list with {a_kind(each)}; wanted: {name}")
+        raise UserError(f"measure {request.text}: {part} returns {a_kind(given)}; return a list of {name}")
+    for item in given:
+        if not isinstance(item, kind):
+            raise UserError(f"measure {request.text}: {part} returns a list with {a_kind(item)}, not {name}")
     return list(given)
 
 
 def _describe_error(error: Exception, function: Callable[..., Any]) -> str:
-    """An error in one line, with the line of the function's file where it happened, or else the line that raised it."""
+    """An error in one line, with the line in the function's own file where it happened, if there is one."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(getattr(function, "__code__", None), "co_filename", "")
     last = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1])
@@ -240,7 +242,7 @@ MAX_RUNS_NAMED = 8  # in a sentence
 
 
 def describe_when(number: int, rounds: int) -> str:
-    """When local models were made from the model after that round."""
+    """When local models were trained from the model after that round."""
     return "after the last round" if number == rounds > 0 else f"in round {number + 1}"
 
 
@@ -250,81 +252,79 @@ def name_layer(layer: str) -> str:
 
 
 def find_requested_round(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The round that the measure was asked for; the last one where all were recorded while training."""
+    """The round that was requested; the last one where all were recorded during training."""
     return next((row for row in rows if row.get("asked")), rows[-1])
 
 
 def note_sample(models: int, clients: int) -> list[str]:
-    """A note where local models of a small part of the clients are shown."""
+    """A note where only some of many clients' models are shown."""
     few = models < clients and clients > COUNTED_AT_A_GLANCE
     return [f"the local models of {models:,} of {clients:,} clients are shown"] if few else []
 
 
 def list_by_run(what: str, runs: Mapping[str, float], digits: str) -> list[str]:
-    """A figure of each run, the highest first; none where there is only one run, or too many for a sentence."""
+    """A number for each run, the highest first; none with one run or too many for a sentence."""
     if not 2 <= len(runs) <= MAX_RUNS_NAMED:
         return []
     ranked = sorted(runs.items(), key=lambda pair: -pair[1])
-    return [f"{what}, each of one run: {', '.join(f'{name} {value:{digits}}' for name, value in ranked)}."]
+    return [f"{what} by run: {', '.join(f'{name} {value:{digits}}' for name, value in ranked)}."]
 
 
 def pick_calibrations(run: FinishedRun, count: int) -> list[str]:
-    """The run's own classifier, "", and the ``count`` best of its calibrations, in the order they were made."""
+    """The run's own classifier, "", and its ``count`` best calibrations, in the order they were made."""
     if count < 0:
         raise UserError(f"calibrations={count}: give 0 or more")
-    results = {name: each for name, each in run.result.calibrations.items() if name in run.calibrated}
+    results = {name: made for name, made in run.result.calibrations.items() if name in run.calibrated}
     ranked = sorted(results, key=lambda name: -results[name].accuracy)
     if len(ranked) > count > 0:
-        run.notes.append(f"{count} of {len(ranked)} calibrations are shown, those with the best accuracy")
+        run.notes.append(f"showing the {count} most accurate of {len(ranked)} calibrations")
     return ["", *(name for name in results if name in ranked[:count])]
 
 
 def tabulate_calibrations(run: FinishedRun) -> list[Table]:
-    """The classifiers of this run with accuracy, gain and cost; no table where it has no calibrations."""
+    """The classifiers of this run with accuracy, gain and cost; no table without calibrations."""
     result = run.result
     if not result.calibrations:
         return []
     rows: list[list[CellValue]] = [["before", result.accuracy, None, result.loss, None, None]]
-    for each in result.calibrations.values():
-        rows.append([each.name, each.accuracy, each.accuracy - result.accuracy, each.loss, each.bytes_up, each.seconds])
-    kinds = ("text", "percent", "points", "number", "bytes", "seconds")
-    names = ("classifier", "accuracy", "gain, points", "loss", "sent for it", "time")
-    columns = [Column(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    return [Table("Classifiers of this run", columns, rows)]
+    for made in result.calibrations.values():
+        rows.append([made.name, made.accuracy, made.accuracy - result.accuracy, made.loss, made.bytes_up, made.seconds])
+    kinds = {"classifier": "text", "accuracy": "percent", "gain, points": "points", "loss": "number"}
+    kinds |= {"sent for it": "bytes", "time": "seconds"}
+    return [Table("Classifiers of this run", [Column(name, kind) for name, kind in kinds.items()], rows)]
 
 
 VERSION = 1  # of the values in figures/*.json
 
 
 def take_measure(run: FinishedRun, request: MeasureRequest) -> Measured:
-    """Take the measure of this run, and store its values."""
+    """Take the measure of this run and store its values."""
     before = len(run.notes)
     values = request.call("take", request.take, run)
     if not isinstance(values, request.measure.values):
-        wanted = request.measure.values.__name__
-        raise UserError(f"measure {request.text}: take gives {a_kind(values)}; its values are declared as {wanted}")
+        declared = request.measure.values.__name__
+        raise UserError(f"measure {request.text}: take returns {a_kind(values)}, but values is declared as {declared}")
     fields = asdict(values)
     _check_values(fields, "", request.text)
     notes = tuple(dict.fromkeys(run.notes[before:]))
     measured = Measured(request, values, notes)
     if request.outside:
         request.call("findings or draw", _check_shown, measured)
-    content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes,
-               "values": fields}  # fmt: skip
+    content = {"unskew": VERSION, **_stamp(run, request), "without_data": run.without_data, "notes": notes}
     try:
-        write_sealed(run.path, {_value_file(request): json_bytes(content)})
-    except UserError as error:  # a read-only folder can still be looked at
+        write_sealed(run.path, {_value_file(request): json_bytes({**content, "values": fields})})
+    except UserError as error:  # a read-only run directory can still be analysed
         return replace(measured, notes=(*notes, f"the values were not stored: {error}"))
     return measured
 
 
 def load_measure(run: FinishedRun, request: MeasureRequest) -> Measured | None:
-    """The measure as it was stored; None where it was not, or no longer fits the run; a changed file is refused."""
-    kept = read_sealed(run.path, _value_file(request))
-    if kept is None:
+    """The stored measure; None if there is none or it no longer fits the run. A tampered file is rejected."""
+    stored = read_sealed(run.path, _value_file(request))
+    if stored is None:
         return None
     with suppress(UserError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError):
-        content = json_object(kept, run.path / _value_file(request))
+        content = json_object(stored, run.path / _value_file(request))
         stamp = _stamp(run, request)
         if content["unskew"] != VERSION or {key: content.get(key) for key in stamp} != stamp:
             return None
@@ -335,7 +335,7 @@ def load_measure(run: FinishedRun, request: MeasureRequest) -> Measured | None:
 
 
 def load_or_take(run: FinishedRun, request: MeasureRequest, *, again: bool = False) -> Measured:
-    """The stored measure where it still fits; otherwise, or with ``again``, a new one."""
+    """The stored measure if it still fits; otherwise, or with ``again``, a new one."""
     stored = None if again else load_measure(run, request)
     return take_measure(run, request) if stored is None else stored
 
@@ -345,47 +345,40 @@ def _value_file(request: MeasureRequest) -> str:
 
 
 def _stamp(run: FinishedRun, request: MeasureRequest) -> dict[str, Any]:
-    """What the values depend on: when it changes they no longer fit."""
+    """What the values depend on: when it changes, they no longer fit."""
     stamp: dict[str, Any] = {"measure": request.text, "weights_sha256": run.result.weights_sha256}
     stamp["recorded"] = len(run.during)
     if request.measure.calibrations:
-        stamp["calibrations"] = {each.name: each.accuracy for each in run.result.calibrations.values()}
-    if request.outside:
-        stamp["code_sha256"] = _code_hash(request)
+        stamp["calibrations"] = {made.name: made.accuracy for made in run.result.calibrations.values()}
+    if request.outside:  # with other code the values are taken again
+        stamp["code_sha256"] = ""
+        with suppress(TypeError, OSError):
+            code = Path(inspect.getsourcefile(request.measure.values) or "").read_bytes()
+            stamp["code_sha256"] = hashlib.sha256(code).hexdigest()
     return stamp
 
 
-def _code_hash(request: MeasureRequest) -> str:
-    """A hash of the file that a measure from outside is written in: with other code the values are taken again."""
-    with suppress(TypeError, OSError):
-        file = inspect.getsourcefile(request.measure.values)
-        return hashlib.sha256(Path(file or "").read_bytes()).hexdigest()
-    return ""
-
-
 def _check_shown(measured: Measured) -> None:
-    """Draw every chart and write every sentence once: what cannot be shown is of no use."""
-    charts = measured.charts
-    names = [chart.name for chart in charts]
+    """Draw every chart and write every sentence once, so that failures show up early."""
+    names = [chart.name for chart in measured.charts]
     if twice := [name for name in names if names.count(name) > 1]:
         raise UserError(f"measure {measured.source}: two charts are named {twice[0]!r}; give each its own name")
-    _ = [svg(chart) for chart in charts], measured.findings
+    _ = [svg(chart) for chart in measured.charts], measured.findings
 
 
-def _check_values(value: Any, place: str, text: str) -> None:
-    """Refuse what JSON cannot keep, and NaN and infinity, naming the field."""
+def _check_values(value: Any, where: str, text: str) -> None:
+    """Reject what JSON cannot store, and NaN and infinity, naming the field."""
     if isinstance(value, dict):
         for key, inner in value.items():
             if not isinstance(key, str):
-                raise UserError(f"measure {text}: {place} has the key {key!r}; keys of a dict are texts")
-            _check_values(inner, f"{place}.{key}" if place else key, text)
+                raise UserError(f"measure {text}: {where} has the key {key!r}; keys must be strings")
+            _check_values(inner, f"{where}.{key}" if where else key, text)
     elif isinstance(value, list | tuple):
         for at, inner in enumerate(value):
-            _check_values(inner, f"{place}[{at}]", text)
+            _check_values(inner, f"{where}[{at}]", text)
     elif isinstance(value, float):
         if not isfinite(value):
-            raise Missing(f"{place} is NaN or infinite; the model has probably diverged")
+            raise Missing(f"{where} is NaN or infinite; the model has probably diverged")
     elif value is not None and not isinstance(value, str | int):
-        raise UserError(
-            f"measure {text}: {place} is {a_kind(value)}; values are numbers, texts, lists and dicts of them"
-        )
+        kinds = "numbers, strings, lists and dicts of them"
+        raise UserError(f"measure {text}: {where} is {a_kind(value)}; values must be {kinds}")

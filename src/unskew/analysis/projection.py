@@ -1,6 +1,7 @@
-"""Features in the plane: one t-SNE embedding of test images, coloured by truth, by prediction before and after."""
+"""Features in the plane: one t-SNE embedding of test images, coloured by true class and by predictions."""
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -10,13 +11,13 @@ from unskew.charts import PALETTE, Axis, Chart, Dots
 from unskew.core.errors import Missing, UserError
 from unskew.runs.finished import FinishedRun
 
-MIN_IMAGES = 5  # an embedding of fewer means nothing
+MIN_IMAGES = 5  # an embedding of fewer is meaningless
 STEPS = 750  # of t-SNE: 250 more lower its divergence on 2,000 features by half a per cent
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Places of test images in the plane, and their classes by truth and by each classifier."""
+    """Positions of test images in the plane, and their classes by truth and by each classifier."""
 
     classes: list[str]
     x: list[float]
@@ -33,30 +34,26 @@ def take_projection(
     Reference: van der Maaten and Hinton, 2008; Luo et al. 2021, Figure 5.
     """
     if images < MIN_IMAGES or perplexity <= 0:
-        raise UserError(
-            f"projection(images={images}, perplexity={perplexity}): give {MIN_IMAGES} images or more, and a perplexity "
-            "above 0"
-        )
+        given = f"projection(images={images}, perplexity={perplexity})"
+        raise UserError(f"{given}: give at least {MIN_IMAGES} images and a perplexity above 0")
     outputs = run.outputs
     if len(run.classes) > PALETTE:
-        run.notes.append(
-            f"{len(run.classes):,} classes share {PALETTE} colours: the same colour is not always the same class"
-        )
+        run.notes.append(f"{len(run.classes):,} classes share {PALETTE} colours, so one colour may be several classes")
     count = len(outputs.labels)
     if count < MIN_IMAGES:
-        raise Missing(f"the test set has {count} images, too few for an embedding")
+        raise Missing(f"the test set has only {count} images, too few for an embedding")
     index = torch.arange(count)
     if count > images:
         index = torch.randperm(count, generator=run.key.fold("analysis", "images").torch())[:images].sort().values
     run.say("t-SNE", 0, 0)
-    places = embed(outputs.features[index], perplexity, run.key.fold("tsne").number() % 2**32)
+    points = embed(outputs.features[index], perplexity, run.key.fold("tsne").number() % 2**32)
     predicted = {
         name or "before": outputs.predicted[name][index].tolist() for name in pick_calibrations(run, calibrations)
     }
     return Projection(
         classes=run.classes,
-        x=[round(value, 2) for value in places[:, 0].tolist()],
-        y=[round(value, 2) for value in places[:, 1].tolist()],
+        x=[round(value, 2) for value in points[:, 0].tolist()],
+        y=[round(value, 2) for value in points[:, 1].tolist()],
         truth=outputs.labels[index].tolist(),
         predicted=predicted,
     )
@@ -68,7 +65,7 @@ def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
     from threadpoolctl import threadpool_limits
 
     if not bool(features.isfinite().all()):
-        raise Missing("the features have NaN or infinity; they cannot be embedded")
+        raise Missing("the features contain NaN or infinity and cannot be embedded")
     largest = max(1.0, (len(features) - 1) / 3)
     varied = float(features.std(0).max()) > 0
     tsne = TSNE(
@@ -84,54 +81,48 @@ def embed(features: torch.Tensor, perplexity: float, seed: int) -> torch.Tensor:
 
 
 def draw_projection(values: Projection) -> list[Chart]:
-    """The same places three times or more, coloured by truth and by each classifier's predictions."""
+    """The same points coloured by truth and by each classifier's predictions."""
     return [truth_chart(values), *prediction_charts(values).values()]
 
 
 def truth_chart(values: Projection) -> Chart:
     """Coloured by the true class."""
-    return _plane(values, values.truth, "truth", "Coloured by their true class")
+    return _draw_plane(values, values.truth, "truth", "Coloured by true class", "true class")
 
 
 def prediction_charts(values: Projection) -> dict[str, Chart]:
     """By classifier, coloured by its predictions; "before" is first."""
     charts = {}
     for name, predicted in values.predicted.items():
-        wrong = sum(a != b for a, b in zip(predicted, values.truth, strict=True)) / len(values.truth)
-        title = f"By prediction, {name}: {1 - wrong:.1%} right"
-        charts[name] = _plane(values, predicted, name, title)
+        right = sum(a == b for a, b in zip(predicted, values.truth, strict=True)) / len(values.truth)
+        title = f"By prediction, {name}: {right:.1%} correct"
+        charts[name] = _draw_plane(values, predicted, name, title, f"prediction, {name}")
     return charts
 
 
-def _plane(values: Projection, labels: list[int], name: str, title: str) -> Chart:
+def _draw_plane(values: Projection, labels: list[int], name: str, title: str, by: str) -> Chart:
     marks = []
     for label in sorted(set(labels)):
-        at = [place for place, each in enumerate(labels) if each == label]
-        named = values.classes[label] if len(values.classes) <= 10 else ""
-        x, y = ([numbers[place] for place in at] for numbers in (values.x, values.y))
-        marks.append(Dots(x, y, label % 10, radius=2.0, name=named))
-    by = "their true class" if name == "truth" else f"prediction, {name}"
-    low, high = min(values.x + values.y), max(values.x + values.y)
-    return Chart(
-        f"projection-{name}", title, f"t-SNE of {len(values.truth):,} test images' features, coloured by {by}.", marks,
-        x=Axis(low=low, high=high), y=Axis(low=low, high=high), width=440, height=440, frame=False, square=True,
-    )  # fmt: skip
+        class_name = values.classes[label] if len(values.classes) <= 10 else ""
+        at = [index for index, other in enumerate(labels) if other == label]
+        x, y = [values.x[index] for index in at], [values.y[index] for index in at]
+        marks.append(Dots(x, y, label % 10, radius=2.0, name=class_name))
+    axis = Axis(low=min(values.x + values.y), high=max(values.x + values.y))
+    alt = f"t-SNE of {len(values.truth):,} test images' features, coloured by {by}."
+    name = f"projection-{name}"
+    return Chart(name, title, alt, marks, x=axis, y=axis, width=440, height=440, frame=False, square=True)
 
 
 def projection_findings(values: Projection) -> list[str]:
     """Which class is predicted too often."""
-    before = values.predicted["before"]
-    counts = {label: before.count(label) - values.truth.count(label) for label in set(values.truth) | set(before)}
-    label = max(counts, key=lambda each: counts[each])
-    true = values.truth.count(label)
-    if counts[label] < 0.1 * true:
+    true, predicted = Counter(values.truth), Counter(values.predicted["before"])
+    label = max(sorted(predicted), key=lambda label: predicted[label] - true[label])
+    excess, name = predicted[label] - true[label], values.classes[label]
+    if excess < 0.1 * true[label]:
         return ["No class is predicted much more often than it occurs."]
-    if not true:
-        return [f"{counts[label]:,} images are predicted to be {values.classes[label]}, and none of those shown is."]
-    return [
-        f"The class that is predicted too often is {values.classes[label]}: {before.count(label) / true:.2f} times as "
-        "often as it occurs."
-    ]
+    if not true[label]:
+        return [f"{excess:,} images are predicted to be {name}, although none of those shown is."]
+    return [f"{name} is predicted too often: {predicted[label] / true[label]:.2f} times as often as it occurs."]
 
 
 def show_projection(run: FinishedRun, values: Projection) -> list[Element]:
@@ -150,8 +141,8 @@ PROJECTION = Measure(
     show=show_projection,
     title="Features in the plane",
     text=(
-        "One t-SNE embedding of test images' features, coloured by their true class and by what each classifier says. "
-        "Where whole islands change colour, the classifier is at fault and not the features."
+        "One t-SNE embedding of test images' features, coloured by true class and by each classifier's predictions. "
+        "Where whole islands change colour, the classifier is at fault, not the features."
     ),
     calibrations=True,
     headline=7,

@@ -1,4 +1,4 @@
-"""How far apart the classes are in feature space: what calibration can work with.
+"""How far apart the classes are in feature space, which is what calibration has to work with.
 
 Shapes: C classes, d features.
 """
@@ -23,10 +23,10 @@ from unskew.core.types import EVERYONE, Visit
 from unskew.runs.finished import FinishedRun
 from unskew.runs.recording import silhouette_of, some_features
 
-DRAWS = 5  # of the directions, for the distances' deviation
+DRAWS = 5  # of directions, for the deviation of the distances
 MAX_TABLE_CLASSES = 100  # a larger table of distances cannot be read
 MAX_PAIRS = 20  # of the closest classes, shown instead
-MAX_ASKED = 1000  # clients; more are measured in one place, which gives the same to rounding in much less time
+MAX_ASKED = 1000  # clients; more are measured in one place, faster and equal up to rounding
 MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, they are shared
 
 
@@ -34,14 +34,14 @@ MAX_COVARIANCE_BYTES = 256 * 2**20  # of one client's full covariances; beyond, 
 class Separability:
     """Sliced Wasserstein distances between the classes' Gaussians, and silhouettes of features."""
 
-    classes: list[str]  # those that some client has
+    classes: list[str]  # those that a client has
     distances: list[list[float]]  # [C][C]; empty where there are too many classes for a table
     mean: float
     form: str  # of the covariances
-    before: float | None  # the share of features drawn from the Gaussians that the classifier gets right
+    before: float | None  # the share of features drawn from the Gaussians that the classifier classifies correctly
     after: float | None  # the same, by their linear discriminant
     silhouette: float | None  # of the final model's features of test images
-    rounds: list[tuple[int, float]]  # silhouettes recorded while training
+    rounds: list[tuple[int, float]]  # silhouettes recorded during training
     deviations: list[list[float]] = field(default_factory=list)  # [C][C], of the distances over draws of directions
     deviation: float | None = None  # of the mean, likewise
     closest: list[tuple[int, int, float, float]] = field(default_factory=list)  # classes, distance, its deviation
@@ -49,27 +49,26 @@ class Separability:
 
 
 def take_separability(run: FinishedRun) -> Separability:
-    """Class Gaussians summed up over the clients, as calibration would have them; the silhouette of test features.
+    """Class Gaussians summed over the clients, as for calibration, and the silhouette of test features.
 
     Reference: Luo et al. 2021, section 5.4 and Figure 6; Zeng et al. 2023, Figure 3.
     """
-    recorded = [
-        (int(row["round"]), float(row["silhouette"])) for row in run.during if row.get("silhouette") is not None
-    ]
+    rows = [row for row in run.during if row.get("silhouette") is not None]
+    recorded = [(int(row["round"]), float(row["silhouette"])) for row in rows]
     try:
         side = run.side
     except Missing as error:
         if not recorded:
             raise
         run.notes.append(
-            f"silhouettes are shown as recorded while training, distances between classes are missing: {error}"
+            f"silhouettes are those recorded during training, distances between classes are missing: {error}"
         )
         return Separability([], [], 0.0, "", None, None, recorded[-1][1], recorded)
     side.load(run.model, training=False)
     width = width_of(side.network.encoder, side.train.shape)
     small = statistics_bytes(Full(), len(run.classes), width) <= MAX_COVARIANCE_BYTES
     form: Form = Full() if small else Shared()
-    statistics = _gathered_statistics(run, StatisticsRequest(form))
+    statistics = _gather_statistics(run, StatisticsRequest(form))
     held = statistics.held.tolist()
     table = torch.zeros(len(held), len(held), dtype=torch.float64)
     spread = torch.zeros_like(table)
@@ -77,29 +76,26 @@ def take_separability(run: FinishedRun) -> Separability:
     closest: list[tuple[int, int, float, float]] = []
     quantiles: list[float] = []
     if len(held) > 1:
-        upper = torch.triu_indices(len(held), len(held), 1)
-        draws = [
-            pairwise_separability(statistics, run.key),
-            *(pairwise_separability(statistics, run.key.fold("draw", n)) for n in range(1, DRAWS)),
-        ]
-        table[upper[0], upper[1]] = table[upper[1], upper[0]] = draws[0]
-        spread[upper[0], upper[1]] = spread[upper[1], upper[0]] = torch.stack(draws).std(0)
-        means = [float(each.mean()) for each in draws]
+        i, j = torch.triu_indices(len(held), len(held), 1)
+        keys = [run.key, *(run.key.fold("draw", n) for n in range(1, DRAWS))]
+        draws = [pairwise_separability(statistics, key) for key in keys]
+        table[i, j] = table[j, i] = draws[0]
+        spread[i, j] = spread[j, i] = torch.stack(draws).std(0)
+        means = [float(draw.mean()) for draw in draws]
         if len(held) > MAX_TABLE_CLASSES:
-            shares = torch.linspace(0, 1, 101, dtype=torch.float64)
-            quantiles = [float(each) for each in np.quantile(draws[0].numpy(), shares.numpy())]
-            near = torch.argsort(draws[0], stable=True)[:MAX_PAIRS].tolist()
-            closest = [(*upper[:, at].tolist(), float(draws[0][at]), float(spread[upper[0, at], upper[1, at]]))
-                       for at in near]  # fmt: skip
+            quantiles = np.quantile(draws[0].numpy(), np.linspace(0, 1, 101)).tolist()
+            for at in torch.argsort(draws[0], stable=True)[:MAX_PAIRS].tolist():
+                a, b = int(i[at]), int(j[at])
+                closest.append((a, b, float(draws[0][at]), float(spread[a, b])))
             table, spread = table[:0], spread[:0]
-    foretold = forecast(side.network.classifier, statistics, len(run.classes), run.key)
+    predicted = forecast(side.network.classifier, statistics, len(run.classes), run.key)
     return Separability(
         classes=[run.classes[label] for label in held],
         distances=table.tolist(),
-        mean=foretold.separability,
+        mean=predicted.separability,
         form=str(form),
-        before=foretold.before,
-        after=foretold.after,
+        before=predicted.before,
+        after=predicted.after,
         silhouette=silhouette_of(*some_features(side, run.key)),
         rounds=recorded,
         deviations=spread.tolist(),
@@ -109,7 +105,7 @@ def take_separability(run: FinishedRun) -> Separability:
     )
 
 
-def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassStatistics:
+def _gather_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassStatistics:
     if run.prepared.population.clients > MAX_ASKED:
         run.say("class statistics", 0, 0)
         return client_statistics(run.side, run.model, Visit(EVERYONE, 1.0), request)
@@ -124,75 +120,62 @@ def _gathered_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassS
 
 def draw_separability(values: Separability) -> list[Chart]:
     """The table of distances, and the silhouette by round where it was recorded."""
-    charts = []
+    charts, count, mean = [], len(values.classes), f"mean {values.mean:.2f}"
     if values.quantiles:
-        at = [place / (len(values.quantiles) - 1) for place in range(len(values.quantiles))]
-        pairs = len(values.classes) * (len(values.classes) - 1) // 2
-        charts.append(
-            Chart(
-                "separability-pairs", "Distance between the classes' Gaussians, all pairs",
-                f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; mean {values.mean:.2f}.",
-                [Line(at, values.quantiles)], x=Axis(f"share of the {pairs:,} pairs", low=0, high=1, kind="percent"),
-                y=Axis("at most this distance", low=0),
-            )
-        )  # fmt: skip
-    elif len(values.classes) > 1:
-        high = max(map(max, values.distances)) or 1.0
+        shares, pairs = (
+            [at / (len(values.quantiles) - 1) for at in range(len(values.quantiles))],
+            count * (count - 1) // 2,
+        )
+        title = "Distance between the classes' Gaussians, all pairs"
+        alt = f"Sliced Wasserstein distances of {pairs:,} pairs of classes, sorted; {mean}."
+        x = Axis(f"share of the {pairs:,} pairs", low=0, high=1, kind="percent")
+        lines, y = [Line(shares, values.quantiles)], Axis("at most this distance", low=0)
+        charts.append(Chart("separability-pairs", title, alt, lines, x=x, y=y))
+    elif count > 1:
         tips = [
-            [f"{a} and {b}: {_with_deviation(values, i, j)}" for j, b in enumerate(values.classes)]
+            [f"{a} and {b}: {_format_distance(values, i, j)}" for j, b in enumerate(values.classes)]
             for i, a in enumerate(values.classes)
         ]
-        ticks = tuple(enumerate(values.classes)) if len(values.classes) <= 30 else None
-        charts.append(
-            Chart(
-                "separability-pairs", "Distance between the classes' Gaussians",
-                f"Sliced Wasserstein distances of {len(values.classes)} classes, mean {values.mean:.2f}.",
-                [Cells(values.distances, 0, high, numbers=".1f" if len(values.classes) <= 12 else "", tips=tips)],
-                x=Axis("class", ticks=ticks), y=Axis("class", ticks=ticks), width=480, height=460, square=True,
-            )
-        )  # fmt: skip
+        high = max(map(max, values.distances)) or 1.0
+        cells = [Cells(values.distances, 0, high, numbers=".1f" if count <= 12 else "", tips=tips)]
+        axis = Axis("class", ticks=tuple(enumerate(values.classes)) if count <= 30 else None)
+        name, title = "separability-pairs", "Distance between the classes' Gaussians"
+        alt = f"Sliced Wasserstein distances of {count} classes, {mean}."
+        charts.append(Chart(name, title, alt, cells, x=axis, y=axis, width=480, height=460, square=True))
     if len(values.rounds) > 1:
-        rounds, silhouettes = [number for number, _ in values.rounds], [value for _, value in values.rounds]
-        tips1 = [f"round {number}: {value:.4f}" for number, value in values.rounds]
-        charts.append(
-            Chart(
-                "separability-silhouette", "Silhouette of the features, by round",
-                f"Silhouette coefficient of test features; the last is {silhouettes[-1]:.3f}.",
-                [Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips1)], x=Axis("round", kind="count"),
-                y=Axis("silhouette"),
-            )
-        )  # fmt: skip
+        rounds, silhouettes = ([row[at] for row in values.rounds] for at in (0, 1))
+        tips_by_round = [f"round {number}: {value:.4f}" for number, value in values.rounds]
+        line = Line(rounds, silhouettes, points=len(rounds) <= 40, tips=tips_by_round)
+        name, title = "separability-silhouette", "Silhouette of the features, by round"
+        alt = f"Silhouette coefficient of test features; the last is {silhouettes[-1]:.3f}."
+        charts.append(Chart(name, title, alt, [line], x=Axis("round", kind="count"), y=Axis("silhouette")))
     return charts
 
 
 def separability_findings(values: Separability) -> list[str]:
-    """What a classifier could still gain from these features, and the classes that are closest."""
+    """What a classifier could still gain from these features, and the closest classes."""
     sentences = []
     if values.before is not None and values.after is not None:
-        shares = round(100 * values.before, 1), round(100 * values.after, 1)
+        before, after = round(100 * values.before, 1), round(100 * values.after, 1)
         sentences.append(
-            f"Of features drawn from the class Gaussians the classifier gets {shares[0]:.1f}% right, their "
-            f"discriminant {shares[1]:.1f}%: calibration has {max(0.0, shares[1] - shares[0]):.1f} points to gain."
+            f"Of features drawn from the class Gaussians, the classifier gets {before:.1f}% right and their linear "
+            f"discriminant {after:.1f}%: calibration can gain up to {max(0.0, after - before):.1f} points."
         )
     if len(values.classes) > 2:
-        a, b, words = _closest(values)
-        sentences.append(
-            f"The closest classes are {values.classes[a]} and {values.classes[b]}, {words} "
-            f"apart; the mean is {values.mean:.3g}{_deviation(values.deviation)}"
-            + (f" (± over {DRAWS} draws of {DIRECTIONS} directions)." if values.deviation is not None else ".")
-        )
+        if values.closest:
+            a, b, distance, spread = values.closest[0]
+            text = f"{distance:.3g}{_format_deviation(spread)}"
+        else:
+            pairs = [(a, b) for a in range(len(values.classes)) for b in range(a)]
+            a, b = min(pairs, key=lambda pair: values.distances[pair[0]][pair[1]])
+            text = _format_distance(values, a, b)
+        draws = f" (± over {DRAWS} draws of {DIRECTIONS} directions)" if values.deviation is not None else ""
+        mean = f"{values.mean:.3g}{_format_deviation(values.deviation)}"
+        closest = f"{values.classes[int(a)]} and {values.classes[int(b)]}"
+        sentences.append(f"The closest classes are {closest}, {text} apart; the mean is {mean}{draws}.")
     if values.silhouette is not None:
         sentences.append(f"The silhouette of the test features is {values.silhouette:.4f}.")
     return sentences
-
-
-def _closest(values: Separability) -> tuple[int, int, str]:
-    """The two closest classes, and their distance in words."""
-    if values.closest:
-        a, b, distance, spread = values.closest[0]
-        return int(a), int(b), f"{distance:.3g}{_deviation(spread)}"
-    _, a, b = min((values.distances[a][b], a, b) for a in range(len(values.classes)) for b in range(a))
-    return a, b, _with_deviation(values, a, b)
 
 
 def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
@@ -205,24 +188,22 @@ def show_separability(run: FinishedRun, values: Separability) -> list[Element]:
     return [*draw_separability(values), *([Table("Closest classes", columns, rows, note)] if rows else [])]
 
 
-def _with_deviation(values: Separability, a: int, b: int) -> str:
+def _format_distance(values: Separability, a: int, b: int) -> str:
     spread = values.deviations[a][b] if values.deviations and a != b else None
-    return f"{values.distances[a][b]:.3g}{_deviation(spread)}"
+    return f"{values.distances[a][b]:.3g}{_format_deviation(spread)}"
 
 
-def _deviation(spread: float | None) -> str:
+def _format_deviation(spread: float | None) -> str:
     return "" if spread is None else f" ± {spread:.2g}"
 
 
 def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
     """The silhouette at the end, and by round where it was recorded."""
-    charts = []
-    ends = _silhouettes(runs)
+    charts, ends = [], _list_silhouettes(runs)
     if len(ends) > 1:
         tips = [f"{name}: {value:.4f}" for name, value in ends.items()]
         bars = Bars(list(range(len(ends))), list(ends.values()), tips=tips)
-        words = ", ".join(f"{name} {value:.3f}" for name, value in ends.items())
-        alt = f"Silhouette of test features at the end: {words}."
+        alt = f"Silhouette of test features at the end: {', '.join(f'{name} {v:.3f}' for name, v in ends.items())}."
         x = Axis("", ticks=tuple(enumerate(ends)))
         charts.append(Chart("compare-silhouette", "Silhouette at the end", alt, [bars], x=x))
     marks: list[Mark] = []
@@ -238,11 +219,11 @@ def compare_separability(runs: Mapping[str, Separability]) -> list[Chart]:
 
 
 def compared_findings(runs: Mapping[str, Separability]) -> list[str]:
-    """The silhouette of each run's features; one run each ranks nothing."""
-    return list_by_run("Silhouette of the features", _silhouettes(runs), ".4f")
+    """The silhouette of each run's features; single runs are not ranked."""
+    return list_by_run("Silhouette of the features", _list_silhouettes(runs), ".4f")
 
 
-def _silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:
+def _list_silhouettes(runs: Mapping[str, Separability]) -> dict[str, float]:
     return {name: values.silhouette for name, values in runs.items() if values.silhouette is not None}
 
 
@@ -255,12 +236,12 @@ SEPARABILITY = Measure(
     show=show_separability,
     title="How well the features separate the classes",
     text=(
-        "The classes as Gaussians in feature space, summed over the clients as calibration does. The distance between "
-        "two is the sliced Wasserstein distance; calibration can only separate what is apart."
+        "The classes as Gaussians in feature space, summed over the clients as for calibration. The distance between "
+        "two is the sliced Wasserstein distance; calibration can only separate classes that are apart."
     ),
     compare=Comparison(
         title="Silhouette of the features",
-        text="How much nearer test features are to their own class than to the next: from −1 to 1.",
+        text="How much closer test features are to their own class than to the next one, from −1 to 1.",
         draw=compare_separability,
         findings=compared_findings,
     ),

@@ -106,9 +106,8 @@ def _describe_missing(result: TableResult) -> list[str]:
         names = dict.fromkeys(one.cell.column.name for one in skipped)
         columns = [name for name in names if name not in list_columns(result)]
         which = f", including the columns {', '.join(columns)}" if columns else ""
-        sentences.append(
-            f"Left out at scale {result.variant.scale}: {counted(len(skipped), 'cell')} of the paper's{which}."
-        )
+        count = f"{len(skipped)} of the paper's cells"
+        sentences.append(f"Left out at scale {result.variant.scale}: {count}{which}.")
     return sentences
 
 
