@@ -153,7 +153,7 @@ def claims(paths: dict[str, Path]) -> list[str]:
          f"correlation {first['correlation']:.2f} {first['when']}, {last['correlation']:.2f} {last['when']}"),
         ("local classifiers end more uneven under skew (CCVR)", last["unevenness"] > other["unevenness"],
          f"deviation of row norms / mean {last['unevenness']:.3f} against {other['unevenness']:.3f}"),
-        *((f"calibration evens out the classifier's rows: {name}", each < before, f"{before:.3f} before, {each:.3f} after")
+        *((f"calibration evens out the rows: {name}", each < before, f"{before:.3f} before, {each:.3f} after")
           for name, each in after.items()),
         ("prototype contrast separates the classes better (FedECCR)", silhouettes["prototypes"] > silhouettes["skewed"],
          f"silhouette {silhouettes['prototypes']:.4f} against {silhouettes['skewed']:.4f}"),
