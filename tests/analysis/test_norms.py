@@ -108,7 +108,7 @@ def test_without_local_models_no_data_set_is_needed(run):
         found = norms.take_norms(opened)
         assert [row["round"] for row in found.rounds] == [1, 2, 3]
         assert "norms of local classifiers are not shown, except recorded ones" in opened.notes[0]
-        assert "digits.npz is not there" in opened.notes[0]
+        assert "digits.npz does not exist" in opened.notes[0]
     assert content(run) == before
 
 

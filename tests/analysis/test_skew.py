@@ -237,7 +237,7 @@ def test_a_damaged_partition_is_one_message(run, change):
 
 
 def test_a_partition_that_is_gone_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"partition\.npz is not there"):
+    with pytest.raises(UserError, match=r"partition\.npz does not exist"):
         read_holdings(tmp_path / "partition.npz")
 
 

@@ -160,7 +160,7 @@ def test_why_a_measure_that_was_asked_for_cannot_be_taken_is_said(pair, tmp_path
     (tmp_path / "digits.npz").unlink()
     made = compared(*pair, only=("confusion",))
     said = " ".join(section(made, "confusion").missing)
-    assert "digits.npz is not there" in said
+    assert "digits.npz does not exist" in said
     assert "add --only confusion" not in said
 
 

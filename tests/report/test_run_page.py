@@ -133,7 +133,7 @@ def test_a_run_without_its_data_set_shows_what_it_can_and_says_what_it_cannot(ru
         assert section(made, name).elements, name
     for name in ("cka", "projection", "confusion", "inversion"):
         assert not section(made, name).elements
-        assert "digits.npz is not there" in section(made, name).missing[0]
+        assert "digits.npz does not exist" in section(made, name).missing[0]
     said = (*section(made, "norms").missing, *section(made, "norms").notes)
     assert any("norms of local classifiers are not shown" in words for words in said)
     assert to_html(made)
