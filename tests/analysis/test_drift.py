@@ -86,7 +86,7 @@ def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
         assert found.layers == list(LAYERS)
         assert "not after the last round" in opened.notes[0]
     (unsealed(run) / "during.jsonl").unlink()
-    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
+    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz does not exist"):
         drift.take_drift(opened)
     assert content(run) == {name: value for name, value in before.items() if name != "during.jsonl"}
 

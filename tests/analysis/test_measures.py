@@ -275,7 +275,7 @@ def test_analyse_takes_what_is_named_and_tells_of_each(run):
 def test_a_named_measure_that_cannot_be_taken_is_an_error_after_the_others(run):
     (run.parent / "digits.npz").unlink()
     told = []
-    with pytest.raises(Missing, match=r"cka: .*digits\.npz is not there"):
+    with pytest.raises(Missing, match=r"cka: .*digits\.npz does not exist"):
         analysis.analyse(run, "cka", "skew", observe=lambda source, *_: told.append(source))
     assert told == ["cka", "skew"]
     assert stored(run, "skew").exists()

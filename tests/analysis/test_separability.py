@@ -106,7 +106,7 @@ def test_without_a_data_set_recorded_silhouettes_are_shown(run):
         assert [chart.name for chart in separability.draw_separability(found)] == ["separability-silhouette"]
         assert separability.separability_findings(found)
     (unsealed(run) / "during.jsonl").unlink()
-    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz is not there"):
+    with finished_run(run) as opened, pytest.raises(Missing, match=r"digits\.npz does not exist"):
         separability.take_separability(opened)
 
 
