@@ -45,7 +45,7 @@ def test_the_same_release_counts_once_and_another_is_never_taken_back():
     assert both.epsilon > 8.0
     assert add_release(both, None) is both
     assert [each.id for each in add_release(both, release("a")).releases] == ["a", "b"]
-    assert both.words() == "ε 12.26 at δ 1e-05 for every example, over 2 releases of statistics"
+    assert both.describe() == "ε 12.26 at δ 1e-05 for every example, over 2 releases of statistics"
 
 
 ROUNDS = PrivateRounds(3.0, 1e-5, 20, 1.0, 2.0, "poisson", replaced=False, example_epsilon=4.0)
@@ -54,9 +54,9 @@ ROUNDS = PrivateRounds(3.0, 1e-5, 20, 1.0, 2.0, "poisson", replaced=False, examp
 def test_rounds_of_private_updates_alone_promise_to_clients():
     spent = add_up((), ROUNDS)
     assert (spent.epsilon, spent.delta) == (3.0, 1e-5)
-    assert spent.words() == "ε 3 at δ 1e-05 for every client, over 20 rounds of updates"
+    assert spent.describe() == "ε 3 at δ 1e-05 for every client, over 20 rounds of updates"
     replaced = add_up((), replace(ROUNDS, replaced=True, rounds=1))
-    assert replaced.words() == "ε 3 at δ 1e-05 for every client whose data are replaced, over 1 round of updates"
+    assert replaced.describe() == "ε 3 at δ 1e-05 for every client whose data are replaced, over 1 round of updates"
     assert add_up(()) is None
 
 
@@ -65,7 +65,7 @@ def test_rounds_and_statistics_add_up_for_every_example():
     spent = add_release(add_up((), ROUNDS), release("a", 8.0, 1e-6))
     assert (spent.epsilon, spent.delta) == pytest.approx((12.0, 1.1e-5))
     assert spent.updates == ROUNDS
-    assert spent.words() == (
+    assert spent.describe() == (
         "ε 12 at δ 1.1e-05 for every example, over one release of statistics and all updates; "
         "the updates alone: ε 3 at δ 1e-05 for every client, over 20 rounds"
     )

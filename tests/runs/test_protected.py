@@ -73,7 +73,7 @@ def test_a_run_says_what_its_updates_promise_by_round_and_in_its_result(tmp_path
     assert (spent.epsilon, spent.delta) == pytest.approx((expected[1], 1e-5))
     assert (spent.updates.rounds, spent.updates.sampling, spent.updates.replaced) == (2, "everyone", False)
     assert spent.updates.example_epsilon > spent.epsilon
-    assert spent.words() == f"ε {expected[1]:.4g} at δ 1e-05 for every client, over 2 rounds of updates"
+    assert spent.describe() == f"ε {expected[1]:.4g} at δ 1e-05 for every client, over 2 rounds of updates"
     assert result.notes == ["lda: its statistics have no noise, (ε, δ) does not cover it"]
     with pytest.raises(SystemExit):
         main(["calibrate", str(result.path), "lda + private(epsilon=50, clip=3)"])
@@ -94,7 +94,7 @@ def test_a_private_run_that_was_stopped_and_resumed_equals_one_that_was_not(tmp_
         run(tmp_path / "b", method=method, per_round=4, rounds=3, observe=stopping)
     assert unskew.resume(tmp_path / "b").weights_sha256 == whole.weights_sha256
     assert whole.privacy.updates.replaced
-    assert "for every client whose data are replaced, over 3 rounds" in whole.privacy.words()
+    assert "for every client whose data are replaced, over 3 rounds" in whole.privacy.describe()
 
 
 def test_a_round_whose_noise_is_not_repeatable_is_not_trained_again(tmp_path):

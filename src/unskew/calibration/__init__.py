@@ -12,8 +12,12 @@ from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.plugins import load_function
 
 CALIBRATIONS: dict[str, Callable[..., Finisher]] = {
-    "ccvr": ccvr, "uscc": uscc, "lda": lda, "ridge": ridge, "oracle": oracle
-}  # fmt: skip
+    "ccvr": ccvr,
+    "uscc": uscc,
+    "lda": lda,
+    "ridge": ridge,
+    "oracle": oracle,
+}
 
 
 def parse_calibration(source: str | Finisher) -> Finisher:

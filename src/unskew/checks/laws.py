@@ -140,7 +140,7 @@ def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
             for s in algorithm.statistics
         ),
         remember=tuple(replace(m, keep=watch(m.keep, f"keep of {m.name}")) for m in algorithm.remember),
-    )  # fmt: skip
+    )
 
 
 def watching_loss(algorithm: Algorithm, report: Report) -> Algorithm:
@@ -246,10 +246,16 @@ class SmallFederation:
         return driver.start(self.algorithm, tensors.of_module(side.network), side.network.classifier_names)
 
     def states(
-        self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
-        state: ServerState | None = None, skip_failures: bool = False, folder: Path | None = None,
+        self,
+        rounds: int = 2,
+        engine: str = "loop",
+        workers: int = 2,
+        per_round: int | None = None,
+        state: ServerState | None = None,
+        skip_failures: bool = False,
+        folder: Path | None = None,
         rounds_planned: int | None = None,
-    ) -> Iterator[ServerState]:  # fmt: skip
+    ) -> Iterator[ServerState]:
         """The state after each round up to ``rounds``, from the given one or from the start.
 
         What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
@@ -263,21 +269,24 @@ class SmallFederation:
         try:
             while last.round < rounds:
                 last, _ = driver.run_round(
-                    algorithm, opened, last, self.key, per_round=per_round, rounds=rounds_planned or rounds,
+                    algorithm,
+                    opened,
+                    last,
+                    self.key,
+                    per_round=per_round,
+                    rounds=rounds_planned or rounds,
                     skip_failures=skip_failures,
-                )  # fmt: skip
+                )
                 yield last
         finally:
             opened.close()
 
     def run(
-        self, rounds: int = 2, engine: str = "loop", workers: int = 2, per_round: int | None = None,
-        state: ServerState | None = None, skip_failures: bool = False, folder: Path | None = None,
-        rounds_planned: int | None = None,
-    ) -> ServerState:  # fmt: skip
-        """The last of ``states``; the given state, or the first one, where no round is left."""
+        self, rounds: int = 2, engine: str = "loop", workers: int = 2, *, state: ServerState | None = None, **more: Any
+    ) -> ServerState:
+        """The last of ``states``; the given state, or the first one, if no round is left."""
         last = state or self.state()
-        for now in self.states(rounds, engine, workers, per_round, last, skip_failures, folder, rounds_planned):
+        for now in self.states(rounds, engine, workers, state=last, **more):
             last = now
         return last
 
@@ -308,9 +317,14 @@ class SmallFederation:
 
 
 def federation(
-    method: str = "fedavg", sizes: Sequence[int] = (40, 30, 1, 20, 9), images: ImageSet | None = None,
-    model: str = "tiny-cnn", dtype: str = "float64", seed: int = 0, local: Local | None = None,
-) -> SmallFederation:  # fmt: skip
+    method: str = "fedavg",
+    sizes: Sequence[int] = (40, 30, 1, 20, 9),
+    images: ImageSet | None = None,
+    model: str = "tiny-cnn",
+    dtype: str = "float64",
+    seed: int = 0,
+    local: Local | None = None,
+) -> SmallFederation:
     """Clients of just these sizes, one of them with a single example."""
     images = images or image_set(sum(sizes))
     settings = local or Local(epochs=2, batch=16, lr=0.05)
@@ -503,9 +517,11 @@ def is_fedavg(neutral: Candidate) -> str | None:
 
 
 def _watch(
-    fed: SmallFederation, instrument: Callable[[Algorithm, Report], Algorithm], after_round: Callable[[], str | None],
+    fed: SmallFederation,
+    instrument: Callable[[Algorithm, Report], Algorithm],
+    after_round: Callable[[], str | None],
     state: ServerState | None = None,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Some rounds of the instrumented algorithm, up to the first that has something reported."""
     reports: list[str] = []
     watched = fed.with_algorithm(instrument(fed.algorithm, reports.append))

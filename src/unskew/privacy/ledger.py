@@ -1,11 +1,11 @@
-"""What a run has released under differential privacy, and what it adds up to.
+"""What a run has released under differential privacy, and the (ε, δ) of all of it.
 
 Every release of statistics is a Gaussian mechanism. Several of them on the same examples, chosen one after another, are
-exactly one with 1/r² = Σ 1/r_i², r being noise over sensitivity, so their total is tight: no other accountant gives
-less for them. It is said at the largest δ among them.
+exactly one with 1/r² = Σ 1/r_i², r being noise over sensitivity, so their total is tight: no other accountant gives a
+smaller one. It is reported at the largest δ among them.
 
-Rounds of private updates promise more: for a client with all its examples. A single example that a client has or has
-not is a client whose data are replaced; with that ε the rounds and the statistics are added up, and so are their δ.
+Rounds of private updates guarantee more: they protect a client with all its examples. A client with or without one
+example is a client whose data are replaced; the ε for that is added to the ε of the statistics, and so are the δ.
 
 Reference: Dong, Roth, Su, "Gaussian Differential Privacy", JRSS B 2022, corollary 3.3 (composition).
 """
@@ -19,9 +19,9 @@ from unskew.core.units import counted
 
 @dataclass(frozen=True)
 class Release:
-    """One release of class statistics: what it promises, and the calibrations that were made from it."""
+    """One release of class statistics: its guarantee, and the calibrations made from it."""
 
-    id: str  # a hash of what was released: the same numbers a second time tell nothing new
+    id: str  # a hash of what was released: the same numbers a second time reveal nothing new
     epsilon: float
     delta: float
     clip: float
@@ -30,7 +30,7 @@ class Release:
 
 @dataclass(frozen=True)
 class PrivateRounds:
-    """The private updates of a run's rounds, and what they promise to every client."""
+    """The private updates of a run's rounds, and their guarantee to every client."""
 
     epsilon: float
     delta: float
@@ -38,11 +38,11 @@ class PrivateRounds:
     clip: float
     noise: float
     sampling: str  # everyone, poisson or fixed
-    replaced: bool  # a client's data replaced by others; otherwise a client that is there or not
-    example_epsilon: float  # for an example that a client has or has not
+    replaced: bool  # for a client whose data are replaced; otherwise for one that takes part or does not
+    example_epsilon: float  # for one example more or less
 
-    def words(self) -> str:
-        """The promise in words."""
+    def describe(self) -> str:
+        """The guarantee in words."""
         unit = "client whose data are replaced" if self.replaced else "client"
         return f"ε {self.epsilon:.4g} at δ {self.delta:g} for every {unit}, over {counted(self.rounds, 'round')}"
 
@@ -59,14 +59,16 @@ class Spent:
     releases: tuple[Release, ...]
     updates: PrivateRounds | None = None
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The total in words."""
         count = len(self.releases)
         if self.updates is not None and not count:
-            return f"{self.updates.words()} of updates"
+            return f"{self.updates.describe()} of updates"
         over = f"{count} releases" if count > 1 else "one release"
         total = f"ε {self.epsilon:.4g} at δ {self.delta:g} for every example, over {over} of statistics"
-        return total if self.updates is None else f"{total} and all updates; the updates alone: {self.updates.words()}"
+        return (
+            total if self.updates is None else f"{total} and all updates; the updates alone: {self.updates.describe()}"
+        )
 
 
 def add_release(spent: Spent | None, release: Release | None) -> Spent | None:

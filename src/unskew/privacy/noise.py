@@ -86,9 +86,11 @@ def _losses(noise: float, share: float, replaced: bool) -> Any:
     accounting = require_extra("dp_accounting")
     relation = accounting.NeighboringRelation.REPLACE_ONE if replaced else None
     return require_extra("dp_accounting.pld.privacy_loss_distribution").from_gaussian_mechanism(
-        noise, sampling_prob=share, value_discretization_interval=STEP,
+        noise,
+        sampling_prob=share,
+        value_discretization_interval=STEP,
         neighboring_relation=relation or accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    )  # fmt: skip
+    )
 
 
 UPDATE = "delta/params/"
@@ -137,8 +139,7 @@ class PrivateUpdates:
             promise = repr((self.clip, self.noise, self.delta))
             drawn = None if self.release else key.fold("private-updates", promise, tensors.sha256(update))
             deviation = self.noise * self.clip
-            update = {name: value + deviation * normal(tuple(value.shape), drawn, name)
-                      for name, value in update.items()}  # fmt: skip
+            update = {n: value + deviation * normal(tuple(value.shape), drawn, n) for n, value in update.items()}
         counted = {name: sums.get(name, zero) for name in COUNTED}
         return {"weight": zero + expected, "scaled": zero + expected, **update, **counted}
 

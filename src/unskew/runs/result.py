@@ -183,7 +183,7 @@ def privacy_rows(result: Result) -> list[tuple[str, str]]:
     """What the run's private releases add up to, in words; no row where there are none."""
     if result.privacy is None:
         return []
-    return [("privacy", result.privacy.words())]
+    return [("privacy", result.privacy.describe())]
 
 
 def accuracy_picture(
