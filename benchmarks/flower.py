@@ -28,6 +28,8 @@ from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
 from unskew.methods import parse_method
 from unskew.round import driver
+from unskew.round.client import Train
+from unskew.round.jobs import add
 
 NODES, EXAMPLES = 3, 1000
 
@@ -97,7 +99,7 @@ def _in_turns(variants, state, repeats):
     for turn in range(repeats + 1):
         for name, engine in variants.items():
             began = time.process_time()
-            outcome = engine.map_sum("train", state.tensors, visits, Key(0).fold("round", turn), round=turn + 1)
+            outcome = add(engine.visit(Train(turn + 1), state.tensors, visits, Key(0).fold("round", turn)), visits)
             if outcome.failures:
                 raise RuntimeError(outcome.failures[0].reason)
             if turn:

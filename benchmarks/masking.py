@@ -3,28 +3,26 @@
 Processor time, not time on a clock: on a client's own machine they are the same, and here other work may run beside it.
 """
 
-import json
 import os
 import statistics
 import time
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import torch
 
 from measure import Row, at_most
 from unskew.core.key import Key
 from unskew.core.machine import neutral
-from unskew.core.types import Visit
-from unskew.privacy import rows
+from unskew.core.types import Reply, Visit
 from unskew.privacy.agreement import BOX_BYTES, Agreement, Member, shares_needed, unmask
 from unskew.privacy.ciphers import derived_key
 from unskew.privacy.fixed_point import as_steps
-from unskew.privacy.secure_jobs import MaskedJob, Rounded, mask_keys, mask_openings, mask_shares
+from unskew.privacy.secure_sum import Masked, MaskKeys, MaskOpenings, MaskShares, describe
 from unskew.privacy.sessions import Sessions, new_session
 
 CLIENTS, WORDS, DROPPED = 100, 1_000_000, 33
-NAME = "masked-benchmark"
 
 
 def suite(repeats):
@@ -45,42 +43,44 @@ def suite(repeats):
     ]  # fmt: skip
 
 
+class Work(msgspec.Struct, frozen=True, tag="benchmark"):
+    """What is masked: an update that costs nothing but its rounding."""
+
+    def __call__(self, side, shared, visit, key):
+        """The rounded update."""
+        return Reply(as_steps({"delta": UPDATE}, CLIENTS, "client 0"))
+
+
+UPDATE = torch.randn(WORDS, generator=Key(1).torch(), dtype=torch.float64)
+
+
 def _session(sides):
     """Seconds of the first client's jobs by name, and of the server's recovery."""
-    session, visits = new_session(), [Visit(client, 1.0) for client in range(CLIENTS)]
-    question = {"session": session.hex(), "threshold": shares_needed(0.66, CLIENTS), "about": NAME, "options": ""}
-    text, seconds, key = json.dumps(question), {}, Key(0)
-    everyone = torch.ones(CLIENTS, dtype=torch.uint8)
-    shared = {"secure/members": torch.tensor([[client, 0] for client in range(CLIENTS)])}
+    session, seconds, everyone = new_session(), {}, (True,) * CLIENTS
+    about = (session, shares_needed(0.66, CLIENTS), Work(), tuple((client, 0) for client in range(CLIENTS)))
     members = [
         Member(client, session, derived_key(side.secret, b"unskew member seed 1 " + client.to_bytes(8, "big"), session))
         for client, side in enumerate(sides)
     ]
     publics = {member.number: member.public for member in members}
-    agreement = Agreement(session, question["threshold"], publics, NAME)
-    sums = {"delta": torch.randn(WORDS, generator=Key(1).torch(), dtype=torch.float64)}
-    masked = MaskedJob(NAME, lambda *given: Rounded(as_steps(sums, given[-1], "client 0")))
+    keys = tuple(publics.values())
+    agreement = Agreement(session, about[1], publics, describe(Work()))
     stages = [
-        ("keys", mask_keys, {}),
-        ("shares", mask_shares, {"secure/keys": torch.from_numpy(rows.as_bytes(publics, CLIENTS, 64)),
-                                 "secure/present": everyone}),
-        ("masks", masked, {"secure/sharing": everyone}),
-        ("opening", mask_openings, {"secure/answered": everyone, "secure/shares": _boxes(members, agreement)}),
-    ]  # fmt: skip
-    for name, job, sent in stages:
-        shared |= sent
+        ("keys", MaskKeys(*about), b""),
+        ("shares", MaskShares(*about, keys), b""),
+        ("masks", Masked(*about, keys, everyone), b""),
+        ("opening", MaskOpenings(*about, keys, everyone, everyone), _parcel(members, agreement)),
+    ]
+    for name, job, parcel in stages:
         began = time.process_time()
-        job(sides[0], shared, visits[0], key, text)
+        job(sides[0], {}, Visit(0, 1.0, parcel=parcel), Key(0))
         seconds[name] = time.process_time() - began
     return seconds, _recovered(members, agreement)
 
 
-def _boxes(members, agreement):
-    """[n, n, BOX_BYTES], those for the first client; the others' are not looked at here."""
-    boxes = np.zeros((CLIENTS, CLIENTS, BOX_BYTES), np.uint8)
-    for member in members[1:]:
-        boxes[member.number, 0] = np.frombuffer(member.boxes(agreement)[0], np.uint8)
-    return torch.from_numpy(boxes)
+def _parcel(members, agreement):
+    """What all others have sealed for the first client."""
+    return b"".join([bytes(BOX_BYTES), *(member.boxes(agreement)[0] for member in members[1:])])
 
 
 def _recovered(members, agreement):

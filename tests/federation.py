@@ -3,6 +3,7 @@
 from unskew.checks.laws import federation as _federation
 from unskew.checks.laws import image_set, largest_difference, partition_of, same
 from unskew.core.types import Local
+from unskew.round.jobs import add
 
 
 def federation(
@@ -12,4 +13,9 @@ def federation(
     return _federation(method, sizes, images, model, dtype, seed, settings)
 
 
-__all__ = ["federation", "image_set", "largest_difference", "partition_of", "same"]
+def total(engine, job, shared, visits, key):
+    """What a job's replies add up to."""
+    return add(engine.visit(job, shared, visits, key), visits)
+
+
+__all__ = ["federation", "image_set", "largest_difference", "partition_of", "same", "total"]

@@ -9,11 +9,13 @@ import json
 import numpy as np
 import torch
 
+from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core.key import Key
-from unskew.core.types import Visit
-from unskew.engines.flower.messages import opened
-from unskew.engines.jobs import JOBS
-from unskew.round.jobs import attempt, find_job
+from unskew.core.types import Job, Visit
+from unskew.engines.flower.messages import unseal
+from unskew.engines.flower.promises import Purpose
+from unskew.privacy.secure_sum import Masked, SecureJob
+from unskew.round.jobs import answer, decode_job
 
 HEAD = 8  # bytes by which a needle is found
 WINDOW = 16  # bytes of a needle of an array
@@ -47,9 +49,7 @@ class Leaks:
         for bits in STEPS:
             steps = np.round(value * 2.0**bits)
             if np.abs(steps).max(initial=0) < 2**62:
-                words = steps.astype(np.int64)
-                self.add(what, words, whole=whole)
-                self.add(what, (words & (2**32 - 1)).astype(np.uint32), whole=whole)  # the lower halves
+                self.add(what, steps.astype(np.int64), whole=whole)
         if value.size >= HEAD and np.array_equal(value, value.round()) and 0 <= value.min() <= value.max() < 256:
             self.add(what, value.astype(np.uint8), whole=True)
 
@@ -84,15 +84,15 @@ class Leaks:
 
     def add_work(self, node, question) -> None:
         """Needles of what this node's clients would have answered without masks."""
-        header, sent = opened(question)
+        header, sent = unseal(question)
         shared = dict(sent)
-        if header["kind"] != "job" or (inner := in_the_clear(header["job"])) is None:
+        if header["kind"] != "job" or (work := in_the_clear(decode_job(header["job"]))) is None:
             return
         side = node._runs[header["run"]].side
         for fields in header["visits"]:
-            visit = Visit(**{**fields, "keep": False})
-            done = attempt(side, find_job(inner, JOBS), shared, visit, Key(header["seed"], tuple(header["key"])))
-            for name, value in done.sums.items():
+            visit = Visit(**{**fields, "keep": False, "parcel": b""})
+            reply = answer(side, work, shared, visit, Key(header["seed"], tuple(header["key"])))
+            for name, value in reply.sums.items():
                 if name in ("weight", "scaled", "metric/examples", "metric/visits"):
                     continue  # the server knows them beforehand
                 self.add_numbers(kind_of(name), value.numpy())
@@ -139,18 +139,12 @@ def kind_of(name: str) -> str:
     return "a client's metrics" if name.startswith("metric/") else "a client's statistics"
 
 
-def in_the_clear(job: str) -> str | None:
-    """The job without masks; None where it has no work behind it."""
-    name, _, options = job.partition(" ")
-    if name.startswith("mask-"):
+def in_the_clear(job: Job) -> Job | None:
+    """The job without masks and rounding; None where it does not work on the client's data."""
+    if isinstance(job, SecureJob) and not isinstance(job, Masked):
         return None
-    if name.startswith("masked-"):
-        name, options = name.removeprefix("masked-"), json.loads(options)["options"]
-    if name.startswith("rounded-"):
-        name, options = name.removeprefix("rounded-"), options.partition(" ")[2]
-    if name == "statistics":
-        return f"moments {json.loads(options)['request']}"
-    return f"{name} {options}".strip()
+    work = Purpose.of(job).work
+    return Moments(work.request) if isinstance(work, FixedPointMoments) else work
 
 
 def _index(number):

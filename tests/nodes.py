@@ -16,7 +16,7 @@ from unskew.engines.flower.agreement import Agreement
 from unskew.engines.flower.engine import FederatedEngine
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.members import Members
-from unskew.engines.flower.messages import opened, sealed
+from unskew.engines.flower.messages import seal, unseal
 from unskew.engines.flower.node import Node
 from unskew.engines.flower.node_data import Source, read_node_data
 from unskew.engines.flower.post import Post
@@ -24,6 +24,8 @@ from unskew.engines.flower.session import Rules, Session
 from unskew.engines.flower.template import Template
 from unskew.methods import parse_method
 from unskew.round import driver
+from unskew.round.client import Train
+from unskew.round.jobs import add
 from unskew.runs.federated import Request, run_federated
 
 PARTITION, SEED = "dirichlet(alpha=0.3)", 3
@@ -87,8 +89,18 @@ def first_state(method="fedavg"):
     return driver.start(parse_method(method, blueprint_of().local), tensors.of_module(network))
 
 
+def outcome_of(engine, job, shared, visits, key):
+    """What a job comes to over all the visits."""
+    return add(engine.visit(job, shared, visits, key), visits)
+
+
+def train_round(engine, shared, visits, number=1):
+    """What a round of training comes to."""
+    return outcome_of(engine, Train(number), shared, visits, Key(0).fold("round", number))
+
+
 def reply_with(reply, change):
     """A reply whose fields and tensors ``change(fields, tensors)`` has changed in place."""
-    fields, came = opened(reply)
+    fields, came = unseal(reply)
     change(fields, came)
-    return sealed(fields, came)
+    return seal(fields, came)

@@ -3,6 +3,8 @@
 from unskew import models
 from unskew.core import tensors
 from unskew.core.key import Key
+from unskew.core.types import Failure
+from unskew.engines.flower.promises import Purpose
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.runs.journal import read_metrics
@@ -12,12 +14,18 @@ class Answered:
     """One process in which only those come whose visits have not failed, by round."""
 
     def __init__(self, engine, failed):
-        self._engine, self._failed, self.progress = engine, failed, None
-        self.accept, self.roster = engine.accept, engine.roster
+        self._engine, self._failed = engine, failed
+        self.memory, self.roster = engine.memory, engine.roster
 
-    def map_sum(self, job, shared, visits, key, *, round=0):
-        came = [visit for visit in visits if visit.client not in self._failed[round]]
-        return self._engine.map_sum(job, shared, came, key, round=round)
+    def visit(self, job, shared, visits, key):
+        number = Purpose.of(job).round
+        missing = self._failed[number] if number else set()
+        replies = self._engine.visit(job, shared, [visit for visit in visits if visit.client not in missing], key)
+        for visit in visits:
+            if visit.client in missing:
+                yield Failure(visit.client, "the log says that it did not answer", visit.repeat)
+            else:
+                yield next(replies)
 
 
 def failed_by_round(run):

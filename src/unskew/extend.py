@@ -35,11 +35,13 @@ A network, a data set, a partition
     Partition               who holds which example; an array of client numbers works too
 An engine
     Engine                  what every engine can do; EngineSetup is what it is opened with
-    open_loop               the plain engine, to build others from; add_outcomes adds their results in order
+    open_loop               the plain engine, to build others from
     Roster, Visit, TestPart the clients and their sizes; one client's turn; a part of the test images
-    Outcome, Failure        what an engine answers; a visit that failed
+    Reply, Failure, Note    what an engine yields for a visit; one that failed; something else to report
+    Outcome, add            what an exchange came to; adds replies in visit order
     Progress                called after each visit: how much is done, of how much
-    ClientSide              what a client's work is done with; Job, Answer: the work itself, and what it gives
+    ClientSide              what a client's work is done with; Job: the work itself; Call: a job of your own
+    answer                  does a job for one visit, as every engine's worker does
 A logger
     Backend                 where figures go: start, write, close; Facts, Figures and Overview are what it is given
 Everywhere
@@ -70,12 +72,15 @@ if TYPE_CHECKING:
         Failure,
         Head,
         ImageSet,
+        Job,
         Local,
         Loss,
         Margin,
         Memory,
+        Note,
         Outcome,
         Progress,
+        Reply,
         Roster,
         RoundInfo,
         Sampler,
@@ -93,13 +98,12 @@ if TYPE_CHECKING:
     )
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
-    from unskew.engines.outcomes import add_outcomes
     from unskew.loggers.backends import Backend, Facts, Figures
     from unskew.models.networks import Network, Shape
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
     from unskew.round.client_memory import whole_model
-    from unskew.round.jobs import Answer, Job
+    from unskew.round.jobs import Call, add, answer
     from unskew.round.local_optimizers import require_sgd
     from unskew.runs.finished import FinishedRun
     from unskew.runs.prepare import Overview
@@ -107,7 +111,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Aggregate",
     "Algorithm",
-    "Answer",
     "Arrive",
     "Available",
     "Axis",
@@ -115,6 +118,7 @@ __all__ = [
     "Band",
     "Bars",
     "Blend",
+    "Call",
     "Cells",
     "Chart",
     "Choice",
@@ -149,12 +153,14 @@ __all__ = [
     "Method",
     "Missing",
     "Network",
+    "Note",
     "Outcome",
     "Overview",
     "Partition",
     "Picture",
     "Progress",
     "RealFeatures",
+    "Reply",
     "Roster",
     "RoundInfo",
     "Rule",
@@ -176,7 +182,8 @@ __all__ = [
     "Visit",
     "Visited",
     "Words",
-    "add_outcomes",
+    "add",
+    "answer",
     "check_method",
     "finisher",
     "open_loop",
@@ -193,18 +200,17 @@ _NAMES = {
     "checks": "LawBroken check_method",
     "core.errors": "Missing UserError",
     "core.key": "Key",
-    "core.types": "Aggregate Arrive Available Blend Correction Engine Failure Head ImageSet Local Loss Margin Memory "
-    "Outcome Progress Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums Tensors Term TestPart "
-    "Visit Visited",
+    "core.types": "Aggregate Arrive Available Blend Correction Engine Failure Head ImageSet Job Local Loss Margin "
+    "Memory Note Outcome Progress Reply Roster RoundInfo Sampler Scale ServerOptimizer Split Statistic Step Sums "
+    "Tensors Term TestPart Visit Visited",
     "data.population": "Partition",
     "engines": "EngineSetup open_loop",
-    "engines.outcomes": "add_outcomes",
     "loggers.backends": "Backend Facts Figures",
     "models.networks": "Network Shape",
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",
     "round.client_memory": "whole_model",
-    "round.jobs": "Answer Job",
+    "round.jobs": "Call add answer",
     "round.local_optimizers": "require_sgd",
     "runs.prepare": "Overview",
     "runs.finished": "FinishedRun",

@@ -17,7 +17,6 @@ from unskew.core.key import Key
 from unskew.round import driver
 from unskew.runs.checkpoint import load_checkpoint
 from unskew.runs.folder import read_model
-from unskew.runs.recording import RecordingEngine
 
 
 def drawn(*shape, seed=0, dtype=torch.float64):
@@ -287,15 +286,13 @@ def test_pairs_are_the_definition_on_outputs_found_without_hooks(finished, monke
 def next_round(run, state, number):
     """What ``driver.run_round`` itself makes of the state: the clients' models, seen through the engine."""
     with finished_run(run) as opened:
-        watching = RecordingEngine(opened.engine, lambda _: ["model"])
+        seen = []
         driver.run_round(
-            opened.algorithm, watching, state, opened.key, per_round=opened.config.per_round,
-            rounds=opened.config.rounds,
+            opened.algorithm, opened.engine, state, opened.key, per_round=opened.config.per_round,
+            rounds=opened.config.rounds, watch=["model"], record=seen.append,
         )  # fmt: skip
         names = list(opened.side.weights)
-        clients = watching.rows("visits")[0]
-        rows = {name: watching.rows(f"model/{name}")[1] for name in names}
-        return {c: {name: rows[name][at] for name in names} for at, c in enumerate(clients)}
+        return {c: {name: found[f"model/{name}"] for name in names} for c, found in seen[0].clients.items()}
 
 
 def assert_equal_models(found, wanted):

@@ -5,14 +5,10 @@ from dataclasses import replace
 import pytest
 
 from analysis.finished import finished_run, measured
-from federation import federation
-from unskew import engines
 from unskew.analysis import MEASURES, analyse, cka
 from unskew.console.main import _interrupted
 from unskew.core.errors import Missing, UserError
-from unskew.core.types import Visit
 from unskew.report.write import run_page, take_all, write_report
-from unskew.runs import recording
 
 
 def test_a_measure_that_is_no_number_is_missing_and_the_page_is_made_without_it(run, monkeypatch):
@@ -55,16 +51,6 @@ def test_an_interrupt_is_one_however_deep_it_lies():
     assert _interrupted(KeyboardInterrupt())
     assert _interrupted(wrapped)
     assert not _interrupted(RuntimeError("our own"))
-
-
-def test_more_clients_than_are_recorded_can_be_looked_at_when_asked_for():
-    small = federation(sizes=(2,) * 105, epochs=1)
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
-    visits = [Visit(client, 1.0) for client in range(105)]
-    for most, seen in ((recording.MAX_CLIENTS, 100), (105, 105)):
-        watching = recording.RecordingEngine(engine, lambda number: ["norms"], most=most)
-        watching.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
-        assert watching.rows("norms")[0] == list(range(seen))
 
 
 def test_what_is_not_shown_is_said(run):

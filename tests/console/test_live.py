@@ -169,13 +169,13 @@ def test_the_clients_shown_are_those_that_come():
     """The view asks the sampler itself; it must say what the driver is about to do, in every round."""
     small = federation(sizes=(40, 30, 1, 20, 9))
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
-    came, work = [], engine.map_sum
+    came, work = [], engine.visit
 
-    def watched(job, shared, visits, key, *, round):
+    def watched(job, shared, visits, key):
         came.append([visit.client for visit in visits])
-        return work(job, shared, visits, key, round=round)
+        return work(job, shared, visits, key)
 
-    engine.map_sum, state = watched, small.state()
+    engine.visit, state = watched, small.state()
     for _ in range(4):
         state, _ = driver.run_round(small.algorithm, engine, state, Key(3), per_round=2)
     config = replace(Config(), rounds=4, per_round=2, seed=3)

@@ -11,12 +11,12 @@ from unskew.calibration import CALIBRATIONS
 from unskew.calibration.feasible import check, class_cells
 from unskew.calibration.federated import Forecasted, real_features
 from unskew.calibration.finisher import RealFeatures
+from unskew.calibration.jobs import Moments
 from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.privacy.sessions import Sessions
-from unskew.round.jobs import job_text
 from unskew.runs.execute import finish
 
 CPU = torch.device("cpu")
@@ -122,5 +122,5 @@ def test_what_a_calibration_is_checked_with_is_on_the_cpu(each_home):
 def test_a_failing_client_says_why(home):
     """The device's own refusal reaches the user: it is not lost between the job and the calibration."""
     side = side_of(on(home.device, small(sizes=SIZES)))
-    outcome = Loop(side).map_sum(job_text("moments", '{"form": "full"}'), {}, [Visit(0, 1.0)], Key(0))
-    assert "KeyError" in outcome.failures[0].reason
+    (failure,) = Loop(side).visit(Moments({"form": "full"}), {}, [Visit(0, 1.0)], Key(0))
+    assert "KeyError" in failure.reason

@@ -6,12 +6,14 @@ import pytest
 import torch
 from placed import on, side_of, small
 
+from federation import total
 from unskew import engines
 from unskew.core.key import Key
-from unskew.core.types import Visit
-from unskew.engines.pool import engine as pool_engine
-from unskew.engines.work import Work
-from unskew.round.jobs import attempt
+from unskew.core.types import Reply, Visit
+from unskew.engines import pool as pool_engine
+from unskew.engines.scheduler import Scheduler
+from unskew.round.client import Train
+from unskew.round.jobs import answer
 
 
 class Silent:
@@ -19,12 +21,9 @@ class Silent:
 
     started: ClassVar = []
 
-    def __init__(self, shared, sessions, memory, hello, number):
-        self.number, self.ready, self.tasks = number, False, {}
-        self.line = self
-        self.started.append((number, hello["blueprint"]["device"]))
-
-    connection = 0
+    def __init__(self, shared, side, hello, number):
+        self.number, self.ready, self.tasks, self.child = number, False, {}, self
+        self.started.append((number, hello.blueprint["device"]))
 
     def exit_reason(self):
         return "signal 9"
@@ -70,7 +69,7 @@ def test_a_pool_spreads_its_workers_and_a_new_one_takes_the_old_ones_device(monk
     federated = on(device, small("scaffold"))
     pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 3))
     assert started == list(enumerate(wanted))
-    pool._replace(pool._workers[1], Work([], []), {})
+    pool._replace(pool._workers[1], Scheduler(Train(), [], pool.roster, 1, {}), None)
     assert started[3:] == [(1, wanted[1])]
     pool.close()
 
@@ -79,7 +78,7 @@ def test_real_workers_train_on_the_device_that_they_are_told():
     federated = on("auto", small())
     pool = engines.open_engine("pool", engines.EngineSetup(federated.blueprint, federated.data, 2))
     try:
-        outcome = pool.map_sum("train", federated.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))
+        outcome = total(pool, Train(), federated.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))
     finally:
         pool.close()
     assert not outcome.failures
@@ -88,13 +87,13 @@ def test_real_workers_train_on_the_device_that_they_are_told():
 def test_every_job_is_deterministic_on_cuda_alone(each_home):
     seen = {}
 
-    def settings(side, shared, visit, key, options):
+    def settings(side, shared, visit, key):
         seen.setdefault(side.device.type, []).append(torch.are_deterministic_algorithms_enabled())
-        return {}
+        return Reply({})
 
     here = small()
     for federated in (here, on(each_home.device, here)):
-        attempt(side_of(federated), (settings, ""), {}, Visit(0, 1.0), Key(0))
+        answer(side_of(federated), settings, {}, Visit(0, 1.0), Key(0))
     assert seen["cpu"] == [False]
     assert seen[each_home.device.type] == [each_home.device.type == "cuda"]
     assert not torch.are_deterministic_algorithms_enabled()

@@ -13,7 +13,7 @@ from unskew.core.key import Key
 from unskew.engines.loop import Loop
 from unskew.round import driver
 from unskew.runs.finished import FinishedRun
-from unskew.runs.recording import RECORDED, Recorder, RecordingEngine, parse_recording, some_features
+from unskew.runs.recording import RECORDED, Recorder, parse_recording, some_features
 
 __all__ = ["finished", "runs_of"]
 
@@ -24,11 +24,14 @@ def lines(federated, recording):
     """What is written down of three rounds."""
     side = side_of(federated)
     recorder = Recorder(parse_recording(recording), 3, side, Key(0))
-    engine = RecordingEngine(Loop(side_of(federated)), recorder.watched)
+    engine = Loop(side_of(federated))
     state, written = federated.state(), []
     while state.round < 3:
-        state, _ = driver.run_round(federated.algorithm, engine, state, federated.key, per_round=4, rounds=3)
-        written.append(recorder.line(state, engine))
+        state, _ = driver.run_round(
+            federated.algorithm, engine, state, federated.key, per_round=4, rounds=3,
+            watch=recorder.watched(state.round + 1), record=recorder.record,
+        )  # fmt: skip
+        written.append(recorder.line(state))
     return written
 
 

@@ -6,24 +6,24 @@ import pytest
 import torch
 from placed import SEEN, on, side_of, small
 
-from federation import image_set, same
+from federation import image_set, same, total
 from unskew import models
+from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.checks import QUICK
 from unskew.core.key import Key
-from unskew.core.types import Failure, ServerState, TestPart, Visit
+from unskew.core.types import Failure, Reply, ServerState, TestPart, Visit
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.models.conv_pool import ConvPool
 from unskew.models.cut import cut
 from unskew.round import driver, statistics
-from unskew.round.client import survey
-from unskew.round.evaluation import evaluate
-from unskew.round.jobs import attempt, job_text
-from unskew.round.watch import Watch
+from unskew.round.client import Survey, Train
+from unskew.round.evaluation import Evaluate, evaluate
+from unskew.round.jobs import answer
 
 CPU = torch.device("cpu")
-WATCHED = job_text("train", Watch(("norms", "drift", "model"), (0, 2)).to_text())
+JOBS = [Train(), Evaluate(by_image=True), Survey(), Train(1, ("norms", "drift", "model"))]
 
 
 def all_on_cpu(state: ServerState) -> bool:
@@ -126,20 +126,21 @@ def test_a_run_may_go_on_on_another_device(home, tmp_path):
         assert same(second.run(4, state=half, folder=folder), here.run(4))
 
 
-@pytest.mark.parametrize("work", ["train", "evaluate", "survey", WATCHED])
-def test_sums_leave_a_client_on_the_cpu_and_are_those_of_the_cpu(home, work):
+@pytest.mark.parametrize("job", JOBS, ids=str)
+def test_sums_leave_a_client_on_the_cpu_and_are_those_of_the_cpu(home, job):
     here = small("fedir + prototypes")
     outcomes = []
     for each in (here, on(home.device, here)):
         state = each.state()
         engine = Loop(side_of(each))
-        if work.startswith("train"):
+        if isinstance(job, Train):
             state, _ = driver.survey(each.algorithm, engine, state, each.key)
-        visits = [Visit(0, 2.0), Visit(1, 1.0)] if work != "evaluate" else [TestPart(0, 5)]
-        outcome = engine.map_sum(work, statistics.shared(state), visits, Key(1).fold("round", 1))
+        visits = [Visit(0, 2.0), Visit(1, 1.0)] if not isinstance(job, Evaluate) else [TestPart(0, 5)]
+        outcome = total(engine, job, statistics.shared(state), visits, Key(1).fold("round", 1))
         assert not outcome.failures
-        assert {value.device for value in outcome.sums.values()} == {CPU}
-        outcomes.append(outcome.sums)
+        found = outcome.sums | {f"{n}/{name}": value for n, x in outcome.extra.items() for name, value in x.items()}
+        assert {value.device for value in found.values()} == {CPU}
+        outcomes.append(found)
     assert list(outcomes[0]) == list(outcomes[1])
     assert all(torch.equal(value, outcomes[1][name]) for name, value in outcomes[0].items())
 
@@ -149,8 +150,7 @@ def test_a_job_whose_sums_are_on_the_device_has_them_moved():
 
     with PretendDevice("cuda:0"):
         there = torch.ones(2, dtype=torch.float64).to("cuda:0")
-        job = (lambda side, shared, visit, key, options: {"x": there}), ""
-        done = attempt(side_of(small()), job, {}, Visit(0, 1.0), Key(0))
+        done = answer(side_of(small()), lambda *given: Reply({"x": there}), {}, Visit(0, 1.0), Key(0))
         assert not isinstance(done, Failure)
         assert done.sums["x"].device == CPU
 
@@ -179,7 +179,7 @@ def test_a_calibrated_classifier_that_is_sent_is_used_on_the_device(home, lifted
         calibrated["calibrated/lift"] = torch.randn(64, 5, generator=draw)
     sums = []
     for each in (here, on(home.device, here)):
-        outcome = Loop(side_of(each)).map_sum("evaluate-calibrated", model | calibrated, [TestPart(0, 5)], Key(0))
+        outcome = total(Loop(side_of(each)), EvaluateCalibrated(), model | calibrated, [TestPart(0, 5)], Key(0))
         assert not outcome.failures
         sums.append(outcome.sums)
     assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
@@ -192,7 +192,7 @@ def test_two_calibrated_layers_that_are_sent_are_used_wherever_the_network_is(ho
     calibrated["calibrated/steps"] = torch.tensor([2.0, 0.0, 1.0, 0.0], dtype=torch.float64)
     sums = []
     for each in (here, on(home.device, here)):
-        outcome = Loop(side_of(each)).map_sum("evaluate-calibrated", model | calibrated, [TestPart(0, 5)], Key(0))
+        outcome = total(Loop(side_of(each)), EvaluateCalibrated(), model | calibrated, [TestPart(0, 5)], Key(0))
         assert not outcome.failures
         sums.append(outcome.sums)
     assert all(torch.equal(value, sums[1][name]) for name, value in sums[0].items())
@@ -212,4 +212,4 @@ def test_the_counts_of_a_client_are_those_of_its_labels(home):
         counts = [side.counts(client) for side in sides]
         assert counts[1].device == CPU
         assert torch.equal(*counts)
-    assert survey(sides[1], {}, Visit(0, 1.0), Key(0), "") is not None
+    assert Survey()(sides[1], {}, Visit(0, 1.0), Key(0)) is not None

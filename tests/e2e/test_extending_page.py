@@ -64,9 +64,9 @@ def test_the_commands_do_what_the_page_says(page):
     assert result("runs/mostly")["partition"] == "mine:mostly"
 
 
-def test_an_engine_in_any_order_gives_the_bits_of_the_loop(page):
-    ours, theirs = result("runs/loop"), result("runs/any-order")
-    assert theirs["engine"] == "mine:any_order(seed=7)"
+def test_an_engine_of_threads_gives_the_bits_of_the_loop(page):
+    ours, theirs = result("runs/loop"), result("runs/threads")
+    assert theirs["engine"] == "mine:threads"
     assert theirs["weights_sha256"] == ours["weights_sha256"]
     assert (theirs["accuracy"], theirs["loss"]) == (ours["accuracy"], ours["loss"])
 
@@ -81,10 +81,10 @@ def test_it_does_so_with_memories_statistics_and_after_a_stop(page, method):
         return unskew.STOP if getattr(event, "round", 0) == 2 else None
 
     with pytest.raises(unskew.StopRun):
-        unskew.run(engine="mine:any_order", out=f"runs/any-{name}", observe=stop, **options)
-    resumed = unskew.resume(f"runs/any-{name}")
+        unskew.run(engine="mine:threads", out=f"runs/threads-{name}", observe=stop, **options)
+    resumed = unskew.resume(f"runs/threads-{name}")
     assert resumed.weights_sha256 == loop.weights_sha256
-    assert resumed.engine == "mine:any_order"
+    assert resumed.engine == "mine:threads"
     assert [each.accuracy for each in resumed.calibrations.values()] == [
         each.accuracy for each in loop.calibrations.values()
     ]
@@ -100,7 +100,7 @@ def test_the_logger_has_each_round_once_and_only_what_was_asked_for(page):
 def test_values_from_python_have_texts_where_another_process_could_find_them(page):
     found = result("runs/python")
     assert found["method"] == "fedavg + mine:rare + mine:adjusted(strength=0.5)"
-    assert (found["engine"], found["model"]) == ("mine:any_order", "mine:layers")
+    assert (found["engine"], found["model"]) == ("mine:threads", "mine:layers")
     assert [row["name"] for row in found["calibrations"]] == [
         "mine:adjusted(strength=0.5)", "mine:adjusted(strength=0.2)",
     ]  # fmt: skip
@@ -129,7 +129,7 @@ def test_workers_find_every_part_of_it(page):
         f"unskew run {words} {method} --engine loop --out runs/all-loop",
         f"unskew run {words} {method} --engine pool --workers 2 --out runs/all-pool",
         "unskew analyse runs/all-pool mine:brightness --engine pool",
-        "unskew calibrate runs/all-pool mine:adjusted --engine mine:any_order",
+        "unskew calibrate runs/all-pool mine:adjusted --engine mine:threads",
     )
     assert result("runs/all-loop")["weights_sha256"] == result("runs/all-pool")["weights_sha256"]
 

@@ -2,10 +2,8 @@
 
 import gc
 import os
-import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,14 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from federation import federation, same
+from federation import federation, same, total
 from unskew import engines
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
-from unskew.engines.pool.engine import Pool
-from unskew.engines.pool.process import START
-from unskew.engines.pool.shared import SharedFile
+from unskew.engines.pool import Pool, SharedFile
+from unskew.round.client import Train
 
 HERE = Path(__file__).parent.parent
 
@@ -66,8 +63,9 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
         "from unskew.core.types import Visit\n"
         "f = federation('outside_methods:sleeps(60)')\n"
         "pool = engines.open_engine('pool', engines.EngineSetup(f.blueprint, f.data, 2))\n"
-        "print(*(w.process.pid for w in pool._workers), flush=True)\n"
-        "pool.map_sum('train', f.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0))\n"
+        "from unskew.round.client import Train\n"
+        "print(*(w.child.pid for w in pool._workers), flush=True)\n"
+        "list(pool.visit(Train(), f.state().tensors, [Visit(0, 1.0), Visit(1, 1.0)], Key(0)))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], cwd=HERE, stdout=subprocess.PIPE, text=True)
     workers = [int(pid) for pid in parent.stdout.readline().split()]
@@ -84,28 +82,6 @@ def test_workers_end_when_their_parent_is_killed_in_the_middle_of_a_visit():
     raise AssertionError(f"workers {workers} outlive their parent")
 
 
-def test_a_worker_whose_parent_dies_during_its_imports_ends_at_once():
-    line, other = socket.socketpair()  # stays open: only the life line closes
-    life, ours = os.pipe()
-    given = [line.fileno(), life, 0, 0, 0, 0]
-    worker = subprocess.Popen(
-        [sys.executable, "-P", START, *map(str, given)], pass_fds=given[:2], stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    time.sleep(0.3)  # in the middle of the imports, which take a second and more
-    assert worker.poll() is None
-    os.close(ours)
-    assert worker.wait(timeout=20) == 1  # without the early watch it waits for its first message for ever
-    for each in (line, other):
-        each.close()
-    os.close(life)
-
-
-def test_nothing_heavy_is_imported_before_a_worker_watches_its_parent():
-    before = Path(START).read_text().partition("threading.Thread")[0]
-    assert set(re.findall(r"^(?:import|from) (\S+)", before, re.M)) <= set(sys.stdlib_module_names)
-
-
 def alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
@@ -120,7 +96,7 @@ def test_results_are_added_in_the_order_of_the_visits():
     outcomes = []
     for engine, workers in (("loop", 1), ("pool", 3)):
         opened = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data, workers))
-        outcomes.append(opened.map_sum("train", small.state().tensors, visits, Key(0)).sums)
+        outcomes.append(total(opened, Train(), small.state().tensors, visits, Key(0)).sums)
         opened.close()
     assert list(outcomes[0]) == list(outcomes[1])
     assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
@@ -132,11 +108,11 @@ def test_a_pool_gives_back_all_it_took():
     for _ in range(2):
         small = federation()
         pool = engines.open_engine("pool", engines.EngineSetup(small.blueprint, small.data, 2))
-        processes = [worker.process for worker in pool._workers]
-        pool.map_sum("train", small.state().tensors, [Visit(0, 1.0)], Key(0))
+        children = [worker.child for worker in pool._workers]
+        total(pool, Train(), small.state().tensors, [Visit(0, 1.0)], Key(0))
         pool.close()
-        assert all(process.poll() is not None for process in processes)
-        del pool
+        assert all(child.code is not None for child in children)
+        del pool, children
         gc.collect()  # a mapping keeps a descriptor for as long as a tensor lies in it
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -146,9 +122,10 @@ def test_a_worker_that_cannot_start_says_why():
     broken = federation()
     broken.blueprint.local.__dict__["batch"] = "many"
     data = SharedFile()
-    pool = Pool(broken.with_method("nowhere:method").blueprint, data, data.write(broken.data), 1)
+    side = engines.EngineSetup(broken.blueprint, broken.data).client_side()
+    pool = Pool(broken.with_method("nowhere:method").blueprint, data, data.write(broken.data), 1, side)
     with pytest.raises(UserError, match=r"cannot start.*nowhere.*--engine loop"):
-        pool.map_sum("train", {}, [Visit(0, 1.0)], Key(0))
+        total(pool, Train(), {}, [Visit(0, 1.0)], Key(0))
     pool.close()
 
 

@@ -1,6 +1,5 @@
 """What the engine torchrun promises: any number of ranks gives the loop's bits, and what goes wrong is said."""
 
-import json
 import shlex
 import signal
 import sys
@@ -8,13 +7,14 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from torch.distributed.run import parse_args
 
 import unskew
-from federation import federation, image_set, same
+from federation import federation, image_set, same, total
 from torchrun_ranks import free_port, ranks_started, variables
 from unskew import engines
 from unskew.console.main import main
@@ -23,7 +23,8 @@ from unskew.core.key import Key
 from unskew.core.types import Split, TestPart, Visit
 from unskew.engines.torchrun import join, launch, link
 from unskew.engines.torchrun.signals import Signals
-from unskew.round.evaluation import evaluate
+from unskew.round.client import Train
+from unskew.round.evaluation import Evaluate, evaluate
 from unskew.runs.config import OPTIONS
 
 MEMORIES = "moon + scaffold + fedvc(16) + fedavgm"
@@ -67,7 +68,7 @@ def test_results_are_added_in_the_order_of_the_visits(two):
     outcomes = []
     for engine in ("loop", "torchrun"):
         working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
-        outcomes.append(working.map_sum("train", small.state().tensors, visits, Key(0)).sums)
+        outcomes.append(total(working, Train(), small.state().tensors, visits, Key(0)).sums)
         working.close()
     assert list(outcomes[0]) == list(outcomes[1])
     assert all(torch.equal(outcomes[0][name], outcomes[1][name]) for name in outcomes[0])
@@ -112,14 +113,14 @@ def test_what_is_larger_than_a_piece_arrives(two):
     parts = [TestPart(0, 500), TestPart(count // 2, count // 2 + 500), TestPart(count - 500, count)]
     for engine in ("loop", "torchrun"):
         working = engines.open_engine(engine, engines.EngineSetup(small.blueprint, small.data))
-        scores.append(working.map_sum("evaluate", small.state().tensors, parts, Key(0)).sums)
+        scores.append(total(working, Evaluate(), small.state().tensors, parts, Key(0)).sums)
         working.close()
     assert all(torch.equal(scores[0][name], scores[1][name]) for name in scores[0])
 
 
 def test_no_visits_give_an_empty_sum(two):
     working = opened(federation())
-    outcome = working.map_sum("train", federation().state().tensors, [], Key(0))
+    outcome = total(working, Train(), federation().state().tensors, [], Key(0))
     working.close()
     assert outcome.sums == {}
 
@@ -188,15 +189,16 @@ def test_to_another_rank_go_texts_numbers_and_raw_tensors(two, monkeypatch):
     )
     federation("moon + fedvc(8)", dtype="float32", epochs=1).run(2, "torchrun")
     known = (
-        {"open", "secret", "remembers"}, {"tensor", "dtype", "shape"}, {"build"}, {"close"},
-        {"begin", "weights", "seed", "key"}, {"number", "tasks"},
+        {"open", "secret", "remembers"}, {"data"}, {"build"}, {"close"}, {"begin", "seed", "key"}, {"number", "tasks"},
     )  # fmt: skip
-    assert all(set(json.loads(json.dumps(message))) in known for message in told)
-    tasks = [task for message in told for task in message.get("tasks", ())]
-    assert all(set(task) == {"place", "visit", "record", "kept"} for task in tasks)
+    plain = [msgspec.to_builtins(message) for message in told]
+    assert all(set(message) in known for message in plain)
+    tasks = [task for message in plain for task in message.get("tasks", ())]
+    assert all(set(task) == {"index", "visit", "record"} for task in tasks)
     visits = [task["visit"] for task in tasks]
     assert visits
-    assert all(set(visit) == {"client", "weight", "take", "repeat", "ticket", "keep", "slot"} for visit in visits)
+    known = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "parcel"}
+    assert all(set(visit) == known for visit in visits)
 
 
 # Before the work begins

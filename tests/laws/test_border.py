@@ -1,14 +1,14 @@
 """Law 10: what crosses the border is what the architecture's table names. These tests read what crosses.
 
-Down: a job by its text, shared tensors, visits (client, weight, take, an opaque ticket), a key. Up: float64 sums,
-receipts, failures with reasons. Never: the number of an example, a label, a feature, a client's memory, or, under
+Down: a job, shared tensors, visits (client, weight, take, an opaque ticket), a key. Up: sums, extras, tickets, failures
+with reasons. Never: the number of an example, a label, a feature, a client's memory, or, under
 ``secure``, what one client sent without its masks.
 """
 
-import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,41 +16,56 @@ import torch
 from federation import federation
 from unskew import engines
 from unskew.calibration import parse_calibration
-from unskew.calibration.federated import Federation
+from unskew.calibration.federated import Federation, secure_statistics
+from unskew.calibration.jobs import Moments
 from unskew.calibration.protection import Layout
+from unskew.core.child import JsonLines
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import TestPart, Visit
+from unskew.core.types import Failure, TestPart, Visit
 from unskew.engines.blueprint import build
-from unskew.engines.outcomes import add_outcomes
-from unskew.engines.pool.shared import Line
 from unskew.methods import METHODS, parse_method
 from unskew.privacy.agreement import MIN_CLIENTS
-from unskew.privacy.rows import joined
-from unskew.privacy.secure_statistics import secure_statistics
 from unskew.round import driver
 from unskew.round.evaluation import evaluate
+from unskew.round.jobs import add, encode_job
 
 SIZES = (23, 17, 1, 11)  # 52 examples of 4 classes
-DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
-UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"(came|keys|shares|opened)$|(low|high)/")  # fmt: skip
-VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "start", "stop"}
+DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated)/|centres$|rate$")
+UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/")
+MASKED = re.compile(UP.pattern + r"|statistics$|check$")
+EXTRA = {"mask-keys": {"keys"}, "mask-shares": {"shares"}, "mask-openings": {"opened"}}
+VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "slot", "parcel", "start", "stop"}
 TRAINING = [name for name in METHODS if not parse_method(name).finish or parse_method(name).statistics]
+
+
+def named(job):
+    """A job's name on the wire; of a masked one, with the work behind it."""
+    fields, names = encode_job(job), []
+    while fields:
+        names.append(fields["type"])
+        fields = fields.get("inner") if fields["type"] in ("masked", "rounded") else None
+    return " ".join(names)
 
 
 class Border:
     """An engine around another, and a list of all that crosses."""
 
     def __init__(self, engine):
-        self._engine, self.roster, self.progress = engine, engine.roster, None
-        self.accept, self.sync, self.pin, self.close = engine.accept, engine.sync, engine.pin, engine.close
-        self.crossed = []  # (job, shared, visits, key, outcome)
+        self._engine, self.roster, self.memory, self.close = engine, engine.roster, engine.memory, engine.close
+        self.crossed, self.jobs = [], []  # (job, shared, visits, key, replies), the job by its name or itself
 
-    def map_sum(self, job, shared, visits, key, *, round=0):
-        outcome = self._engine.map_sum(job, shared, visits, key, round=round)
-        self.crossed.append((job, shared, visits, key, outcome))
-        return outcome
+    def visit(self, job, shared, visits, key):
+        replies = list(self._engine.visit(job, shared, visits, key))
+        self.crossed.append((named(job), shared, visits, key, replies))
+        self.jobs.append((job, shared, visits, key, replies))
+        yield from replies
+
+    @property
+    def messages(self):
+        """(the job's name, the visit, what this client sent), of each visit."""
+        pairs = [(job, zip(visits, replies, strict=True)) for job, _, visits, _, replies in self.crossed]
+        return [(job, visit, dict(reply.sums) | dict(reply.extra)) for job, both in pairs for visit, reply in both]
 
 
 def crossed_in(method, rounds=3, finish=()):
@@ -73,19 +88,25 @@ def crossed_in(method, rounds=3, finish=()):
 
 def looked_at(crossed):
     """Every complaint about what crossed; empty: nothing crossed that the table does not name."""
-    for job, shared, visits, key, outcome in crossed:
+    for job, shared, visits, key, replies in crossed:
         yield from (f"{job}: {name} goes down" for name in shared if not DOWN.match(name))
-        yield from (f"{job}: {name} comes up" for name in outcome.sums if not UP.match(name))
-        yield from (f"{job}: {name} is not float64" for name, v in outcome.sums.items() if v.dtype != torch.float64)
+        masked = job.startswith("masked")
+        for reply in replies:
+            if isinstance(reply, Failure):
+                continue
+            yield from (f"{job}: {name} comes up" for name in reply.sums if not (MASKED if masked else UP).match(name))
+            kind = torch.int64 if job.startswith(("masked", "rounded")) else torch.float64
+            yield from (f"{job}: {name} is {v.dtype}" for name, v in reply.sums.items() if v.dtype != kind)
+            yield from (f"{job}: {name} comes up" for name in reply.extra if name not in EXTRA.get(job, ()))
+            if reply.ticket is not None and not re.fullmatch(r"\d+-[0-9a-f]{8}", reply.ticket):
+                yield f"{job}: the ticket is {reply.ticket!r}"
+            if reply.keep is not None:
+                yield f"{job}: what the client keeps comes up"
         for visit in visits:
-            unknown = set(asdict(visit)) - VISIT
-            if unknown or getattr(visit, "slot", None) is not None:
+            if set(asdict(visit)) - VISIT or (getattr(visit, "parcel", b"") and job != "mask-openings"):
                 yield f"{job}: the visit says more than it should: {visit}"
         if not isinstance(key, Key):
             yield f"{job}: {key!r} is not a key"
-        for client, receipt in outcome.receipts.items():
-            if not re.fullmatch(r"\d+-[0-9a-f]{8}", receipt):
-                yield f"{job}: client {client}'s receipt is {receipt!r}"
 
 
 @pytest.mark.parametrize("method", TRAINING)
@@ -94,9 +115,9 @@ def test_training_sends_only_what_the_table_names(method):
     assert [job for job, *_ in crossed][-1] == "evaluate"
     assert not list(looked_at(crossed))
     held = sum(SIZES)
-    for job, _, _, _, outcome in crossed:  # nothing has a row for each example or each client's examples
-        odd = [n for n, v in outcome.sums.items() if v.dim() and v.shape[0] in (held, *SIZES[:2])]
-        assert not odd, (job, odd)
+    for job, _, _, _, replies in crossed:  # nothing has a row for each example or each client's examples
+        sums = [item for reply in replies for item in reply.sums.items()]
+        assert not [name for name, value in sums if value.dim() and value.shape[0] in (held, *SIZES[:2])], job
 
 
 def test_the_roster_is_all_that_the_server_knows_of_who_holds_what():
@@ -105,24 +126,24 @@ def test_the_roster_is_all_that_the_server_knows_of_who_holds_what():
     assert engine.roster.sizes.tolist() == list(SIZES)
     assert [name for name in vars(engine.roster) if not name.startswith("_")] == ["sizes"]
     public = [name for name in dir(engine) if not name.startswith("_")]
-    assert public == ["accept", "close", "map_sum", "pin", "progress", "roster", "sync"]
+    assert public == ["close", "memory", "roster", "visit"]
     engine.close()
 
 
 def test_evaluation_speaks_of_parts_of_the_test_images_and_of_no_client():
     _, crossed = crossed_in("fedavg", rounds=1)
-    job, _, visits, _, outcome = crossed[-1]
+    job, _, visits, _, replies = crossed[-1]
     assert job == "evaluate"
     assert all(isinstance(visit, TestPart) for visit in visits)
-    assert not outcome.receipts
+    assert not any(reply.ticket for reply in replies)
 
 
 def test_memories_stay_on_the_clients_side():
     _, crossed = crossed_in("moon + scaffold")
-    trained = [(visits, outcome) for job, _, visits, _, outcome in crossed if job == "train"]
+    trained = [(visits, replies) for job, _, visits, _, replies in crossed if job == "train"]
     (first, kept), (second, _), _ = trained
     assert all(visit.ticket is None for visit in first)
-    assert {visit.client: visit.ticket for visit in second} == kept.receipts
+    assert [visit.ticket for visit in second] == [reply.ticket for reply in kept]
     assert not any("moon" in name for _, shared, _, _, _ in crossed for name in shared)
 
 
@@ -130,23 +151,7 @@ def test_memories_stay_on_the_clients_side():
 def test_calibration_sends_statistics_and_no_feature(source):
     _, crossed = crossed_in("fedavg", rounds=1, finish=[f"{source} + withhold(1)"])
     assert not list(looked_at(crossed))
-    assert "moments" in {job.partition(" ")[0] for job, *_ in crossed}
-
-
-class Wire(Border):
-    """An engine that does every visit alone, as on a wire between machines, and keeps each client's own message."""
-
-    def __init__(self, engine):
-        super().__init__(engine)
-        self.messages = []  # (the job's name, the visit, what this client sent)
-
-    def map_sum(self, job, shared, visits, key, *, round=0):
-        outcomes = [self._engine.map_sum(job, shared, [visit], key, round=round) for visit in visits]
-        for visit, outcome in zip(visits, outcomes, strict=True):
-            self.messages.append((job.partition(" ")[0], visit, outcome.sums))
-        outcome = add_outcomes(outcomes)
-        self.crossed.append((job, shared, visits, key, outcome))
-        return outcome
+    assert "moments" in {job for job, *_ in crossed}
 
 
 def sent_under(method, finish=None):
@@ -154,23 +159,23 @@ def sent_under(method, finish=None):
     sizes = (23, 17, 9, 11)  # of one example the label counts are a one among zeros, which may be anything
     small = federation(method, sizes=sizes, dtype="float32", epochs=1)
     setup = engines.EngineSetup(small.blueprint, small.data, 1)
-    wire, state = Wire(engines.open_engine("loop", setup)), small.state()
+    wire, state = Border(engines.open_engine("loop", setup)), small.state()
     driver.run_round(small.algorithm, wire, state, small.key, per_round=len(sizes))
     if finish:
         algorithm, side = parse_method(finish, small.blueprint.local), build(small.blueprint, small.data)
         calibrating = Federation(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
         calibrating.calibrated(algorithm.finish[0])
     plain, clear = engines.open_engine("loop", setup), {client: {} for client in range(len(sizes))}
-    for job, shared, visits, key, _ in list(wire.crossed):
-        name, _, text = job.partition(" ")
-        if not name.startswith(("masked-", "rounded-")):
+    for job, shared, visits, key, _ in wire.jobs:
+        inner = getattr(job, "inner", None)
+        if inner is None or named(job).startswith("mask-"):
             continue
-        inner = name.partition("-")[2]
-        if inner == "statistics":
-            inner = f"moments {json.loads(json.loads(text)['options'])['request']}"
+        if hasattr(inner, "request"):
+            inner = Moments(inner.request)
+        inner = getattr(inner, "inner", inner)
         for visit in visits:
-            sums = plain.map_sum(inner, shared, [visit], key).sums
-            clear[visit.client] |= {f"{name}/{each}": value for each, value in sums.items()}
+            sums = add(plain.visit(inner, shared, [visit], key), [visit]).sums
+            clear[visit.client] |= {f"{named(job)}/{name}": value for name, value in sums.items()}
     plain.close()
     wire.close()
     return small, wire, clear
@@ -202,19 +207,20 @@ def test_under_secure_updates_no_message_of_a_client_has_anything_of_its_own_in_
     small, wire, clear = sent_under(method, "ccvr(per_class=20) + secure")
     jobs = list(dict.fromkeys(job for job, *_ in wire.messages))
     assert jobs == [
-        "mask-keys", "mask-shares", "masked-survey", "mask-openings", "masked-train", "masked-statistics",
+        "mask-keys", "mask-shares", "masked rounded survey", "mask-openings", "masked rounded train",
+        "masked fixed-point-moments",
     ]  # fmt: skip
     assert not list(looked_at(wire.crossed))
     assert {name.split("/")[0] for sums in clear.values() for name in sums} == {
-        "masked-survey", "masked-train", "masked-statistics",
+        "masked rounded survey", "masked rounded train", "masked fixed-point-moments",
     }  # fmt: skip
     content = b"\0\0".join(value.numpy().tobytes() for _, _, sums in wire.messages for value in sums.values())
     needles = [(name, needle) for name, needle in needles_of(small, clear) if len(needle) >= 12]
     assert len(needles) > 300
     assert [name for name, needle in needles if needle in content] == []
     for job, visit, sums in wire.messages:
-        if job.startswith("masked-"):
-            words = {name: value.numpy().ravel() for name, value in joined(sums).items()}
+        if job.startswith("masked"):
+            words = {name: value.numpy().ravel() for name, value in sums.items()}
             alone = np.concatenate(list(words.values())).view(np.uint64)
             assert len(alone) < 30 or 0.4 < (alone >> np.uint64(63)).mean() < 0.6  # as good as random bits
             assert same_words(job, words, clear[visit.client]) == 0
@@ -230,8 +236,8 @@ def same_words(job, words, clear):
 def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
     """The check itself: without masks all of it is there."""
     small, wire, clear = sent_under("rounded + scaffold + prototypes + fedir")
-    (job, visit, sums), *_ = [message for message in wire.messages if message[0] == "rounded-train"]
-    words = {name: value.numpy().ravel() for name, value in joined(sums).items()}
+    (job, visit, sums), *_ = [message for message in wire.messages if message[0] == "rounded train"]
+    words = {name: value.numpy().ravel() for name, value in sums.items()}
     assert same_words(job, words, clear[visit.client]) > 1000
     clear_bytes = b"".join(value.tobytes() for value in words.values())
     assert any(needle in clear_bytes for name, needle in needles_of(small, clear) if len(needle) >= 12)
@@ -239,12 +245,12 @@ def test_the_look_at_the_wire_finds_an_update_that_is_rounded_and_not_masked():
 
 def test_under_secure_statistics_the_server_never_sees_those_of_one_client():
     _, wire, clear = sent_under("fedavg", "ccvr(per_class=20) + secure")
-    jobs = [job.partition(" ")[0] for job, *_ in wire.crossed]
-    assert jobs[-4:] == ["mask-keys", "mask-shares", "masked-statistics", "mask-openings"]
+    jobs = [job for job, *_ in wire.crossed]
+    assert jobs[-4:] == ["mask-keys", "mask-shares", "masked fixed-point-moments", "mask-openings"]
     assert "moments" not in jobs
     for job, visit, sums in wire.messages:
-        if job == "masked-statistics":
-            alone = joined(sums)["statistics"].numpy().view(np.uint64)
+        if job == "masked fixed-point-moments":
+            alone = sums["statistics"].numpy().view(np.uint64)
             steps = [np.round(value.numpy().ravel() * 2.0**24) for value in clear[visit.client].values()]
             assert np.count_nonzero(np.isin(alone, np.concatenate(steps)[np.concatenate(steps) > 0])) == 0
             assert 0.45 < (alone >> np.uint64(63)).mean() < 0.55  # as good as random bits
@@ -262,24 +268,28 @@ def test_fewer_clients_than_a_secure_sum_needs_are_refused():
 
 def test_to_a_worker_process_go_numbers_texts_and_places_of_tensors(monkeypatch):
     """The pool's own wire, read byte by byte: JSON lines, and nothing that names an example."""
-    lines, send = [], Line.send
-    monkeypatch.setattr(Line, "send", lambda self, message: (lines.append(json.dumps(message)), send(self, message)))
+    lines, send = [], JsonLines.send
+    plain = msgspec.to_builtins
+    monkeypatch.setattr(JsonLines, "send", lambda self, message: (lines.append(plain(message)), send(self, message)))
     small = federation("moon + fedvc(8)", sizes=SIZES, dtype="float32", epochs=1)
     small.run(2, "pool", 1)
-    told = [json.loads(line) for line in lines]
-    kinds = [set(message) for message in told]
-    assert all(kind in ({"blueprint", "data", "path", "secret"}, {"begin", "weights", "seed", "key"},
-                        {"slot", "visits"}) or "device" in kind for kind in kinds)  # fmt: skip
-    visits = [visit for message in told for _, visit in message.get("visits", ())]
+    kinds = {message["type"]: set(message) - {"type"} for message in lines}
+    assert kinds == {
+        "hello": {"blueprint", "data", "path", "secret"},
+        "begin": {"number", "job", "weights", "seed", "key"},
+        "group": {"slot", "visits"},
+    }
+    visits = [visit for message in lines for _, visit in message.get("visits", ())]
     assert visits
-    assert all(set(visit) == {"client", "weight", "take", "repeat", "ticket", "keep", "slot"} for visit in visits)
+    assert all(set(visit) <= VISIT for visit in visits)
 
 
 def test_the_look_at_the_border_finds_what_should_not_cross():
-    """The check itself: a label count that a job adds to its sums is seen."""
+    """The check itself: a label count that a job adds to its reply is seen."""
     _, crossed = crossed_in("fedavg", rounds=1)
-    _, shared, _, _, outcome = crossed[0]
-    outcome.sums["labels"] = torch.zeros(4, dtype=torch.float64)
-    assert list(looked_at(crossed)) == ["train: labels comes up"]
+    job, shared, visits, key, replies = crossed[0]
+    labels = torch.zeros(4, dtype=torch.float64)
+    for bad in (replace(replies[0], sums={"labels": labels}), replace(replies[0], extra={"labels": labels})):
+        assert list(looked_at([(job, shared, visits, key, [bad])])) == ["train: labels comes up"]
     shared["examples"] = torch.zeros(4)
     assert "train: examples goes down" in list(looked_at(crossed))

@@ -4,6 +4,7 @@ Under ``secure`` all bytes that go between server and nodes are read, and nothin
 """
 
 import re
+from base64 import b64decode
 
 import numpy as np
 import pytest
@@ -11,14 +12,15 @@ import pytest
 from leaks import Leaks
 from nodes import exchange_of, federated, make_nodes
 from unskew.data.sources import load
-from unskew.engines.flower.messages import opened
+from unskew.engines.flower.messages import read_header, unseal
+from unskew.round.jobs import JOBS
 
-DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated|secure)/|centres$|rate$")
+DOWN = re.compile(r"(params|buffers|sent/\w+|calibrated)/|centres$|rate$")
 UP = re.compile(r"weight$|scaled$|delta/(params|buffers)/|metric/(loss|examples|visits|right|total)$|stat/\w+/|"
-                r"(came|keys|shares|opened)$|(low|high)/(statistics|check)$")  # fmt: skip
-JOB = {"kind", "run", "number", "agreement", "job", "round", "seed", "key", "visits", "keep"}
-VISIT = {"client", "weight", "take", "repeat", "ticket", "keep"}
-RESULT = {"client", "repeat", "forms", "factor", "receipt", "anew"}
+                r"(statistics|check)$|(keys|shares|opened)$")  # fmt: skip
+JOB = {"kind", "run", "number", "agreement", "job", "seed", "key", "visits", "keep"}
+VISIT = {"client", "weight", "take", "repeat", "ticket", "keep", "parcel"}
+RESULT = {"client", "repeat", "forms", "extra", "factor", "ticket", "anew"}
 
 
 @pytest.mark.parametrize("method", ["scaffold", "fedavg + lda + secure"])
@@ -36,13 +38,14 @@ def test_messages_have_what_the_table_names_and_no_image(tmp_path, method):
     labels = images.train.labels[:64].tobytes()
     jobs = 0
     for question, reply in wire:
-        asked, sent = opened(question)
-        answered, came = opened(reply)
+        asked, sent = unseal(question)
+        answered, came = unseal(reply)
         assert not {name for name, _ in sent if not DOWN.match(name)}
         assert not {name for name, _ in came if not UP.match(name)}
         if asked["kind"] == "job":
             jobs += 1
             assert set(asked) == JOB
+            assert set(asked["job"]) <= {"type", *JOBS[asked["job"]["type"]].__struct_fields__}
             assert all(set(visit) == VISIT for visit in asked["visits"])
             assert all(set(result) <= RESULT for result in answered["results"])
         for content in (question.body, reply.body):
@@ -68,12 +71,17 @@ def test_no_clients_memory_is_in_a_message(tmp_path):
 METHOD = "scaffold + fedir + prototypes + ccvr(per_class=20)"
 
 
+def parcels(question):
+    """What the server hands to single visits, as bytes."""
+    return [b64decode(visit["parcel"]) for visit in read_header(question).get("visits", ())]
+
+
 def listened(tmp_path, method, **options):
     """All bytes of a run's messages, up and down, and what of the clients could be in them."""
     nodes, content, leaks = make_nodes(tmp_path, 4), [], Leaks()
 
     def between(node, question, reply):
-        content.extend((question.header, question.body, reply.header, reply.body))
+        content.extend((question.header, question.body, reply.header, reply.body, *parcels(question)))
         leaks.add_work(nodes[node], question)
         if nodes[node]._runs and node not in known:
             known.add(node)
@@ -88,7 +96,7 @@ def listened(tmp_path, method, **options):
 
 
 def test_under_secure_no_byte_on_the_wire_is_of_a_single_client(tmp_path):
-    """No image, no feature, no label counts, no update, no statistics, no metrics; as floats, fixed point or words."""
+    """No image, no feature, no label counts, no update, no statistics, no metrics; as floats or in fixed point."""
     content, leaks, result = listened(tmp_path, f"{METHOD} + secure(updates=true)")
     assert list(result.calibrations) == ["ccvr(per_class=20) + secure"]
     assert all(row["clients"] == 4 for row in result.history)

@@ -7,9 +7,8 @@ import torch
 
 from federation import federation, image_set
 from unskew import engines
-from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.types import EVERYONE, Outcome
+from unskew.core.types import EVERYONE, Failure
 from unskew.methods import METHODS, parse_method
 from unskew.round import driver
 
@@ -42,21 +41,19 @@ class Scales:
 
     def __init__(self, engine) -> None:
         self._engine = engine
-        self.roster, self.accept = engine.roster, engine.accept
+        self.roster, self.memory = engine.roster, engine.memory
         self.seen: list[Weighing] = []
         self.failed: set[tuple[str, int, int]] = set()
 
-    def map_sum(self, job, shared, visits, key, *, round=0):
-        """One visit at a time, added up in their order, as the loop does it."""
-        total, failures, receipts = None, [], {}
-        for visit in visits:
-            outcome = self._engine.map_sum(job, shared, [visit], key)
-            self.seen.append(Weighing(job, visit.client, visit.repeat, dict(shared), outcome.sums or None))
-            total = tensors.add(total, outcome.sums) if outcome.sums else total
-            failures += outcome.failures
-            receipts |= outcome.receipts
-        self.failed |= {(job, failure.client, failure.repeat) for failure in failures}
-        return Outcome(total or {}, tuple(failures), receipts)
+    def visit(self, job, shared, visits, key):
+        """The loop's replies, each weighed."""
+        name = job.__struct_config__.tag
+        for visit, reply in zip(visits, self._engine.visit(job, shared, visits, key), strict=True):
+            sums = None if isinstance(reply, Failure) else {name: value.clone() for name, value in reply.sums.items()}
+            self.seen.append(Weighing(name, visit.client, visit.repeat, dict(shared), sums))
+            if sums is None:
+                self.failed.add((name, visit.client, visit.repeat))
+            yield reply
 
     def close(self):
         self._engine.close()

@@ -486,13 +486,13 @@ def test_rounds_after_a_checkpoint_leave_all_that_it_refers_to(tmp_path, method,
     small = federation(method, sizes=(12, 9, 1, 7, 5, 3), dtype="float32")
     engine = engine_of(small, tmp_path)
     pinned = on_from(small, engine, small.state(), 2, per_round=per_round)
-    engine.pin(pinned.clients.values())
+    engine.memory.pin(pinned.clients.values())
     before = recalled(engine, pinned)
     whole = on_from(small, engine, pinned, 6, per_round=per_round)
     assert alike(recalled(engine, pinned), before)
     engine.close()
     engine = engine_of(small, tmp_path)  # another process, after a crash
-    engine.pin(pinned.clients.values())
+    engine.memory.pin(pinned.clients.values())
     assert same(on_from(small, engine, pinned, 6, per_round=per_round), whole)
     engine.close()
 

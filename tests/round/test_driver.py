@@ -119,7 +119,7 @@ def trained_alone(small, state, number):
     for which in range(side.population.clients):
         key = small.key.fold("round", number).fold("client", which, 0)
         size = side.population.roster.size(which)
-        client.train(side, state.tensors, Visit(which, float(size)), key, "")
+        client.Train()(side, state.tensors, Visit(which, float(size)), key)
         found.append((size, tensors.copy(tensors.of_module(side.network))))
     return found
 

@@ -75,11 +75,15 @@ def test_without_test_images_on_the_server_the_nodes_own_are_asked(tmp_path):
     assert ours.measured_on == "the nodes' own test images"
 
 
-def test_recordings_and_a_start_work_as_in_one_process(tmp_path):
-    options = {"during": "norms + drift", "start": "lda", "lr": 0.01}
+@pytest.mark.parametrize(
+    "options", [{"start": "lda", "lr": 0.01}, {"method": "fedvc(64)", "rounds": 4}], ids=["start", "two visits a round"]
+)
+def test_recordings_and_a_start_work_as_in_one_process(tmp_path, options):
+    options = {"during": "norms + drift", **options}
     ours = federated(tmp_path, exchange_of(make_nodes(tmp_path)), **options)
     theirs = loop(tmp_path, **options)
     assert ours.weights_sha256 == theirs.weights_sha256
+    assert not any("failures" in row for row in ours.history)
     assert (tmp_path / "run" / "during.jsonl").read_bytes() == (tmp_path / "loop" / "during.jsonl").read_bytes()
 
 

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from analysis.finished import EVERYTHING, SMALL, finished, finished_run, metrics, recorded, result, runs_of
-from federation import federation
+from federation import federation, total
 from unskew import engines
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
 from unskew.round import driver
+from unskew.round.client import Train
 from unskew.round.driver import Metrics
-from unskew.round.evaluation import evaluate
 from unskew.runs import execute, recording, train
 from unskew.runs import journal as recorded_file
 from unskew.runs.checkpoint import kept_state, load_state
@@ -25,7 +25,6 @@ from unskew.runs.journal import LineFile, Mark
 from unskew.runs.recording import (
     Recorded,
     Recorder,
-    RecordingEngine,
     parse_recording,
     plain_spelling,
     silhouette_of,
@@ -282,114 +281,53 @@ def test_lines_after_the_checkpoint_are_cut_off_and_others_stay(tmp_path):
     assert recorded_file.read_during(tmp_path) == []
 
 
-# The engine around an engine
+# What the visits of a round record
 
 
-class Spy:
-    """An engine that keeps what it was asked."""
-
-    def __init__(self, engine):
-        self.roster, self.accept, self.progress = engine.roster, engine.accept, None
-        self.engine, self.jobs, self.closed = engine, [], False
-
-    def map_sum(self, job, shared, visits, key, *, round=0):
-        self.jobs.append(job)
-        return self.engine.map_sum(job, shared, visits, key, round=round)
-
-    def close(self):
-        self.closed = True
-        self.engine.close()
-
-
-def watched_round(choose, **knobs):
+def watched_round(watch, state=None, **knobs):
     small = federation(sizes=(9, 0, 4, 7), **knobs)
-    spy = Spy(engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1)))
-    watching = RecordingEngine(spy, choose)
-    state, _ = driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=4)
-    return small, spy, watching, state
+    engine, seen = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1)), []
+    state, _ = driver.run_round(
+        small.algorithm, engine, state or small.state(), small.key, per_round=4, watch=watch, record=seen.append
+    )
+    engine.close()
+    return small, state, seen[0]
 
 
-def test_watching_takes_what_it_saw_out_of_the_sums():
-    small, spy, watching, state = watched_round(lambda number: ["norms", "drift"])
-    alone = small.run(rounds=1)
-    assert tensors.sha256(state.tensors) == tensors.sha256(alone.tensors)
-    assert spy.jobs == ['train {"what": ["norms", "drift"], "clients": [0, 2, 3]}']
-    assert not any(name.startswith("watch/") for name in watching.seen)
-    clients, rows = watching.rows("norms")
-    assert clients == [0, 2, 3]
-    assert rows.shape == (3, 4)
-    visits, key = [Visit(client, 1.0) for client in (0, 2)], small.key.fold("round", 7)
-    sums, plain = (each.map_sum("train", state.tensors, visits, key, round=7).sums for each in (watching, spy.engine))
-    assert list(sums) == list(plain)
-    assert all(torch.equal(sums[name], value) for name, value in plain.items())
+def test_watching_does_not_change_the_round():
+    small, state, seen = watched_round(["norms", "drift"])
+    assert tensors.sha256(state.tensors) == tensors.sha256(small.run(rounds=1).tensors)
+    assert list(seen.clients) == [0, 2, 3]
+    assert all(found.keys() == {"norms", "drift"} for found in seen.clients.values())
+    assert seen.clients[0]["norms"].shape == (4,)
 
 
-def test_watching_asks_nothing_where_nothing_is_chosen_and_forgets_the_round_before():
-    small, spy, watching, state = watched_round(lambda number: ["norms"] if number == 1 else [])
-    assert watching.rows("norms")[0] == [0, 2, 3]
-    driver.run_round(small.algorithm, watching, state, small.key, per_round=4)
-    assert spy.jobs[1:] == ["train"]
-    assert watching.rows("norms")[0] == []
+def test_nothing_is_recorded_where_nothing_is_watched():
+    assert watched_round([])[2].clients == {}
 
 
-def test_watching_lets_other_jobs_pass_and_closes_what_it_holds():
-    small, spy, watching, state = watched_round(lambda number: ["norms"])
-    seen = watching.rows("norms")
-    evaluate(watching, state.tensors, 7, small.key)
-    assert spy.jobs[-1] == "evaluate"
-    assert torch.equal(watching.rows("norms")[1], seen[1])
-    told = []
-    watching.progress = lambda done, total: told.append((done, total))
-    assert spy.progress is watching.progress
-    watching.close()
-    assert spy.closed
-
-
-def test_of_many_clients_the_first_hundred_are_looked_at():
+def test_of_many_clients_the_first_hundred_are_recorded():
     small = federation(sizes=(1,) * 105, model="outside_models:linear", epochs=1)
-    engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
-    watching = RecordingEngine(engine, lambda number: ["norms"])
-    driver.run_round(small.algorithm, watching, small.state(), small.key, per_round=105)
-    assert watching.rows("norms")[0] == list(range(100))
+    setup = engines.EngineSetup(small.blueprint, small.data, 1)
+    engine = engines.open_engine("loop", setup)
+    recorder = Recorder(parse_recording("norms"), 1, setup.client_side(), small.key)
+    state, _ = driver.run_round(
+        small.algorithm, engine, small.state(), small.key, per_round=105, watch=["norms"], record=recorder.record
+    )
+    assert recorder.line(state)["norms"]["clients"] == list(range(100))
+    engine.close()
 
 
-def test_of_a_client_that_comes_twice_the_first_visit_is_seen():
+def test_of_a_client_that_is_visited_twice_the_first_visit_is_recorded():
     small = federation(sizes=(9, 4), epochs=1)
     engine = engines.open_engine("loop", engines.EngineSetup(small.blueprint, small.data, 1))
     shared, key = small.state().tensors, small.key.fold("round", 1)
-
-    def looked_at(*visits):
-        watching = RecordingEngine(engine, lambda number: ["norms", "drift"])
-        watching.map_sum("train", shared, list(visits), key, round=1)
-        return {name: watching.rows(name) for name in ("norms", "drift")}
-
-    first = looked_at(Visit(0, 1.0, take=5))
-    both = looked_at(Visit(0, 1.0, take=5), Visit(1, 1.0), Visit(0, 1.0, take=5, repeat=1))
-    for name in ("norms", "drift"):
-        assert both[name][0] == [0, 1]
-        assert torch.equal(both[name][1][0], first[name][1][0])
-
-
-@pytest.mark.parametrize("name", ["loop", "pool"])
-def test_progress_is_told_of_every_visit_and_ends_at_all_of_them(name):
-    small = federation(sizes=(9, 4, 7, 2), epochs=1)
-    engine = engines.open_engine(name, engines.EngineSetup(small.blueprint, small.data, 1))
-    told = []
-    engine.progress = lambda done, total: told.append((done, total))
-    visits = [Visit(client, 1.0) for client in range(4)]
-    try:
-        quiet = engine.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
-        engine.progress = None
-        again = engine.map_sum("train", small.state().tensors, visits, small.key.fold("round", 1))
-    finally:
-        engine.close()
-    assert told[0][0] < 4
-    assert told[-1] == (4, 4)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert {total for _, total in told} == {4}
-    if name == "loop":
-        assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert all(torch.equal(quiet.sums[each], again.sums[each]) for each in quiet.sums)
+    first = total(engine, Train(1, ("norms", "drift")), shared, [Visit(0, 1.0, take=5)], key).extra
+    visits = [Visit(0, 1.0, take=5), Visit(1, 1.0), Visit(0, 1.0, take=5, repeat=1)]
+    both = total(engine, Train(1, ("norms", "drift")), shared, visits, key).extra
+    assert list(both) == [0, 1]
+    assert all(torch.equal(both[0][name], first[0][name]) for name in ("norms", "drift"))
+    engine.close()
 
 
 # The silhouette

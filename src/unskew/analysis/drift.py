@@ -12,7 +12,7 @@ from unskew.charts import Axis, Bars, Cells, Chart, Line, Mark
 from unskew.core.errors import Missing
 from unskew.core.tensors import parameters
 from unskew.models.networks import by_layer
-from unskew.round.watch import distances, lengths
+from unskew.round.client import distances, layer_norms
 from unskew.runs.finished import FinishedRun
 
 
@@ -37,8 +37,8 @@ def take_drift(run: FinishedRun, *, clients: int = 10, round: int = -1) -> Drift
         models, state = run.local_models(number, clients), run.state(number)
         run.notes += note_sample(len(models), len(run.engine.roster.inhabited))
         sent = {name: state.tensors[name] for name in run.side.weights}  # in the order of the network
-        size = lengths(sent).clamp(min=1e-12)
-        local = [(distances(model, sent) / size).tolist() for model in models.values()]
+        size = layer_norms(sent)
+        local = [(distances(model, sent) / size.clamp(min=1e-12)).tolist() for model in models.values()]
         when = describe_when(number, run.result.final_round)
         rows.append({"round": number + 1, "when": when, "asked": True, "clients": list(models), "local": local})
         layers = list(by_layer(parameters(sent)))

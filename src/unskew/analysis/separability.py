@@ -5,6 +5,7 @@ Shapes: C classes, d features.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import stdev
 
 import numpy as np
@@ -109,13 +110,10 @@ def _gather_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassSta
     if run.prepared.population.clients > MAX_ASKED:
         run.say("class statistics", 0, 0)
         return client_statistics(run.side, run.model, Visit(EVERYONE, 1.0), request)
-    run.engine.progress = lambda done, total: run.say("class statistics", done, total)
     try:
-        return gathered_statistics(run.engine, run.model, request, run.key)
+        return gathered_statistics(run.engine, run.model, request, run.key, partial(run.say, "class statistics"))
     except UserError as error:
         raise Missing(str(error)) from error
-    finally:
-        run.engine.progress = None
 
 
 def draw_separability(values: Separability) -> list[Chart]:

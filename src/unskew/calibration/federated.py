@@ -2,7 +2,8 @@
 
 import copy
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,19 @@ from unskew.calibration.covariances import Diagonal, statistics_bytes
 from unskew.calibration.feasible import class_cells, named
 from unskew.calibration.finisher import Finisher, RealFeatures, StatisticsRequest
 from unskew.calibration.forecast import Forecast, forecast
+from unskew.calibration.jobs import WORDS, FixedPointMoments, Moments
 from unskew.calibration.mixture import PASSES, centres_of
 from unskew.calibration.protection import Layout, add_noise
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import Engine, PrivacyBudget, Tensors, Visit
+from unskew.core.types import Engine, PrivacyBudget, Progress, Tensors, Visit
 from unskew.models.cut import cut
 from unskew.privacy.ledger import Release
-from unskew.privacy.secure_statistics import secure_statistics
+from unskew.privacy.secure_sum import add_securely
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.jobs import job_text
+from unskew.round.jobs import add
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
@@ -164,14 +166,36 @@ class Federation:
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
 
 
-def gathered_statistics(engine: Engine, shared: Tensors, request: StatisticsRequest, key: Key) -> ClassStatistics:
+def gathered_statistics(
+    engine: Engine, shared: Tensors, request: StatisticsRequest, key: Key, progress: Progress | None = None
+) -> ClassStatistics:
     """The class statistics of all clients' features under the shared model, added up."""
-    job = job_text("moments", request.to_text())
-    outcome = engine.map_sum(job, shared, every_client(engine), key.fold("moments"))
+    visits = every_client(engine)
+    outcome = add(engine.visit(Moments(request.to_plain()), shared, visits, key.fold("moments")), visits, progress)
     if outcome.failures:
         failure = outcome.failures[0]
         raise UserError(f"client {failure.client}, class statistics: {failure.reason}")
     return ClassStatistics.gathered(tensors.under(outcome.sums, "stat/moments/"), request.form)
+
+
+def secure_statistics(
+    engine: Engine, shared: Tensors, request: StatisticsRequest, layout: Layout, visits: Sequence[Visit], key: Key,
+    threshold: float,
+) -> ClassStatistics:  # fmt: skip
+    """The class statistics of all these clients together; of a single one the server learns nothing.
+
+    Clients that drop out are left out, with a warning that names them; ``threshold`` is the share that must stay.
+    """
+    job = FixedPointMoments(request.to_plain(), layout.classes, layout.width, layout.bits, len(visits))
+    total = add_securely(engine, job, shared, visits, key, threshold=threshold)
+    if total.void:
+        first = total.failures[0] if total.failures else None
+        cause = f"client {first.client}, class statistics: {first.reason}; " if first else ""
+        raise UserError(f"{cause}{total.void}")
+    for failure in total.failures:
+        left_out = f"client {failure.client} dropped out of the secure sum and is not in the statistics"
+        warnings.warn(f"{left_out}: {failure.reason}", stacklevel=2)
+    return layout.statistics(total.sums[WORDS], f"the sum over {len(visits) - len(total.failures)} clients")
 
 
 def every_client(engine: Engine) -> list[Visit]:

@@ -18,8 +18,7 @@ A complete calibration, in a file of your own:
 
 import functools
 import inspect
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ParamSpec
 
@@ -61,15 +60,14 @@ class StatisticsRequest:
     min_count: int = 0
     clip: float = 0.0
 
-    def to_text(self) -> str:
-        """What ``from_text`` takes."""
-        return json.dumps(asdict(self) | {"form": str(self.form)})
+    def to_plain(self) -> dict[str, int | float | str]:
+        """As plain values, for a job."""
+        return asdict(self) | {"form": str(self.form)}
 
     @staticmethod
-    def from_text(source: str) -> "StatisticsRequest":
-        """What ``to_text`` gave."""
-        values = json.loads(source)
-        return StatisticsRequest(**values | {"form": parse_form(values["form"])})
+    def from_plain(values: Mapping[str, Any]) -> "StatisticsRequest":
+        """What ``to_plain`` gave."""
+        return StatisticsRequest(**{**values, "form": parse_form(values["form"])})
 
     def encoder(self, network: Network, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
         """Images to the features asked for, and how many these are."""

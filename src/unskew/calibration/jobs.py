@@ -1,29 +1,55 @@
 """The jobs of calibration: class statistics of a client's features, and evaluation with a calibrated classifier."""
 
-from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.finisher import StatisticsRequest
 from unskew.calibration.mixture import by_part
+from unskew.calibration.protection import Layout
 from unskew.calibration.statistics import ClassStatistics
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Sums, Tensors, TestPart, Visit
+from unskew.core.types import Reply, Tensors, TestPart, Visit
 from unskew.models.cut import cut
-from unskew.privacy.secure_statistics import MASKED_STATISTICS, masked_statistics_job
-from unskew.privacy.secure_updates import protected
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.evaluation import IMAGES, scored
-from unskew.round.jobs import Job
+from unskew.round.evaluation import score_images
+from unskew.round.jobs import register
+
+WORDS = "statistics"  # the name of the words, laid out by a ``Layout``
 
 
-def moments(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
-    """The job: the client's class statistics, laid out for all classes; those that it lacks are zero."""
-    statistics = client_statistics(side, shared, visit, StatisticsRequest.from_text(options))
-    return tensors.prefixed(statistics.spread_out(), "stat/moments/")
+@register
+class Moments(msgspec.Struct, frozen=True, tag="moments"):
+    """The client's class statistics, laid out for all classes; those that it lacks are zero."""
+
+    request: dict[str, Any]
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """Measure the client's features under the server's model."""
+        statistics = client_statistics(side, shared, visit, StatisticsRequest.from_plain(self.request))
+        return Reply(tensors.prefixed(statistics.spread_out(), "stat/moments/"))
+
+
+@register
+class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
+    """The same in whole numbers, for a secure sum over so many ``members``."""
+
+    request: dict[str, Any]
+    classes: int
+    width: int
+    bits: int
+    members: int
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """Measure, and round to the layout's steps."""
+        request = StatisticsRequest.from_plain(self.request)
+        layout = Layout.of(self.classes, self.width, request.form, bits=self.bits)
+        statistics = client_statistics(side, shared, visit, request)
+        return Reply({WORDS: layout.quantised(statistics, self.members, f"client {visit.client}")})
 
 
 def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:
@@ -42,19 +68,17 @@ def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: 
     return ClassStatistics.empty(classes, width, request.form)
 
 
-def evaluate_calibrated(side: ClientSide, shared: Tensors, part: TestPart | Visit, key: Key, options: str) -> Sums:
-    """As ``evaluate``, with the calibrated classifier that is sent along in the place of the model's own."""
-    side.load(shared, training=False)
-    encoder, classifier = load_calibrated(
-        tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
-    )
-    classifier = classifier.cpu()  # it clips features in float64
-    return scored(side, part, lambda images: classifier(encoder(images).cpu()), by_image=options == IMAGES)
+@register
+class EvaluateCalibrated(msgspec.Struct, frozen=True, tag="evaluate-calibrated"):
+    """As ``Evaluate``, with the calibrated classifier that is sent along instead of the model's own."""
 
+    by_image: bool = False
 
-JOBS: Mapping[str, Job] = {
-    "moments": moments,
-    MASKED_STATISTICS: masked_statistics_job(client_statistics),
-    "evaluate-calibrated": evaluate_calibrated,
-    **protected({"evaluate-calibrated": evaluate_calibrated}),
-}
+    def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
+        """Right answers and loss by class."""
+        side.load(shared, training=False)
+        encoder, classifier = load_calibrated(
+            tensors.under(shared, "calibrated/"), lambda layers: cut(side.network, layers)
+        )
+        classifier = classifier.cpu()  # it clips features in float64
+        return score_images(side, visit, lambda images: classifier(encoder(images).cpu()), self.by_image)

@@ -264,7 +264,8 @@ class SmallFederation:
         algorithm = self.algorithm
         last = state or self.state()
         opened = self._open(algorithm, engine, workers, folder)
-        opened.pin(last.clients.values())
+        if opened.memory is not None:
+            opened.memory.pin(last.clients.values())
         per_round = per_round or opened.roster.clients
         try:
             while last.round < rounds:

@@ -93,8 +93,8 @@ class JsonLines:
         """Send one message: anything that msgspec can encode."""
         self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
-    def receive(self) -> Any:
-        """Wait for the next message; None once the other side is gone."""
+    def receive(self, kind: Any = Any) -> Any:
+        """Wait for the next message, checked against ``kind``, a type that msgspec knows; None at the end."""
         while b"\n" not in self._unread:
             try:
                 received = self._connection.recv(1 << 20)
@@ -104,7 +104,7 @@ class JsonLines:
                 return None
             self._unread += received
         line, self._unread = self._unread.split(b"\n", 1)
-        return msgspec.json.decode(line)
+        return msgspec.json.decode(line, type=kind)
 
     def pending(self) -> bool:
         """Whether a whole message has been read already, of which a selector would not know."""
@@ -200,9 +200,9 @@ class Child:
         with suppress(OSError):
             self.messages.send(message)
 
-    def receive(self) -> Any:
-        """Wait for a worker's next message; None once it has died."""
-        return self.messages.receive()
+    def receive(self, kind: Any = Any) -> Any:
+        """Wait for a worker's next message, checked against ``kind``; None once it has died."""
+        return self.messages.receive(kind)
 
     def wait(self) -> int:
         """Wait until it has ended and all that it printed is in the log; the exit code."""

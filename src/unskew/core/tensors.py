@@ -4,7 +4,7 @@ import hashlib
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -244,17 +244,16 @@ def pack(module: nn.Module) -> Packed:
     return packed
 
 
-@dataclass(frozen=True)
-class PackedSums:
-    """Sums side by side in one vector; the layout says where each one is."""
+class PackedSums(Mapping[str, Tensor]):
+    """Sums next to each other in one vector of 64-bit numbers: float64 first, then int64. The layout locates each."""
 
-    layout: Layout
-    vector: Tensor  # float64, on the CPU
+    def __init__(self, layout: Layout, vector: Tensor) -> None:
+        self.layout, self.vector = layout, vector  # float64, on the CPU
 
     @staticmethod
-    def of(sums: Sums) -> "PackedSums":
-        """The values of these sums in a new vector, with zeros between them."""
-        layout, end = plan_layout(sums)
+    def of(sums: Mapping[str, Tensor]) -> "PackedSums":
+        """The values of these sums in a new vector, padded with zeros."""
+        layout, end = plan_layout(dict(sorted(sums.items(), key=lambda item: not item[1].is_floating_point())))
         packed = PackedSums(layout, torch.zeros(end // DOUBLE, dtype=torch.float64))
         for name, view in packed.by_name().items():
             view.copy_(sums[name])
@@ -262,11 +261,44 @@ class PackedSums:
 
     def by_name(self) -> Sums:
         """The sums by name: views of the vector."""
-        return {
-            name: self.vector[offset // DOUBLE : offset // DOUBLE + torch.Size(shape).numel()].view(shape)
-            for name, _, shape, offset in self.layout
-        }
+        return {name: self._view(dtype, shape, offset) for name, dtype, shape, offset in self.layout}
+
+    def add(self, other: "PackedSums") -> None:
+        """Add sums of the same layout, in place."""
+        if other.layout is not self.layout and other.layout != self.layout:
+            names = {entry[0] for entry in other.layout} ^ {entry[0] for entry in self.layout}
+            difference = ", ".join(sorted(names)) or "their order or their shapes differ"
+            raise ValueError(f"sums with different entries cannot be added: {difference}")
+        split = self._floats
+        self.vector[:split].add_(other.vector[:split])
+        if split < len(self.vector):
+            self.vector[split:].view(torch.int64).add_(other.vector[split:].view(torch.int64))
 
     def finite(self) -> bool:
-        """Whether no entry holds NaN or infinity: their sum is either if one is, and only then each is looked at."""
-        return math.isfinite(self.vector.sum().item()) or bool(self.vector.isfinite().all())
+        """Whether no float is NaN or infinite: their sum is if one of them is, and only then each is looked at."""
+        floats = self.vector[: self._floats]
+        return math.isfinite(floats.sum().item()) or bool(floats.isfinite().all())
+
+    @property
+    def _floats(self) -> int:
+        """How many numbers of the vector are float64."""
+        if not self.layout or self.layout[-1][1] == "float64":
+            return len(self.vector)
+        return next(offset for _, dtype, _, offset in self.layout if dtype != "float64") // DOUBLE
+
+    def _view(self, dtype: str, shape: list[int], offset: int) -> Tensor:
+        start = offset // DOUBLE
+        part = self.vector[start : start + torch.Size(shape).numel()].view(shape)
+        return part if dtype == "float64" else part.view(torch.int64)
+
+    def __getitem__(self, name: str) -> Tensor:
+        for entry, dtype, shape, offset in self.layout:
+            if entry == name:
+                return self._view(dtype, shape, offset)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry[0] for entry in self.layout)
+
+    def __len__(self) -> int:
+        return len(self.layout)

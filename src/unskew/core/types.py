@@ -6,7 +6,7 @@ Shapes used throughout: B examples in a batch, N in a data set, C classes, [ch, 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -139,6 +139,7 @@ class Visit:
     ticket: str | None = None  # None: the client has kept nothing yet
     keep: bool = False
     slot: int | None = None  # where the memory is written; set on the client's side, never by the server
+    parcel: bytes = b""  # what the server hands to this visit alone
 
 
 @dataclass(frozen=True)
@@ -321,36 +322,19 @@ class ServerState:
     clients: Mapping[int, str] = field(default_factory=dict)
 
 
-class Engine(Protocol):
-    """The border between the server and the clients: jobs go down, sums and receipts come up.
+@dataclass(frozen=True)
+class Reply:
+    """What one visit returns.
 
-    ``job`` is a job's name, with what it needs to know after a colon. Results are added in the order of the visits,
-    whatever the order of arrival. ``round`` is the round's number, 0 outside rounds.
+    Everything in ``sums`` may be added to other clients' sums: float64, or int64 modulo 2⁶⁴ (masked words). ``extra``
+    belongs to this visit alone: keys, shares, recordings, marks. A job puts what the client stores for its next visit
+    into ``keep``; it never leaves the client, which returns the ``ticket`` for it instead.
     """
 
-    progress: Progress | None  # called after each visit, where set
-
-    @property
-    def roster(self) -> "Roster":
-        """The clients as they are now; in a federation some may join between two rounds."""
-
-    def map_sum(
-        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: "Key", *, round: int = 0
-    ) -> "Outcome":
-        """Do the job for each visit and add up the results."""
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """The server has newer tickets for these clients; what is behind the old ones may be overwritten, unless a
-        checkpoint refers to it."""
-
-    def sync(self) -> None:
-        """Make every memory durable: a checkpoint is about to refer to it."""
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """A checkpoint refers to these memories and to no others. Raises LostMemory where one is missing."""
-
-    def close(self) -> None:
-        """Release what the engine holds."""
+    sums: Mapping[str, Tensor]
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    ticket: str | None = None
+    keep: Tensors | None = None
 
 
 @dataclass(frozen=True)
@@ -363,19 +347,78 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """The sums over the visits that succeeded, the tickets for new memories by client, and the visits that failed.
+class Note:
+    """Something to report that belongs to no visit, such as a client that joined."""
 
-    ``notes`` say what else happened on the way: a client that lost its memory, one that joined.
+    text: str
+
+
+@runtime_checkable
+class Job(Protocol):
+    """What every visit of an exchange does on the client's side. Jobs are frozen msgspec structs, so they serialize."""
+
+    def __call__(self, side: Any, shared: Tensors, visit: Any, key: "Key") -> Reply:
+        """Do the job for one visit."""
+
+
+class MemoryStore(Protocol):
+    """Where clients' memories are stored, as the server's side handles them: it never sees what is in them."""
+
+    def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
+        """The visits, each one that keeps a memory with room for it."""
+
+    def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
+        """The visits are over, and these tickets count: what else they stored is dropped."""
+
+    def supersede(self, tickets: Iterable[str]) -> None:
+        """The server has newer tickets; these memories may be overwritten, unless a checkpoint refers to them."""
+
+    def sync(self) -> None:
+        """Make every memory durable: a checkpoint is about to refer to it."""
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others. Raises LostMemory where one is missing."""
+
+
+class Engine(Protocol):
+    """The connection between server and clients: jobs go out, replies come back."""
+
+    @property
+    def roster(self) -> "Roster":
+        """The clients as they are now; in a federation, clients may join between two rounds."""
+
+    @property
+    def memory(self) -> MemoryStore | None:
+        """The store that the engine was given for what clients keep; None where no method keeps anything."""
+
+    def visit(
+        self, job: Job, shared: Tensors, visits: "Sequence[Visit] | Sequence[TestPart]", key: "Key"
+    ) -> Iterator[Reply | Failure | Note]:
+        """Do the job for each visit: one reply or failure per visit, in visit order, with notes in between.
+
+        A reply's tensors are valid until the next item is asked for.
+        """
+
+    def close(self) -> None:
+        """Release what the engine holds."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an exchange came to: sums over the visits that succeeded, and what is known of each visit.
+
+    ``tickets`` are those for new memories, by client; ``extra`` has what belongs to one visit, by its index.
     """
 
     sums: Sums
     failures: tuple[Failure, ...] = ()
-    receipts: Mapping[int, str] = field(default_factory=dict)
+    tickets: Mapping[int, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    extra: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    replied: tuple[int, ...] = ()  # indices of the visits that succeeded
     void: str = ""  # why there are no sums, where an exchange needs more clients than stayed
     bytes_up: int | None = None  # what all visits sent, where an exchange counts it; None: as ``statistics`` counts it
-    bytes_down: int = 0  # what an exchange sent them beside the model
+    bytes_down: int = 0  # what an exchange sent to the clients in addition to the model
 
 
 Ints = npt.NDArray[np.int64]
@@ -431,11 +474,9 @@ class SecureAggregation:
 
 
 class Exchange(Protocol):
-    """How the sums of a round's job reach the server, in the place of ``engine.map_sum``."""
+    """How the sums of a job reach the server, where a method puts something between it and the engine."""
 
-    def __call__(
-        self, engine: Engine, job: str, shared: Tensors, visits: Sequence[Visit], key: "Key", *, round: int = 0
-    ) -> Outcome:
+    def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: "Key") -> Outcome:
         """The job's sums over the visits; ``void`` where too few stayed."""
 
 

@@ -8,7 +8,7 @@ import copy
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,14 +18,13 @@ from torch import Tensor
 from unskew.core import text
 from unskew.core.errors import UserError, a_kind, nearest
 from unskew.core.key import Key, seeded
-from unskew.core.machine import deterministic, device_count, neutral, resolve_device, synchronize, worker_device
+from unskew.core.machine import deterministic, neutral, resolve_device, synchronize
 from unskew.core.plugins import load_function
 from unskew.core.types import Engine, Tensors
 from unskew.core.units import counted
 from unskew.engines.blueprint import Blueprint, build, with_shares
 from unskew.engines.loop import Loop
-from unskew.engines.pool.engine import Pool
-from unskew.engines.pool.shared import SharedFile
+from unskew.engines.pool import Pool, SharedFile
 from unskew.engines.torchrun.engine import Ranks
 from unskew.engines.torchrun.follower import follow
 from unskew.engines.torchrun.join import expect, gather
@@ -43,26 +42,34 @@ START_SECONDS = 3.0  # what a pool costs before its first visit: each worker imp
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is opened with: the federation as text, numbers and tensors.
+    """What an engine is opened with.
 
-    ``memories`` is the descriptor of the file for what clients keep between visits; it belongs to the engine then. With
-    None it is a file that goes with the engine.
+    Parameters
+    ----------
+    blueprint, data : the simulation as text, numbers and tensors, for other processes.
+    workers : how many processes to use, where the engine has several.
+    memories : the descriptor of the file for what clients keep between visits; None: a file that goes with the engine.
+    built : the client's side, where this process has built it already.
     """
 
     blueprint: Blueprint
     data: Tensors
     workers: int = 1
     memories: int | None = None
-    secret: bytes = field(default_factory=lambda: os.urandom(32))  # of the client's side, for secure sums
+    built: ClientSide | None = None
 
     def client_side(self) -> ClientSide:
-        """All that a process needs to do any client's work."""
-        side = build(self.blueprint, self.data, self.memories)
-        side = replace(side, secret=self.secret, sessions=Sessions.temporary())
-        if self.memories is None and side.algorithm.remember:
-            memory = ClientMemory(side.algorithm.remember, side.weights, anonymous_file())
-            return replace(side, memory=memory)
-        return side
+        """All that this process needs to do any client's work; the engine closes it."""
+        side = self.built or build(self.blueprint, self.data)
+        if side.algorithm.remember:
+            descriptor = anonymous_file() if self.memories is None else self.memories
+            side = replace(side, memory=ClientMemory(side.algorithm.remember, side.weights, descriptor))
+        return replace(side, secret=os.urandom(32), sessions=Sessions.temporary())
+
+    def copy_side(self, side: ClientSide) -> ClientSide:
+        """Another client side for a second thread; it shares the files of the first, which closes them."""
+        own = build(self.blueprint, self.data)
+        return replace(own, memory=side.memory, secret=side.secret, sessions=side.sessions)
 
 
 def open_loop(setup: EngineSetup) -> Engine:
@@ -71,13 +78,12 @@ def open_loop(setup: EngineSetup) -> Engine:
 
 
 def open_pool(setup: EngineSetup) -> Engine:
-    """One process a core; the data are copied into shared memory."""
-    shared = SharedFile()
-    side = replace(setup, blueprint=replace(setup.blueprint, device="cpu")).client_side()  # the workers have the device
+    """One process per core; the data are copied into shared memory."""
     workers = max(1, setup.workers)
+    shared = SharedFile()
     layout = shared.write(with_shares(setup.data, workers))
-    memory = side.memory if isinstance(side.memory, ClientMemory) else None
-    return Pool(setup.blueprint, shared, layout, workers, memory, side.secret, side.sessions)
+    own = replace(setup, blueprint=replace(setup.blueprint, device="cpu"))  # the workers have the device
+    return Pool(setup.blueprint, shared, layout, workers, own.client_side())
 
 
 def open_torchrun(setup: EngineSetup) -> Engine:
@@ -85,9 +91,7 @@ def open_torchrun(setup: EngineSetup) -> Engine:
     place, device = launched(), resolve_device(setup.blueprint.device)
     others = gather(place, processors=device.type == "cpu")
     data = with_shares(setup.data, place.local_ranks)
-    whole = replace(setup.blueprint, device=str(device))  # of which each rank takes its part
-    own = replace(whole, device=worker_device(device, device_count(device), place.local_rank))
-    return Ranks(whole, data, replace(setup, blueprint=own, data=data).client_side(), others)
+    return Ranks(replace(setup.blueprint, device=str(device)), data, setup.client_side(), others)
 
 
 ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {
@@ -96,7 +100,7 @@ ENGINES: Mapping[str, Callable[[EngineSetup], Engine]] = {
     "torchrun": open_torchrun,
 }
 NAMES = ("auto", *ENGINES)
-PARTS = ("roster", "map_sum", "accept", "sync", "pin", "close")  # what an engine must have
+PARTS = ("roster", "visit", "close")  # what an engine must have
 
 
 def check_name(name: str) -> None:
@@ -138,8 +142,8 @@ def open_engine(name: str, setup: EngineSetup) -> Engine:
             f"engine {call} gives {a_kind(engine)} without {', '.join(missing)}; "
             "give an object with all that unskew.extend.Engine names"
         )
-    if not hasattr(engine, "progress"):
-        engine.progress = None
+    if not hasattr(engine, "memory"):
+        engine.memory = None
     opened: Engine = engine
     return opened
 

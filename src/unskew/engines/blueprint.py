@@ -1,5 +1,7 @@
 """What a process must know to do any client's work: texts and numbers, and tensors in shared memory."""
 
+import ctypes
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unskew import methods, models
+from unskew.calibration import jobs
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.machine import ready_device
@@ -19,10 +22,13 @@ from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
 from unskew.models.finetune import FineTuned, fine_tuned
 from unskew.models.networks import Network
+from unskew.privacy import secure_sum
+from unskew.round import evaluation
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory
 
+WITH_JOBS = (evaluation, jobs, secure_sum)  # importing these registers their jobs
 STORED = "stored"  # in the names of tensors that describe images which are read when asked for
 CANNOT_CROSS = (
     "a lambda, a closure or a function of __main__ cannot go to another process; "
@@ -119,7 +125,7 @@ def pixels(blueprint: Blueprint, data: Tensors, device: torch.device | None = No
 
 
 def build(blueprint: Blueprint, data: Tensors, memories: int | None = None) -> ClientSide:
-    """The same side in every process that has the same blueprint and data.
+    """The same client side in every process that has the same blueprint and data.
 
     ``memories`` is the descriptor of the file with the clients' saved states, where a method keeps some.
     """
@@ -168,3 +174,23 @@ def _bytes(text: str) -> Tensor:
 
 def _text(content: Tensor) -> str:
     return content.numpy().tobytes().decode()
+
+
+# Freed memory stays with the process for the next step. A step allocates and frees the same few megabytes again and
+# again; by default glibc gives them back to the kernel each time and pays for fresh pages the next.
+KEEP = 256 * 2**20  # bytes of freed memory that stay with the process
+LARGE = 32 * 2**20  # blocks above this size are mapped, and given back at once; glibc allows no more
+AHEAD = 64 * 2**20  # how much more than needed is asked of the kernel at a time
+
+_TRIM, _TOP, _MMAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of malloc.h
+
+
+def keep_freed_memory() -> bool:
+    """Set it for this process; False where the C library is not glibc, and nothing was changed."""
+    if not sys.platform.startswith("linux"):
+        return False
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    return all(mallopt(option, value) for option, value in ((_TRIM, KEEP), (_MMAP, LARGE), (_TOP, AHEAD)))

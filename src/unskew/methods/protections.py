@@ -6,7 +6,7 @@ from dataclasses import replace
 from unskew.core.key import Key
 from unskew.core.types import THRESHOLD, PrivacyBudget, Roster, Sampler, SecureAggregation, Visit
 from unskew.privacy.noise import PrivateUpdates
-from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
+from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
 from unskew.round.algorithm import Method
 from unskew.round.sampling import uniform
 

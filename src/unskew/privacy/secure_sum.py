@@ -1,164 +1,384 @@
-"""A secure sum through an engine, the server's side: it starts the clients' jobs and takes the masks off the sum.
+"""Secure sums through an engine: the server learns the sum over the clients, and nothing of a single one.
 
-Four exchanges: public keys, sealed shares, masked answers, opened shares. The server sees public keys, boxes that it
-cannot open, the sum of the masked answers, and shares that take the masks off this sum and no other: never what one
-client sent. A client that drops out on the way is left out of the sum, while at least t of n stay; with fewer the sum
-does not come about. The clients' side is ``secure_jobs``.
+Four exchanges: the members send public keys, then shares of their secrets sealed for each other, then their masked
+words, then the shares that take the masks off the sum. The protocol of one member is in ``agreement``; here are the
+clients' jobs and the server's side. Every client checks what it is asked, since the server may be someone else's
+machine. All secrets of a member follow from a secret of its machine and the session; what it has answered is in the
+machine's record (``sessions``).
 
-Shapes: n members, the visits that were asked, in their order.
+``SecureUpdates`` and ``RoundedUpdates`` are exchanges, which a round puts between itself and the engine. Both round
+every client's sums to steps of 2⁻³²; the second adds no masks and gives the same bits, since masks cancel exactly.
+
+Shapes: n members, the visits that were asked, in the order in which the server lists them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.types import Engine, Failure, Mask, Outcome, Tensors, Visit
-from unskew.privacy import rows
+from unskew.core.types import Engine, Failure, Job, Outcome, Reply, Tensors, Visit
 from unskew.privacy.agreement import (
     BOX_BYTES,
     MIN_CLIENTS,
+    MOST_CLIENTS,
     PUBLIC_BYTES,
     Agreement,
+    Member,
     member_number,
+    named,
+    require_enough,
     shares_needed,
     unmask,
 )
-from unskew.privacy.ciphers import SHARE_BYTES
-from unskew.privacy.questions import MEMBERS, MOST_MEMBERS, Question
-from unskew.privacy.secure_jobs import CAME, CHECK
-from unskew.privacy.sessions import new_session
-from unskew.round.jobs import job_text
+from unskew.privacy.ciphers import SHARE_BYTES, derived_key
+from unskew.privacy.fixed_point import as_steps, from_steps
+from unskew.privacy.sessions import MOST_VISITS, SESSION_BYTES, Sessions, new_session
+from unskew.round.client import ClientSide
+from unskew.round.jobs import add, encode_job, register
+
+MOST_MEMBERS = 2000  # every member sends every other a share: a table of n² boxes
+MIN_SECRET = 16  # bytes
+CHECK = "check"  # a word of 1 in every masked answer: the sum shows whether all masks cancelled
+NOBODY = b""  # instead of a public key, where a member sent none
+
+Pair = tuple[int, int]  # a client, and the number of its visit
+
+
+# The clients' jobs
+
+
+@register
+class Rounded(msgspec.Struct, frozen=True, tag="rounded"):
+    """A job whose sums are rounded to whole steps, small enough to be added over so many ``members``."""
+
+    inner: Job
+    members: int
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The inner job's reply with its sums as int64 words."""
+        reply = self.inner(side, shared, visit, key)
+        return Reply(as_steps(dict(reply.sums), self.members, f"client {visit.client}"), keep=reply.keep)
+
+
+class SecureJob(msgspec.Struct, frozen=True):
+    """What all four exchanges of a session say: its id, how many must stay, the job that is masked, its members."""
+
+    session: bytes
+    threshold: int
+    inner: Job
+    members: tuple[Pair, ...]
+
+
+@register
+class MaskKeys(SecureJob, frozen=True, tag="mask-keys"):
+    """This member's public keys for the session."""
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The keys, as extra."""
+        return Reply({}, {"keys": _bytes(_Part(self, side, visit).member.public)})
+
+
+@register
+class MaskShares(SecureJob, frozen=True, tag="mask-shares"):
+    """Shares of this member's secrets, sealed for each of the others. ``keys`` are all members' public keys."""
+
+    keys: tuple[bytes, ...]
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The sealed boxes in the members' order, as extra."""
+        part = _Part(self, side, visit)
+        agreement = part.agreement(self.keys)
+        part.require_enough(agreement.members)
+        boxes = part.member.boxes(agreement)
+        part.sessions.agree(visit.client, self.session, agreement.digest)
+        return Reply({}, {"shares": _bytes(b"".join(boxes.get(member, bytes(BOX_BYTES)) for member in part.numbers))})
+
+
+@register
+class Masked(SecureJob, frozen=True, tag="masked"):
+    """The inner job's words, masked before they leave the client. ``sharing`` says who handed out shares."""
+
+    keys: tuple[bytes, ...]
+    sharing: tuple[bool, ...]
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The masked words, and what the client keeps."""
+        part = _Part(self, side, visit)
+        agreement, sharing = part.agreement(self.keys), part.listed(self.sharing)
+        part.require_enough(sharing)
+        reply = self.inner(side, shared, visit, key)
+        words = {**reply.sums, CHECK: torch.ones((), dtype=torch.int64)}
+        names = sorted(words)
+        vector = torch.cat([words[name].flatten() for name in names])
+        part.member.mask(vector.numpy().view(np.uint64), agreement, sharing)
+        pieces = torch.split(vector, [words[name].numel() for name in names])
+        masked = {name: piece.view(words[name].shape) for name, piece in zip(names, pieces, strict=True)}
+        part.sessions.answer(visit.client, self.session, agreement.digest, visit.repeat)
+        return Reply(masked, keep=reply.keep)
+
+
+@register
+class MaskOpenings(SecureJob, frozen=True, tag="mask-openings"):
+    """A share of the own seed of each member that answered, of the key of each that dropped out.
+
+    The visit's parcel has what the other members sealed for this one, in the members' order.
+    """
+
+    keys: tuple[bytes, ...]
+    sharing: tuple[bool, ...]
+    answered: tuple[bool, ...]
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The opened shares in the members' order, as extra."""
+        part = _Part(self, side, visit)
+        agreement, sharing, answered = part.agreement(self.keys), part.listed(self.sharing), part.listed(self.answered)
+        part.require_enough(answered)
+        if len(visit.parcel) != BOX_BYTES * len(part.numbers):
+            raise UserError("the server sends no shares that the other members sealed for this one")
+        starts = range(0, len(visit.parcel), BOX_BYTES)
+        boxes = {
+            number: visit.parcel[start : start + BOX_BYTES] for number, start in zip(part.numbers, starts, strict=True)
+        }
+        shares = part.member.opened(agreement, boxes, sharing, answered)
+        listed = json.dumps([sorted(sharing), sorted(answered)]).encode()
+        question = hashlib.sha256(b"unskew opening 1 " + listed).digest()
+        part.sessions.open(visit.client, self.session, agreement.digest, question, visit.repeat)
+        content = b"".join(shares.get(number, bytes(SHARE_BYTES)) for number in part.numbers)
+        return Reply({}, {"opened": _bytes(content)})
+
+
+def expected_extra(job: SecureJob) -> dict[str, int]:
+    """By name, how many bytes each extra of a reply to this job has."""
+    count = len(job.members)
+    if isinstance(job, MaskKeys):
+        return {"keys": PUBLIC_BYTES}
+    if isinstance(job, MaskShares):
+        return {"shares": count * BOX_BYTES}
+    return {"opened": count * SHARE_BYTES} if isinstance(job, MaskOpenings) else {}
+
+
+class _Part:
+    """A member's part in what it is asked, checked."""
+
+    def __init__(self, job: SecureJob, side: ClientSide, visit: Visit) -> None:
+        if len(side.secret) < MIN_SECRET or side.sessions is None:
+            raise UserError(
+                "this engine has no secret or no record of sessions for secure sums; its author gives ClientSide both "
+                "(EngineSetup.client_side does)"
+            )
+        self.sessions: Sessions = side.sessions
+        self._job = job
+        self.numbers = _check_members(job)
+        number = member_number(visit.client, visit.repeat)
+        if number not in self.numbers:
+            raise UserError(f"{named(number)} is not among the members of the secure sum")
+        seed = derived_key(side.secret, b"unskew member seed 1 " + number.to_bytes(8, "big"), job.session)
+        self.member = Member(number, job.session, seed)
+
+    def agreement(self, keys: Sequence[bytes]) -> Agreement:
+        """What the server says that all members agree on."""
+        if len(keys) != len(self.numbers):
+            raise UserError(f"the server sends {len(keys)} keys for {len(self.numbers)} members")
+        publics = {number: public for number, public in zip(self.numbers, keys, strict=True) if public}
+        return Agreement(self.member.session, self._job.threshold, publics, describe(self._job.inner))
+
+    def listed(self, flags: Sequence[bool]) -> list[int]:
+        """The members whose flag is set."""
+        if len(flags) != len(self.numbers):
+            raise UserError(f"the server lists {len(flags)} of {len(self.numbers)} members")
+        return [number for number, flag in zip(self.numbers, flags, strict=True) if flag]
+
+    def require_enough(self, numbers: Sequence[int]) -> None:
+        """Refuse a sum over too few clients, however often they are visited."""
+        require_enough(len({number % MOST_CLIENTS for number in numbers}))
+
+
+def _check_members(job: SecureJob) -> list[int]:
+    """The numbers of all members in their order; refused where they or the session are not possible."""
+    count = len(job.members)
+    if not 1 <= count <= MOST_MEMBERS:
+        raise UserError(f"a secure sum has from 1 to {MOST_MEMBERS:,} members, {count:,} given")
+    if len(job.session) != SESSION_BYTES or not 1 <= job.threshold <= MOST_MEMBERS:
+        raise UserError("a secure sum has no session id, or no number of members that must stay")
+    if not all(0 <= client < MOST_CLIENTS and 0 <= repeat < MOST_VISITS for client, repeat in job.members):
+        raise UserError("a secure sum's members have numbers that are not possible")
+    numbers = [member_number(*pair) for pair in job.members]
+    if len(set(numbers)) < count:
+        raise UserError("a secure sum names one member twice")
+    return numbers
+
+
+def describe(job: Job) -> str:
+    """A job as the text that all members agree on."""
+    return json.dumps(encode_job(job), sort_keys=True)
+
+
+def _bytes(content: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+# The server's side
 
 
 @dataclass(frozen=True)
-class SecureSum:
-    """The words of all who answered, int64 by name; none, and why, where the sum did not come about."""
+class SecureUpdates:
+    """The clients' sums reach the server masked; ``threshold`` is the share of a round's visits that must stay."""
 
-    words: Mapping[str, Tensor] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
-    receipts: Mapping[int, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # what else happened on the way
-    void: str = ""
-    bytes_up: int = 0
-    bytes_down: int = 0  # beside what the work itself is sent
+    threshold: float
+
+    def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
+        """The job's sums over all visits that did not drop out, and nothing of a single one."""
+        total = add_securely(engine, Rounded(job, len(visits)), shared, visits, key, threshold=self.threshold)
+        return replace(total, sums=from_steps(total.sums))
+
+
+@dataclass(frozen=True)
+class RoundedUpdates:
+    """The clients' sums are rounded as for a secure sum, and not masked."""
+
+    def __call__(self, engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key) -> Outcome:
+        """The job's sums, with the bits that a secure sum has."""
+        total = add(engine.visit(Rounded(job, len(visits)), shared, visits, key), visits)
+        return replace(total, sums=from_steps(total.sums))
+
+
+def add_securely(
+    engine: Engine, inner: Job, shared: Tensors, visits: Sequence[Visit], key: Key, *, threshold: float
+) -> Outcome:
+    """The sum of a job's int64 words over these visits; of a single one the server learns nothing.
+
+    ``threshold`` is the share of the visits that must stay to the end. Where fewer stay, ``void`` says why.
+    """
+    if len(visits) > MOST_MEMBERS:
+        raise UserError(f"a secure sum over {len(visits):,} visits is refused; at most {MOST_MEMBERS:,} can take part")
+    session = _Session(engine, inner, visits, key, threshold)
+    try:
+        words = session.run(shared)
+    except _TooFew as reason:
+        return session.outcome({}, str(reason))
+    return session.outcome(words)
 
 
 class _TooFew(Exception):
     """Fewer members are left than must stay."""
 
 
-def secure_words(
-    engine: Engine, job: str, options: str, shared: Tensors, visits: Sequence[Visit], key: Key, *, threshold: float,
-    round: int = 0,
-) -> SecureSum:  # fmt: skip
-    """The sum of a masked job's words over these visits; of a single one the server learns nothing.
-
-    ``threshold`` is the share of the visits that must stay to the end.
-    """
-    if len(visits) > MOST_MEMBERS:
-        raise UserError(f"a secure sum over {len(visits):,} visits is refused; at most {MOST_MEMBERS:,} can take part")
-    session = _Session(engine, visits, key, threshold, round)
-    try:
-        words = session.summed(job, options, shared)
-    except _TooFew as reason:
-        engine.accept(session.receipts.values())  # no state refers to what clients kept of it
-        return session.outcome({}, {}, str(reason))
-    return session.outcome(words, session.receipts)
-
-
+@dataclass
 class _Session:
-    """One secure sum under way: who is asked, what has come so far."""
+    """One secure sum under way: who is asked, what has been answered so far."""
 
-    def __init__(self, engine: Engine, visits: Sequence[Visit], key: Key, threshold: float, number: int) -> None:
-        self._engine, self._visits, self._key, self._round = engine, list(visits), key, number
-        self._numbers = [member_number(visit.client, visit.repeat) for visit in visits]
-        self._needed = shares_needed(threshold, len(visits))
-        self._id = new_session()
-        self.failures: list[Failure] = []  # of visits that are not in the sum
-        self.receipts: Mapping[int, str] = {}
-        self._notes: list[str] = []
-        self._bytes_up = self._bytes_down = 0
+    engine: Engine
+    inner: Job
+    visits: Sequence[Visit]
+    key: Key
+    share: float
+    failures: list[Failure] = field(default_factory=list)  # of visits that are not in the sum
+    notes: list[str] = field(default_factory=list)
+    tickets: Mapping[int, str] = field(default_factory=dict)
+    bytes_up: int = 0
+    bytes_down: int = 0
 
-    def outcome(self, words: Mapping[str, Tensor], receipts: Mapping[int, str], void: str = "") -> SecureSum:
-        """What came of it."""
-        return SecureSum(
-            words, tuple(self.failures), receipts, tuple(self._notes), void, self._bytes_up, self._bytes_down
+    def outcome(self, words: Mapping[str, Tensor], void: str = "") -> Outcome:
+        """What the exchange came to."""
+        return Outcome(
+            dict(words), tuple(self.failures), self.tickets, tuple(self.notes), void=void, bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
         )  # fmt: skip
 
-    def summed(self, job: str, options: str, shared: Tensors) -> dict[str, Tensor]:
+    def run(self, shared: Tensors) -> dict[str, Tensor]:
         """All four exchanges, one after another."""
-        count, about = len(self._visits), job_text(job, options)
-        question = Question(self._id, self._needed, about, options).to_text()
-        everyone = self._enough(np.ones(count, dtype=bool), "take part")
-        pairs = [(visit.client, visit.repeat) for visit in self._visits]
-        sent: Tensors = {MEMBERS: torch.tensor(pairs, dtype=torch.int64)}
-        outcome, present = self._asked("mask-keys", question, sent, everyone)
-        self._enough(present, "gave keys")
-        publics = rows.unpacked(outcome.sums["keys"], PUBLIC_BYTES)  # [n, PUBLIC_BYTES]
-        keys = {self._numbers[place]: publics[place].tobytes() for place in _places(present)}
-        agreement = Agreement(self._id, self._needed, keys, about)
-        self._count(up=PUBLIC_BYTES, down=PUBLIC_BYTES * int(present.sum()), of=present)
+        count, everyone = len(self.visits), range(len(self.visits))
+        self.needed = shares_needed(self.share, count)
+        members = tuple((visit.client, visit.repeat) for visit in self.visits)
+        numbers = [member_number(*pair) for pair in members]
+        about = (new_session(), self.needed, self.inner, members)
+        self._require_enough(everyone, "take part")
 
-        sent |= {"secure/keys": torch.from_numpy(publics), "secure/present": _flags(present)}
-        outcome, sharing = self._asked("mask-shares", question, sent, present)
-        self._enough(sharing, "handed out shares")
-        boxes = torch.from_numpy(rows.unpacked(outcome.sums["shares"], BOX_BYTES))  # [n, n, BOX_BYTES]: from, to
-        self._count(up=BOX_BYTES * (int(present.sum()) - 1), of=sharing)
+        outcome, present = self._ask(MaskKeys(*about), {}, everyone, "gave keys")
+        keys = [_content(outcome, index, "keys", PUBLIC_BYTES) if index in present else NOBODY for index in everyone]
+        publics = {numbers[index]: keys[index] for index in present}
+        agreement = Agreement(about[0], self.needed, publics, describe(self.inner))
+        self._count(present, up=PUBLIC_BYTES, down=PUBLIC_BYTES * len(present))
 
-        sent["secure/sharing"] = _flags(sharing)
-        outcome, answered = self._asked(job, question, shared | sent, sharing, quiet=False)
-        self.receipts, masked = outcome.receipts, rows.joined(outcome.sums)
-        self._count(up=8 * sum(value.numel() for value in masked.values()), of=answered)
-        self._enough(answered, "answered")
+        outcome, sharing = self._ask(MaskShares(*about, tuple(keys)), {}, present, "handed out shares")
+        size = count * BOX_BYTES
+        boxes = {index: _content(outcome, index, "shares", size) for index in sharing}  # from each, to all members
+        self._count(sharing, up=BOX_BYTES * (len(present) - 1))
 
-        sent |= {"secure/answered": _flags(answered), "secure/shares": boxes}
-        in_the_sum = len(self.failures)
-        outcome, opening = self._asked("mask-openings", question, sent, answered)
-        self._count(up=SHARE_BYTES * int(sharing.sum()), down=BOX_BYTES * (int(sharing.sum()) - 1), of=answered)
-        self._enough(opening, "opened their shares")
+        flags = tuple(index in sharing for index in everyone)
+        masked, answered = self._ask(Masked(*about, tuple(keys), flags), shared, sharing, "answered", keep=True)
+
+        job = MaskOpenings(*about, tuple(keys), flags, tuple(index in answered for index in everyone))
+        empty, in_the_sum = bytes(BOX_BYTES), len(self.failures)
+
+        def parcel(to: int) -> bytes:
+            span = slice(to * BOX_BYTES, (to + 1) * BOX_BYTES)
+            return b"".join(boxes[index][span] if index in boxes else empty for index in everyone)
+
+        outcome, opening = self._ask(job, {}, answered, "opened their shares", parcel=parcel)
+        self._count(answered, up=SHARE_BYTES * len(sharing), down=BOX_BYTES * (len(sharing) - 1))
         del self.failures[in_the_sum:]  # who left only now is in the sum all the same
-        shares = rows.unpacked(outcome.sums["opened"], SHARE_BYTES)  # [n, n, SHARE_BYTES]: by whom, of whom
-        opened = {
-            self._numbers[by]: {self._numbers[of]: shares[by, of].tobytes() for of in _places(sharing)}
-            for by in _places(opening)
-        }
-        return _unmasked(masked, agreement, self._of(sharing), self._of(answered), opened)
+        opened = {}
+        for index in opening:
+            content = _content(outcome, index, "opened", count * SHARE_BYTES)
+            opened[numbers[index]] = {numbers[of]: content[of * SHARE_BYTES : (of + 1) * SHARE_BYTES] for of in sharing}
+        return _unmask(
+            masked.sums,
+            agreement,
+            [numbers[index] for index in sharing],
+            [numbers[index] for index in answered],
+            opened,
+        )
 
-    def _asked(self, job: str, question: str, sent: Tensors, who: Mask, *, quiet: bool = True) -> tuple[Outcome, Mask]:
-        """A job's outcome, and who answered it."""
-        visits = [self._visits[place] for place in _places(who)]
-        if quiet:  # around the work itself nobody keeps anything
-            visits = [replace(visit, ticket=None, keep=False) for visit in visits]
-        with _silent(self._engine, quiet):
-            outcome = self._engine.map_sum(job_text(job, question), sent, visits, self._key, round=self._round)
+    def _ask(
+        self, job: Job, shared: Tensors, who: Sequence[int], verb: str, *, keep: bool = False,
+        parcel: Callable[[int], bytes] | None = None,
+    ) -> tuple[Outcome, list[int]]:  # fmt: skip
+        """A job's outcome for these visits, and which of them answered; all by their index among the members."""
+        visits = [self.visits[index] for index in who]
+        if not keep:  # nobody keeps anything around the work itself
+            visits = [replace(visit, ticket=None, keep=False, slot=None) for visit in visits]
+        if parcel is not None:
+            visits = [replace(visit, parcel=parcel(index)) for index, visit in zip(who, visits, strict=True)]
+        outcome = add(self.engine.visit(job, shared, visits, self.key), visits)
         self.failures += outcome.failures
-        self._notes += outcome.notes
-        came = outcome.sums.get(CAME)
-        return outcome, np.zeros(len(who), dtype=bool) if came is None else who & (came.numpy() > 0)
+        self.notes += outcome.notes
+        if keep:
+            self.tickets = outcome.tickets
+        answered = [who[place] for place in outcome.replied]
+        extra = {who[place]: values for place, values in outcome.extra.items()}
+        self._count(answered, up=8 * sum(value.numel() for value in outcome.sums.values()))  # masked words
+        self._require_enough(answered, verb)
+        return replace(outcome, extra=extra), answered
 
-    def _enough(self, who: Mask, verb: str) -> Mask:
-        clients, given = len({self._visits[place].client for place in _places(who)}), int(who.sum())
-        if given < self._needed:
-            raise _TooFew(f"{given} of {len(who)} visits {verb}, and {self._needed} must for a secure sum")
+    def _require_enough(self, who: Sequence[int], verb: str) -> None:
+        clients = len({self.visits[index].client for index in who})
+        if len(who) < self.needed:
+            raise _TooFew(f"{len(who)} of {len(self.visits)} visits {verb}, and {self.needed} must for a secure sum")
         if clients < MIN_CLIENTS:
             raise _TooFew(f"{clients} clients {verb}, and a secure sum needs {MIN_CLIENTS}")
-        return who
 
-    def _of(self, who: Mask) -> list[int]:
-        return [self._numbers[place] for place in _places(who)]
-
-    def _count(self, up: int, of: Mask, down: int = 0) -> None:
-        self._bytes_up += up * int(of.sum())
-        self._bytes_down += down * int(of.sum())
+    def _count(self, who: Sequence[int], *, up: int, down: int = 0) -> None:
+        self.bytes_up += up * len(who)
+        self.bytes_down += down * len(who)
 
 
-def _unmasked(
+def _content(outcome: Outcome, index: int, name: str, size: int) -> bytes:
+    content = outcome.extra[index][name].numpy().tobytes() if name in outcome.extra.get(index, {}) else b""
+    if len(content) != size:
+        raise UserError(f"a member of a secure sum sent {len(content)} bytes of {name}, expected {size}")
+    return content
+
+
+def _unmask(
     masked: Mapping[str, Tensor], agreement: Agreement, sharing: Sequence[int], answered: Sequence[int],
     opened: Mapping[int, Mapping[int, bytes]],
 ) -> dict[str, Tensor]:  # fmt: skip
@@ -171,24 +391,3 @@ def _unmasked(
     if int(words.pop(CHECK)) != len(answered):
         raise UserError("the masks of a secure sum do not cancel: a client sent what was not agreed; the sum is lost")
     return words
-
-
-def _flags(who: Mask) -> Tensor:
-    return torch.from_numpy(who.astype(np.uint8))
-
-
-def _places(who: Mask) -> list[int]:
-    places: list[int] = np.flatnonzero(who).tolist()
-    return places
-
-
-@contextmanager
-def _silent(engine: Engine, quiet: bool) -> Iterator[None]:
-    """The exchanges around the work itself are not shown as progress."""
-    before = engine.progress
-    if quiet:
-        engine.progress = None
-    try:
-        yield
-    finally:
-        engine.progress = before

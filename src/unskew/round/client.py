@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -16,16 +17,15 @@ from torch import Tensor, nn
 from unskew.core import tensors
 from unskew.core.key import Key, seeded
 from unskew.core.tensors import ALIGN, DOUBLE, Layout, Packed, PackedSums
-from unskew.core.types import Local, Loss, Step, Sums, Tensors, Visit, Visited
+from unskew.core.types import Job, Local, Loss, Reply, Step, Sums, Tensors, TestPart, Visit, Visited
 from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
-from unskew.models.networks import Network
+from unskew.models.networks import Network, by_layer
 from unskew.models.passes import Passes, passes
 from unskew.round.client_memory import SavedStates
-from unskew.round.jobs import Answer, Job, visit_key
+from unskew.round.jobs import register, visit_key
 from unskew.round.local_optimizers import clipped, in_round, optimizer
-from unskew.round.watch import Watch, watched
 
 if TYPE_CHECKING:
     from unskew.privacy.sessions import Sessions
@@ -323,70 +323,122 @@ class ClientSide:
         torch._foreach_copy_(list(own.values()), [model[key] for key in own])
         return network
 
+    def close(self) -> None:
+        """Close the files of memories and sessions."""
+        for file in (self.memory, self.sessions):
+            if file is not None:
+                file.close()
+
     def counts(self, client: int) -> Tensor:
         """[C], how many examples of each class the client holds; on the CPU."""
         labels = self.labels[self.population.examples(client)]
         return torch.from_numpy(np.bincount(labels, minlength=self.network.classifier.out_features))
 
 
-def survey(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Sums:
+@register
+class Survey(msgspec.Struct, frozen=True, tag="survey"):
     """What the methods ask every client before the first round. There is no model yet."""
-    known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
-    sums: Sums = {}
-    for statistic in side.algorithm.statistics:
-        if statistic.survey is not None:
-            sums |= tensors.prefixed(statistic.survey(known), f"stat/{statistic.name}/")
-    return sums
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """The statistics' answers."""
+        known = Visited(visit, {}, {}, {}, side.counts(visit.client), 0, side.algorithm.local, lambda: iter(()))
+        sums: Sums = {}
+        for statistic in side.algorithm.statistics:
+            if statistic.survey is not None:
+                sums |= tensors.prefixed(statistic.survey(known), f"stat/{statistic.name}/")
+        return Reply(sums)
 
 
-def plan_ahead(side: ClientSide, shared: Tensors, visits: Sequence[Visit], key: Key) -> None:
+@register
+class Train(msgspec.Struct, frozen=True, tag="train"):
+    """Start from the server's model, take the plan's steps, reply with weight·(old − new) in float64.
+
+    ``watch`` names what is recorded of the visit, in the reply's ``extra``: "norms", "drift", "model".
+    """
+
+    round: int = 0
+    watch: tuple[str, ...] = ()
+
+    def __call__(self, side: ClientSide, shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """Train on the side's device.
+
+        What follows training (the update, statistics, memories) is on the CPU, so that a method's own functions need
+        not know about devices, and float64 is available on every machine.
+        """
+        algorithm = side.algorithm
+        local = in_round(algorithm.local, shared)
+        batches = side.planned.pop(key, None) or plan(side.population.examples(visit.client), visit.take, local, key)
+        memory = {} if side.memory is None else side.memory.recall(visit)
+        before = side.start(shared)
+        received, recalled = side.received(shared), tensors.on_device(memory, side.device)
+        with seeded(key.fold("forward")) if side.outside else nullcontext():
+            loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
+
+        steps = len(batches.counts)
+        factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
+        numbers = (visit.weight, visit.weight / factor, loss, float(sum(batches.counts)), 1.0)
+        update = pack_update(side, shared, before, factor, numbers)
+        if not algorithm.statistics and algorithm.mechanism is None and side.memory is None and not self.watch:
+            return Reply(update)
+        sums, model = update.by_name(), tensors.on_device(side.weights, "cpu")
+        counts, features = side.counts(visit.client), _features(side, batches)
+        visited = Visited(visit, shared, memory, model, counts, steps, local, features, side.classifier)
+        for statistic in algorithm.statistics:
+            if statistic.measure is not None:
+                sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
+        if algorithm.mechanism is not None:
+            sums = algorithm.mechanism.clipped(sums)
+        keep = side.memory.values(visited) if side.memory is not None and visit.keep else None
+        return Reply(sums, record(side, shared, self.watch) if visit.repeat == 0 else {}, keep=keep)
+
+
+def plan_ahead(side: ClientSide, job: Job, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key) -> None:
     """Draw the plans of the next visits that train, one after another.
 
     They are the same in any order. Between two trainings drawing takes four times as long: its code has to come back
     from memory each time.
     """
     side.planned.clear()
+    if not isinstance(job, Train) or len(visits) < 2:
+        return
     local, clients = in_round(side.algorithm.local, shared), side.population.clients
     for visit in visits:
-        if 0 <= visit.client < clients:  # any other fails when its turn comes
+        if isinstance(visit, Visit) and 0 <= visit.client < clients:  # any other fails when its turn comes
             own = visit_key(key, visit)
             side.planned[own] = plan(side.population.examples(visit.client), visit.take, local, own)
 
 
-def train(side: ClientSide, shared: Tensors, visit: Visit, key: Key, options: str) -> Answer:
-    """Start from the server's model, take the plan's steps, answer with weight·(old − new) in float64.
+def record(side: ClientSide, shared: Tensors, watch: Sequence[str]) -> Tensors:
+    """What a recording looks at after a client's training; on the CPU."""
+    seen: Tensors = {}
+    if "norms" in watch:
+        seen["norms"] = class_norms(side)  # [C]
+    model = tensors.on_device(side.weights, "cpu")
+    if "drift" in watch:
+        seen["drift"] = distances(model, shared)  # [L]
+    if "model" in watch:
+        seen |= {f"model/{name}": value.detach().clone() for name, value in model.items()}
+    return seen
 
-    Training is on the side's device. What follows it (the update, statistics, memories) is on the CPU, so that a
-    method's own functions need not know about devices, and float64 is available on every machine.
-    """
-    algorithm = side.algorithm
-    local = in_round(algorithm.local, shared)
-    batches = side.planned.pop(key, None) or plan(side.population.examples(visit.client), visit.take, local, key)
-    memory = {} if side.memory is None else side.memory.recall(visit)
-    before = side.start(shared)
-    received, recalled = side.received(shared), tensors.on_device(memory, side.device)
-    with seeded(key.fold("forward")) if side.outside else nullcontext():
-        loss = descend(side, received, recalled, visit.client, batches.to(side.device), local)
 
-    steps = len(batches.counts)
-    factor = 1.0 if algorithm.scale is None else algorithm.scale(steps, local)
-    numbers = (visit.weight, visit.weight / factor, loss, float(sum(batches.counts)), 1.0)
-    update = pack_update(side, shared, before, factor, numbers)
-    if not algorithm.statistics and algorithm.mechanism is None and side.memory is None and not options:
-        return Answer(update)
-    sums, model = update.by_name(), tensors.on_device(side.weights, "cpu")
-    visited = Visited(
-        visit, shared, memory, model, side.counts(visit.client), steps, local, _features(side, batches), side.classifier
-    )
-    for statistic in algorithm.statistics:
-        if statistic.measure is not None:
-            sums |= tensors.prefixed(statistic.measure(visited), f"stat/{statistic.name}/")
-    if algorithm.mechanism is not None:
-        sums = algorithm.mechanism.clipped(sums)
-    kept = side.memory.values(visited) if side.memory is not None and visit.keep else None
-    if options:  # recording: what is looked at travels beside the sums
-        sums |= tensors.prefixed(watched(side, shared, visit, Watch.from_text(options)), "watch/")
-    return Answer(sums, kept)
+def class_norms(side: ClientSide) -> Tensor:
+    """[C], the length of each class's row in the classifier as the algorithm uses it; on the CPU."""
+    classifier, head = side.network.classifier, side.algorithm.head
+    weight = classifier.weight if head is None else head(classifier.weight, classifier.bias)[0]
+    norms: Tensor = weight.detach().cpu().double().norm(dim=1)
+    return norms
+
+
+def distances(model: Tensors, other: Tensors) -> Tensor:
+    """[L], the Euclidean distance between two models' parameters, layer by layer."""
+    own = tensors.parameters(model)
+    return layer_norms({name: value.double() - other[name].double() for name, value in own.items()})
+
+
+def layer_norms(model: Tensors) -> Tensor:
+    """[L], the Euclidean norm of each layer's parameters."""
+    parts = by_layer(tensors.parameters(model)).values()
+    return torch.stack([tensors.flat({name: model[name] for name in names}).norm() for names in parts])
 
 
 def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
@@ -401,6 +453,3 @@ def _features(side: ClientSide, batches: Plan) -> Callable[[], Iterator[tuple[Te
             yield values.cpu(), labels.cpu()
 
     return features
-
-
-JOBS: Mapping[str, Job] = {"survey": survey, "train": train}

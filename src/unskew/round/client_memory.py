@@ -16,13 +16,13 @@ from typing import Protocol
 
 from unskew.core.errors import LostMemory, StorageFailure
 from unskew.core.tensors import Layout, copy, plan_layout, prefixed, views
-from unskew.core.types import Memory, Tensors, TestPart, Visit, Visited
+from unskew.core.types import Memory, Tensors, Visit, Visited
 
 START_A_NEW_RUN = "start a new run"
 
 
 class SavedStates(Protocol):
-    """Where clients' memories are: what a job needs of it, and what an engine does with it."""
+    """Where a job reads what the client kept, and stores what it keeps."""
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
@@ -32,12 +32,6 @@ class SavedStates(Protocol):
 
     def write(self, slot: int, values: Tensors) -> str:
         """Write the values into the slot; the ticket that reads them back."""
-
-    def sync(self) -> None:
-        """Make everything written durable."""
-
-    def require(self, tickets: Iterable[str]) -> None:
-        """Refuse at once where a memory that a ticket names cannot be there."""
 
     def close(self) -> None:
         """Release what is open."""
@@ -74,12 +68,31 @@ class MemoryFormat:
 
 
 class ClientMemory:
-    """The file, read and written in whole slots; processes may share its descriptor."""
+    """A file, read and written in whole slots; processes may share its descriptor, the first assigns the slots."""
 
     def __init__(self, remember: Sequence[Memory], model: Tensors, descriptor: int) -> None:
         self._format = MemoryFormat(remember, model)
         self.slot_bytes = self._format.bytes
         self.descriptor = descriptor
+        self._slots = Slots()
+
+    def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
+        """The visits, each one that keeps a memory with a free slot to write it to."""
+        return self._slots.assign(visits)
+
+    def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
+        """Free the slots of visits whose memory does not count."""
+        self._slots.give_back(visits, tickets)
+
+    def supersede(self, tickets: Iterable[str]) -> None:
+        """No state refers to these any more, though a checkpoint may."""
+        self._slots.accept(tickets)
+
+    def pin(self, tickets: Iterable[str]) -> None:
+        """A checkpoint refers to these memories and to no others."""
+        tickets = list(tickets)
+        self.require(tickets)
+        self._slots.pin(tickets)
 
     def recall(self, visit: Visit) -> Tensors:
         """What the client kept at its last visit; nothing at its first."""
@@ -145,17 +158,14 @@ class Slots:
         self._free: list[int] = []  # a heap, below the first slot never used
         self._next = 0
 
-    def assign(self, visits: Sequence[Visit | TestPart]) -> list[Visit | TestPart]:
+    def assign(self, visits: Sequence[Visit]) -> list[Visit]:
         """The visits, each one that keeps a memory with a free slot to write it to."""
-        return [
-            replace(visit, slot=self._take()) if isinstance(visit, Visit) and visit.keep else visit for visit in visits
-        ]
+        return [replace(visit, slot=self._take()) if visit.keep else visit for visit in visits]
 
-    def give_back(self, visits: Iterable[Visit | TestPart], receipts: Mapping[int, str]) -> None:
+    def give_back(self, visits: Iterable[Visit], tickets: Mapping[int, str]) -> None:
         """Free the slots of visits that left nothing behind."""
-        kept = {_read_ticket(ticket)[0] for ticket in receipts.values()}
-        given = {visit.slot for visit in visits if isinstance(visit, Visit) and visit.slot is not None}
-        self._free_slots(given - kept)
+        kept = {_read_ticket(ticket)[0] for ticket in tickets.values()}
+        self._free_slots({visit.slot for visit in visits if visit.slot is not None} - kept)
 
     def accept(self, superseded: Iterable[str]) -> None:
         """No state refers to these any more, though a checkpoint may."""

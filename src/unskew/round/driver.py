@@ -1,23 +1,38 @@
 """A whole round on one screen, and rounds one after another."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure, UserError
 from unskew.core.key import Key
-from unskew.core.types import CLASSIFIER, Engine, Failure, Outcome, RoundInfo, ServerState, Sums, Tensors, Visit
+from unskew.core.types import CLASSIFIER, Engine, Failure, Job, Outcome, RoundInfo, ServerState, Sums, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.round import statistics
+from unskew.round.client import Survey, Train
 from unskew.round.client_memory import with_tickets
+from unskew.round.jobs import add
 from unskew.round.local_optimizers import rate_of_round, sent_rate
 from unskew.round.sampling import Drawn, draw
 from unskew.round.server import moved
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What a round's visits recorded, by client in visit order, and what the clients were sent."""
+
+    sent: Tensors
+    clients: Mapping[int, Mapping[str, Tensor]]
+
+
+Record = Callable[[Watched], None]
 
 
 @dataclass(frozen=True)
@@ -56,9 +71,12 @@ def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CL
 
 def run_round(
     algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, per_round: int, rounds: int = 0,
-    skip_failures: bool = False,
+    skip_failures: bool = False, watch: Sequence[str] = (), record: Record | None = None,
 ) -> tuple[ServerState, Metrics]:  # fmt: skip
-    """Sample, train, aggregate, move. ``rounds`` is how many there will be, for methods that follow a schedule."""
+    """Sample, train, aggregate, update. ``rounds`` is how many there will be, for methods that follow a schedule.
+
+    ``watch`` names what is recorded of each visit; ``record`` is called with it.
+    """
     began = perf_counter()
     number = state.round + 1
     here = key.fold("round", number)
@@ -68,13 +86,18 @@ def run_round(
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):
         raise UserError("the sampler gives a client two visits with the same repeat: they would see the same batches")
-    if algorithm.remember:
-        visits = with_tickets(visits, state.clients)
+    memory = engine.memory if algorithm.remember else None
+    if memory is not None:
+        visits = list(memory.assign(with_tickets(visits, state.clients)))
+    elif algorithm.remember:
+        raise UserError("a method keeps something between visits, and this engine has no memory for it")
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
     shared = statistics.shared(state) | sent_rate(rate)
-    outcome = _exchanged(algorithm, engine, "train", shared, visits, here, number)
+    outcome = exchange(algorithm, engine, Train(number, tuple(watch)), shared, visits, here)
+    if memory is not None:
+        memory.release(visits, {} if outcome.void else outcome.tickets)
     _check_failures(outcome, number, "train", key, skip_failures)
     if outcome.void:
         void = _nobody_came(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
@@ -84,12 +107,12 @@ def run_round(
     sums, epsilon = _released(algorithm, engine, outcome.sums, state, per_round, here)
     info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, sums))
     gradient = algorithm.aggregate(sums)
-    params, memory = algorithm.server.update(
+    params, kept = algorithm.server.update(
         tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, info
     )
     buffers = moved(_buffers(state.tensors), gradient, 1.0)
     sent = statistics.folded(algorithm.statistics, state.sent, sums, info)
-    if not tensors.finite(params | memory | sent):
+    if not tensors.finite(params | kept | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
     examples, reported = int(sums["metric/examples"]), int(sums["metric/visits"])
@@ -110,8 +133,11 @@ def run_round(
         absent=drawn.absent,
         notes=outcome.notes,
     )
-    engine.accept(state.clients[client] for client in outcome.receipts if client in state.clients)
-    return ServerState(number, params | buffers, memory, sent, {**state.clients, **outcome.receipts}), metrics
+    if record is not None:
+        record(Watched(shared, {visits[index].client: seen for index, seen in outcome.extra.items()}))
+    if memory is not None:
+        memory.supersede(state.clients[client] for client in outcome.tickets if client in state.clients)
+    return ServerState(number, params | buffers, kept, sent, {**state.clients, **outcome.tickets}), metrics
 
 
 def _released(
@@ -142,13 +168,15 @@ def _nobody_came(number: int, drawn: Drawn, asked: int, seconds: float) -> Metri
 
 def run(
     algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key, *, rounds: int, per_round: int,
-    skip_failures: bool = False,
+    skip_failures: bool = False, watch: Callable[[int], Sequence[str]] = lambda number: (),
+    record: Record | None = None,
 ) -> Iterator[tuple[ServerState, Metrics]]:  # fmt: skip
     """The rounds after the state's own, up to ``rounds``; each is yielded as it ends."""
     while state.round < rounds:
         state, metrics = run_round(
-            algorithm, engine, state, key, per_round=per_round, rounds=rounds, skip_failures=skip_failures
-        )
+            algorithm, engine, state, key, per_round=per_round, rounds=rounds, skip_failures=skip_failures,
+            watch=watch(state.round + 1), record=record,
+        )  # fmt: skip
         yield state, metrics
 
 
@@ -157,7 +185,7 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     if all(statistic.survey is None for statistic in algorithm.statistics):
         return state, 0
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    outcome = _exchanged(algorithm, engine, "survey", {}, visits, key.fold("survey"))
+    outcome = exchange(algorithm, engine, Survey(), {}, visits, key.fold("survey"))
     _check_failures(outcome, None, "survey", key, skip=False)
     if outcome.void:
         raise UserError(f"the survey before the first round: {outcome.void}")
@@ -175,21 +203,15 @@ def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, sk
             )
 
 
-def _exchanged(
-    algorithm: "Algorithm",
-    engine: Engine,
-    job: str,
-    shared: Tensors,
-    visits: Sequence[Visit],
-    key: Key,
-    number: int = 0,
+def exchange(
+    algorithm: "Algorithm", engine: Engine, job: Job, shared: Tensors, visits: Sequence[Visit], key: Key
 ) -> Outcome:
-    """The job's sums over the visits, as the algorithm lets them reach the server; nothing where nobody is visited."""
+    """The job's sums over the visits, as the algorithm lets them reach the server."""
     if not visits:
         return Outcome({})
     if algorithm.exchange is None:
-        return engine.map_sum(job, shared, visits, key, round=number)
-    return algorithm.exchange(engine, job, shared, visits, key, round=number)
+        return add(engine.visit(job, shared, visits, key), visits)
+    return algorithm.exchange(engine, job, shared, visits, key)
 
 
 def _turnout(engine: Engine, sums: Sums) -> float:

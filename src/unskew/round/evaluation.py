@@ -1,8 +1,9 @@
 """How well a model does: a job on parts of the server's test images, or on the clients' own where it has none."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -12,11 +13,11 @@ from torch import Tensor
 from unskew.core import tensors
 from unskew.core.errors import ClientFailure
 from unskew.core.key import Key
-from unskew.core.types import Engine, Exchange, Failure, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Engine, Exchange, Failure, Job, Reply, Sums, Tensors, TestPart, Visit
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.jobs import Job, job_text
+from unskew.round.jobs import add, register
 
-IMAGES = "images"  # the option of the job with which each image's mark is among the sums
+MakeJob = Callable[[bool], Job]  # by_image -> the job that scores images
 
 
 @dataclass(frozen=True)
@@ -32,91 +33,87 @@ class Evaluation:
 
 
 def evaluate(
-    engine: Engine, model: Tensors, examples: int, key: Key, *, job: str = "evaluate", by_image: bool = False,
+    engine: Engine, model: Tensors, examples: int, key: Key, *, job: MakeJob | None = None, by_image: bool = False,
     exchange: Exchange | None = None,
 ) -> Evaluation:  # fmt: skip
     """Accuracy and mean loss on the server's ``examples`` test images, in parts spread over the engine.
 
-    With ``by_image`` it also says which images are right. Without test images the clients are asked for theirs; their
-    answers come as the ``exchange`` lets them: masked under secure aggregation.
+    With ``by_image`` it also reports which images are right. Without test images the clients are asked to use theirs;
+    their replies pass through ``exchange``: masked under secure aggregation.
     """
     if not examples:
         return evaluate_at_clients(engine, model, key, job=job, exchange=exchange)
-    starts = range(0, examples, IMAGES_AT_ONCE)
-    parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in starts]
-    outcome = engine.map_sum(job_text(job, IMAGES if by_image else ""), model, parts, key)
+    parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in range(0, examples, IMAGES_AT_ONCE)]
+    outcome = add(engine.visit((job or Evaluate)(by_image), model, parts, key), parts)
     if outcome.failures:
         reason = outcome.failures[0].reason
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
-    marks = outcome.sums["metric/marks"].clone().numpy() if by_image else None  # an engine may use its memory again
-    return replace(_evaluation(outcome.sums), marks=marks)
+    marks = [outcome.extra[index]["marks"].numpy() for index in outcome.replied] if by_image else None
+    return replace(_evaluation(outcome.sums), marks=None if marks is None else np.concatenate(marks))
 
 
 def evaluate_at_clients(
-    engine: Engine, model: Tensors, key: Key, *, job: str = "evaluate", exchange: Exchange | None = None
+    engine: Engine, model: Tensors, key: Key, *, job: MakeJob | None = None, exchange: Exchange | None = None
 ) -> Evaluation:
     """Accuracy and mean loss on the clients' own test images, over the clients that answered."""
     visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    outcome = engine.map_sum(job, model, visits, key) if exchange is None else exchange(engine, job, model, visits, key)
+    asked = (job or Evaluate)(False)
+    if exchange is None:
+        outcome = add(engine.visit(asked, model, visits, key), visits)
+    else:
+        outcome = exchange(engine, asked, model, visits, key)
     if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
         reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
-        raise ClientFailure(f"the model on the clients' test images, job {job}: {reason}")
+        raise ClientFailure(f"the model on the clients' test images, job evaluate: {reason}")
     return replace(_evaluation(outcome.sums), failures=outcome.failures)
 
 
 def _evaluation(sums: Sums) -> Evaluation:
     total, right = float(sums["metric/total"].sum()), float(sums["metric/right"].sum())
-    by_class = sums["metric/right"].clone().numpy(), sums["metric/total"].clone().numpy()
+    by_class = sums["metric/right"].numpy(), sums["metric/total"].numpy()
     return Evaluation(right / total, float(sums["metric/loss"]) / total, *by_class)
 
 
-def evaluate_part(side: ClientSide, shared: Tensors, part: TestPart | Visit, key: Key, options: str) -> Sums:
-    """The job: right answers and loss of the server's model by class, on a part of the server's test images or on a
-    client's own."""
-    side.load(shared, training=False)
+@register
+class Evaluate(msgspec.Struct, frozen=True, tag="evaluate"):
+    """Score the server's model on a part of the server's test images, or on a client's own."""
 
-    def logits(images: Tensor) -> Tensor:
-        return side.logits(side.network.encoder(images)).cpu()
+    by_image: bool = False
 
-    return scored(side, part, logits, by_image=options == IMAGES)
+    def __call__(self, side: ClientSide, shared: Tensors, visit: TestPart | Visit, key: Key) -> Reply:
+        """Right answers and loss by class."""
+        side.load(shared, training=False)
+        return score_images(side, visit, lambda images: side.logits(side.network.encoder(images)).cpu(), self.by_image)
 
 
-def scored(
-    side: ClientSide, part: TestPart | Visit, logits: Callable[[Tensor], Tensor], *, by_image: bool = False
-) -> Sums:
-    """What ``logits`` makes of one part of the test images, or of all that a client has, as sums."""
-    if isinstance(part, Visit):
-        return _scored_own(side, part, logits)
+def score_images(
+    side: ClientSide, visit: TestPart | Visit, logits: Callable[[Tensor], Tensor], by_image: bool
+) -> Reply:
+    """What ``logits`` makes of the visit's test images, as sums; ``by_image``: ``extra`` marks which ones are right.
+
+    Of its own images a client says only how many are right by class.
+    """
+    if isinstance(visit, Visit):
+        index = side.own_tests.get(visit.client, torch.zeros(0, dtype=torch.int64))
+    else:
+        index = torch.arange(visit.start, visit.stop)
+    total = score(torch.zeros(0, side.network.classifier.out_features), torch.zeros(0, dtype=torch.int64))
+    right = list[Tensor]()
     with torch.no_grad():
-        images, labels = side.test.batch(torch.arange(part.start, part.stop))
-        return score(logits(images), labels.cpu(), (part, len(side.test.labels)) if by_image else None)
-
-
-def _scored_own(side: ClientSide, visit: Visit, logits: Callable[[Tensor], Tensor]) -> Sums:
-    classes = side.network.classifier.out_features
-    total = score(torch.zeros(0, classes), torch.zeros(0, dtype=torch.int64))
-    with torch.no_grad():
-        for some in torch.split(side.own_tests.get(visit.client, torch.zeros(0, dtype=torch.int64)), IMAGES_AT_ONCE):
+        for some in torch.split(index, IMAGES_AT_ONCE):
             images, labels = side.test.batch(some)
-            total = tensors.add(total, score(logits(images), labels.cpu()))
-    return total
+            predicted, labels = logits(images), labels.cpu()
+            right.append((predicted.argmax(1) == labels).double())
+            total = tensors.add(total, score(predicted, labels))
+    return Reply(total, {"marks": torch.cat(right)} if by_image and isinstance(visit, TestPart) else {})
 
 
-def score(logits: Tensor, labels: Tensor, part: tuple[TestPart, int] | None = None) -> Sums:
-    """Loss, right answers and examples by class, as sums; with a part of how many images, a mark for each image too."""
+def score(logits: Tensor, labels: Tensor) -> Sums:
+    """Loss, right answers and examples by class, as sums."""
     classes = logits.shape[1]
-    found = logits.argmax(1) == labels
-    right = labels[found]
-    marks = {}
-    if part is not None:
-        marks["metric/marks"] = torch.zeros(part[1], dtype=torch.float64)
-        marks["metric/marks"][part[0].start : part[0].stop] = found.double()
+    right = labels[logits.argmax(1) == labels]
     return {
         "metric/loss": F.cross_entropy(logits.double(), labels, reduction="sum"),
         "metric/right": torch.bincount(right, minlength=classes).double(),
         "metric/total": torch.bincount(labels, minlength=classes).double(),
-        **marks,
     }
-
-
-JOBS: Mapping[str, Job] = {"evaluate": evaluate_part}

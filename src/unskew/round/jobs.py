@@ -1,78 +1,82 @@
-"""What a job is: a named function that the client's side runs for each visit and that answers with sums.
+"""Jobs: what a client does for a visit, how a job crosses a wire, and how the replies of all visits are added.
 
-Jobs have names since a function cannot cross a wire. A job's text is its name, or ``package.module:function``, and may
-carry what it needs to know: ``moments {…}``. Each package has its own table of jobs; the engines put them together.
+A job is a frozen msgspec struct that is called with the client's side. Its fields are its options, so the wire format
+follows from the declaration: ``@register`` gives it a name there.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 
-from unskew.core.errors import StorageFailure, UserError, nearest
+from unskew.core.errors import StorageFailure, nearest
 from unskew.core.key import Key
-from unskew.core.machine import deterministic
+from unskew.core.machine import deterministic, neutral
 from unskew.core.plugins import load_function
 from unskew.core.tensors import PackedSums
-from unskew.core.types import Failure, Sums, Tensors, TestPart, Visit
+from unskew.core.types import Failure, Job, Note, Outcome, Progress, Reply, Sums, Tensors, TestPart, Visit
 
 if TYPE_CHECKING:
     from unskew.round.client import ClientSide
 
-NOT_FINITE = "its result holds NaN or infinity; a smaller --lr or smaller knobs of the method may help"
+NOT_FINITE = "its result contains NaN or infinity; a smaller --lr or smaller knobs of the method may help"
+SUM_TYPES = (torch.float64, torch.int64)
+JOBS: dict[str, type[Any]] = {}  # by tag
+
+JobType = TypeVar("JobType", bound=type[Any])
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a job gives: sums for the server, by name or packed, and what the client keeps for its next visit."""
-
-    given: Sums | PackedSums
-    kept: Tensors | None = None
-
-    @property
-    def sums(self) -> Sums:
-        """By name."""
-        return self.given.by_name() if isinstance(self.given, PackedSums) else self.given
-
-    def packed(self) -> PackedSums:
-        """All of them in one vector on the CPU."""
-        if isinstance(self.given, PackedSums):
-            return self.given
-        _require_sums(self.given)
-        return PackedSums.of(self.given)
+def register(job: JobType) -> JobType:
+    """Make a job known by its tag, so that it can be sent."""
+    JOBS[job.__struct_config__.tag] = job
+    return job
 
 
-@dataclass(frozen=True)
-class Done:
-    """A visit that succeeded: its sums, and the ticket for what the client kept."""
+@register
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """A plug-in's job: ``package.module:function``, called with ``(side, shared, visit, key, options)``.
 
-    packed: PackedSums
-    receipt: str | None = None
+    The function returns a Reply, or the sums alone.
+    """
 
-    @property
-    def sums(self) -> Sums:
-        """By name."""
-        return self.packed.by_name()
+    function: str
+    options: Any = None
 
-
-Job = Callable[["ClientSide", Tensors, "Visit", Key, str], "Sums | Answer"]  # the text after the job's name comes last
-
-
-def job_text(name: str, options: str = "") -> str:
-    """The text of a job: what ``find_job`` takes."""
-    return f"{name} {options}" if options else name
+    def __call__(self, side: "ClientSide", shared: Tensors, visit: Visit, key: Key) -> Reply:
+        """Import the function and call it."""
+        result = load_function(self.function, "job")(side, shared, visit, key, self.options)
+        return result if isinstance(result, Reply) else Reply(result)
 
 
-def find_job(text: str, table: Mapping[str, Job]) -> tuple[Job, str]:
-    """The job that a text names, and what the text tells it."""
-    name, _, options = text.partition(" ")
-    if name in table:
-        return table[name], options
-    if ":" in name:
-        return load_function(name, "job"), options
-    raise UserError(f"no job is called {name!r}; {nearest(name, table)}")
+def encode_job(job: Job) -> dict[str, Any]:
+    """A job as plain values that JSON can carry."""
+    plain: dict[str, Any] = msgspec.to_builtins(job, enc_hook=_encode_field)
+    return plain
+
+
+def decode_job(plain: Any) -> Job:
+    """The job that ``encode_job`` described. Raises ValueError where it is none."""
+    name = plain.get("type") if isinstance(plain, dict) else plain
+    if not isinstance(plain, dict) or not isinstance(name, str) or name not in JOBS:
+        raise ValueError(f"there is no job {str(name)[:60]!r}; {nearest(str(name)[:60], JOBS)}")
+    job: Job = msgspec.convert(plain, JOBS[name], dec_hook=_decode_field)
+    return job
+
+
+def _encode_field(value: Any) -> Any:
+    return value.to_plain()
+
+
+def _decode_field(kind: Any, plain: Any) -> Any:
+    return decode_job(plain) if kind is Job else kind.from_plain(plain)
+
+
+def plugins_of(job: Job) -> list[str]:
+    """The plug-in functions that doing the job would import."""
+    inner = getattr(job, "inner", None)
+    return ([job.function] if isinstance(job, Call) else []) + ([] if inner is None else plugins_of(inner))
 
 
 def visit_key(key: Key, visit: Visit) -> Key:
@@ -80,33 +84,68 @@ def visit_key(key: Key, visit: Visit) -> Key:
     return key.fold("client", visit.client, visit.repeat)
 
 
-def attempt(
-    side: "ClientSide", job: tuple[Job, str], shared: Tensors, visit: Visit | TestPart, key: Key
-) -> Done | Failure:
-    """Run the job for one visit: its result, or the reason why it failed."""
-    work, options = job
+def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPart, key: Key) -> Reply | Failure:
+    """Do the job for one visit, store what the client keeps, check what leaves: every engine's worker calls this."""
     if isinstance(visit, Visit):
         client, repeat, key = visit.client, visit.repeat, visit_key(key, visit)
     else:
         client, repeat = None, 0
     try:
         with deterministic(side.device):
-            answer = work(side, shared, visit, key, options)  # type: ignore[arg-type]  # a job knows what it is given
-        answer = answer if isinstance(answer, Answer) else Answer(answer)
-        packed = answer.packed()
+            reply = job(side, shared, visit, key)
+        sums = reply.sums if isinstance(reply.sums, PackedSums) else _pack(reply.sums)
     except StorageFailure:
         raise
     except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
         return Failure(client, f"{type(error).__name__}: {error}", repeat)
-    if not packed.finite():
+    if not sums.finite():
         return Failure(client, NOT_FINITE, repeat)
-    if side.memory is None or answer.kept is None or not isinstance(visit, Visit) or visit.slot is None:
-        return Done(packed)
-    return Done(packed, side.memory.write(visit.slot, answer.kept))
+    ticket = None
+    if side.memory is not None and reply.keep is not None and isinstance(visit, Visit) and visit.slot is not None:
+        ticket = side.memory.write(visit.slot, reply.keep)
+    return Reply(sums, reply.extra, ticket)
 
 
-def _require_sums(sums: Sums) -> None:
+def _pack(sums: Mapping[str, Tensor]) -> PackedSums:
     for name, value in sums.items():
-        if not isinstance(value, Tensor) or value.dtype != torch.float64:
+        if not isinstance(value, Tensor) or value.dtype not in SUM_TYPES:
             kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(f"{name}: a sum must be a float64 tensor, this is {kind}")
+    return PackedSums.of(sums)
+
+
+def add(
+    replies: Iterable[Reply | Failure | Note],
+    visits: Sequence[Visit] | Sequence[TestPart],
+    progress: Progress | None = None,
+) -> Outcome:
+    """The sums of all replies, added in visit order: the only ordered addition, so every engine has the same bits."""
+    total: PackedSums | None = None
+    failures, notes, replied = list[Failure](), list[str](), list[int]()
+    tickets, extra = dict[int, str](), dict[int, Mapping[str, Tensor]]()
+    done = 0
+    with neutral():
+        for item in replies:
+            if isinstance(item, Note):
+                notes.append(item.text)
+                continue
+            if isinstance(item, Failure):
+                failures.append(item)
+            else:
+                sums = item.sums if isinstance(item.sums, PackedSums) else PackedSums.of(item.sums)
+                if total is None:
+                    total = PackedSums(sums.layout, sums.vector.clone())
+                else:
+                    total.add(sums)
+                replied.append(done)
+                if item.ticket is not None and isinstance(visit := visits[done], Visit):
+                    tickets[visit.client] = item.ticket
+                if item.extra:
+                    extra[done] = {name: value.clone() for name, value in item.extra.items()}
+            done += 1
+            if progress is not None:
+                progress(done, len(visits))
+    if done != len(visits):
+        raise RuntimeError(f"the engine answered {done} of {len(visits)} visits")
+    sums_by_name: Sums = {} if total is None else total.by_name()
+    return Outcome(sums_by_name, tuple(failures), tickets, tuple(notes), extra, tuple(replied))

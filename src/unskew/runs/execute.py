@@ -13,6 +13,7 @@ from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.feasible import named
 from unskew.calibration.federated import Federation, Forecasted, Gathering, Known
 from unskew.calibration.finisher import RealFeatures
+from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
@@ -145,13 +146,13 @@ class Execution:
             self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state)
 
         memories = open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
-        setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories)
-        opened = prepared.nodes.open_engine(setup) if prepared.nodes else engines.open_engine(self.engine_name, setup)
+        setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories, side)
+        engine = prepared.nodes.open_engine(setup) if prepared.nodes else engines.open_engine(self.engine_name, setup)
         self.recorder = recording.Recorder(prepared.recordings, config.rounds, side, self.key)
-        self.engine = recording.RecordingEngine(opened, self.recorder.watched)
+        self.engine, self.memory = engine, engine.memory
         resources.callback(self.engine.close)
-        if state.round < config.rounds:
-            self.engine.pin(state.clients.values())
+        if state.round < config.rounds and self.memory is not None:
+            self.memory.pin(state.clients.values())
         self.saved = time.monotonic()
         self.began = time.monotonic() - self.progress.seconds
 
@@ -181,6 +182,8 @@ class Execution:
             rounds=config.rounds,
             per_round=config.per_round or 0,
             skip_failures=config.on_failure == "skip",
+            watch=self.recorder.watched,
+            record=self.recorder.record,
         )
         for state, row in rounds:
             last = state.round == config.rounds
@@ -188,7 +191,7 @@ class Execution:
                 row = self._evaluate_round(state, row, last)
             if state.round == 1 and self.progress.start is not None:  # --start counts as part of the first round
                 row = replace(row, bytes_up=row.bytes_up + self.progress.start.bytes_up)
-            if (line := self.recorder.line(state, self.engine)) is not None:
+            if (line := self.recorder.line(state)) is not None:
                 self.during.append(line)
             if "model" in self.recorder.due(state.round):
                 save_state(kept_state(self.path, state.round), state, self.progress)
@@ -207,7 +210,8 @@ class Execution:
         position = self.position
         self.metrics.sync()
         self.during.sync()
-        self.engine.sync()
+        if self.memory is not None:
+            self.memory.sync()
         progress = replace(
             self.progress,
             metrics_bytes=position.metrics.bytes,
@@ -221,7 +225,8 @@ class Execution:
         save_checkpoint(self.path, position.state, progress)
         if self.best is not None:
             self.best.clear(lambda number: "model" in self.recorder.due(number))
-        self.engine.pin(position.state.clients.values())
+        if self.memory is not None:
+            self.memory.pin(position.state.clients.values())
         self.saved = time.monotonic()
 
     def finish(self) -> Result:
@@ -517,7 +522,7 @@ def finish(
             model | tensors.prefixed(classifier.tensors(), "calibrated/"),
             len(side.test.labels),
             key,
-            job="evaluate-calibrated",
+            job=EvaluateCalibrated,
             by_image=by_image,
             exchange=algorithm.exchange,
         )

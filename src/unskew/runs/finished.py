@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,11 +34,12 @@ from unskew.models.cut import cut
 from unskew.privacy.ledger import add_release
 from unskew.round import driver, statistics
 from unskew.round.algorithm import Algorithm
-from unskew.round.client import IMAGES_AT_ONCE, ClientSide
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide, Train
+from unskew.round.jobs import add
 from unskew.round.local_optimizers import rate_of_round, sent_rate
 from unskew.round.sampling import draw
 from unskew.runs import config as configs
-from unskew.runs import journal, recording
+from unskew.runs import journal
 from unskew.runs.checkpoint import (
     CHECKPOINT,
     MEMORIES,
@@ -434,21 +435,16 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
             f"give clients={max(1, MAX_BYTES // size)}"
         )
     visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
-    watching = recording.RecordingEngine(engine, lambda _: ["model"], most=len(visits))
-    watching.progress = lambda done, total: run.say("training local models again", done, total)
-    try:
-        sent = sent_rate(rate_of_round(run.algorithm.local, number, config.rounds))
-        outcome = watching.map_sum("train", statistics.shared(state) | sent, visits, key, round=number)
-    finally:
-        watching.progress = None
+    sent = statistics.shared(state) | sent_rate(rate_of_round(run.algorithm.local, number, config.rounds))
+    replies = engine.visit(Train(number, ("model",)), sent, visits, key)
+    outcome = add(replies, visits, partial(run.say, "training local models again"))
     if outcome.failures:
         failure = outcome.failures[0]
         raise Missing(f"client {failure.client} failed when its local model was trained again: {failure.reason}")
     by_client: dict[int, Tensors] = {}
-    for name, like in run.side.weights.items():  # in the network's own order, which files do not keep
-        clients, values = watching.rows(f"model/{name}")
-        for client, value in zip(clients, values, strict=True):
-            by_client.setdefault(client, {})[name] = value.to(like.dtype)
+    for index, seen in outcome.extra.items():  # in the network's own order, which files do not keep
+        model = tensors.under(dict(seen), "model/")
+        by_client[visits[index].client] = {name: model[name].to(like.dtype) for name, like in run.side.weights.items()}
     return by_client
 
 

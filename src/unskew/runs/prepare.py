@@ -35,8 +35,7 @@ from unskew.models.finetune import find_cut, last_layers, parse_train
 from unskew.models.networks import Network
 from unskew.privacy.agreement import MIN_CLIENTS
 from unskew.privacy.noise import PrivateUpdates
-from unskew.privacy.questions import MOST_MEMBERS
-from unskew.privacy.secure_updates import SecureUpdates
+from unskew.privacy.secure_sum import MOST_MEMBERS, SecureUpdates
 from unskew.round import driver
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide

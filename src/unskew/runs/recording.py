@@ -4,8 +4,8 @@ It does not change a bit of the result: clients are measured after their trainin
 what was recorded is taken out of the sums before the server uses them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,11 +14,10 @@ from torch import Tensor
 from unskew.core import tensors, text
 from unskew.core.errors import nearest
 from unskew.core.key import Key
-from unskew.core.types import Engine, Outcome, Progress, Roster, ServerState, Sums, Tensors, TestPart, Visit
+from unskew.core.types import ServerState
 from unskew.models.networks import by_layer
-from unskew.round.client import IMAGES_AT_ONCE, ClientSide
-from unskew.round.jobs import job_text
-from unskew.round.watch import Watch, class_norms, lengths
+from unskew.round import driver
+from unskew.round.client import IMAGES_AT_ONCE, ClientSide, class_norms, layer_norms
 
 MAX_CLIENTS = 100  # recorded in one round: those of the round's first visits
 MAX_IMAGES = 2000  # test images of the silhouette
@@ -82,73 +81,7 @@ def plain_spelling(source: str) -> str:
     return " + ".join(map(str, text.parse_calls(source, "recording")))
 
 
-class RecordingEngine:
-    """An engine around another: in the chosen rounds it also records the visits and keeps what it saw."""
-
-    def __init__(self, engine: Engine, choose: Callable[[int], Sequence[str]], most: int = MAX_CLIENTS) -> None:
-        self._engine = engine
-        self._choose = choose
-        self._most = most
-        self.watch: Watch | None = None
-        self.seen: Sums = {}
-        self.sent: Tensors = {}  # to the visits that were recorded
-
-    @property
-    def roster(self) -> Roster:
-        """As the other engine has it now: clients may join."""
-        return self._engine.roster
-
-    @property
-    def progress(self) -> Progress | None:
-        """What is called after each visit."""
-        return self._engine.progress
-
-    @progress.setter
-    def progress(self, report: Progress | None) -> None:
-        self._engine.progress = report
-
-    def map_sum(
-        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
-    ) -> Outcome:
-        """The other engine's sums, with nothing added to them."""
-        if job != "train":
-            return self._engine.map_sum(job, shared, visits, key, round=round)
-        self.watch, self.seen, self.sent = None, {}, {}
-        if not (what := tuple(self._choose(round))):
-            return self._engine.map_sum(job, shared, visits, key, round=round)
-        clients = dict.fromkeys(visit.client for visit in visits if isinstance(visit, Visit))
-        self.watch = Watch(what, tuple(clients)[: self._most])
-        outcome = self._engine.map_sum(job_text(job, self.watch.to_text()), shared, visits, key, round=round)
-        self.seen, self.sent = tensors.under(outcome.sums, "watch/"), shared
-        rest = {name: value for name, value in outcome.sums.items() if not name.startswith("watch/")}
-        return replace(outcome, sums=rest)
-
-    def accept(self, superseded: Iterable[str]) -> None:
-        """As the other engine does."""
-        self._engine.accept(superseded)
-
-    def sync(self) -> None:
-        """As the other engine does."""
-        self._engine.sync()
-
-    def pin(self, tickets: Iterable[str]) -> None:
-        """As the other engine does."""
-        self._engine.pin(tickets)
-
-    def close(self) -> None:
-        """Close the other engine."""
-        self._engine.close()
-
-    def rows(self, name: str) -> tuple[list[int], Tensor]:
-        """The clients that reported, and what was seen of each."""
-        if self.watch is None or not self.seen:
-            return [], torch.zeros(0, dtype=torch.float64)
-        came = self.seen["visits"] > 0
-        clients = [client for client, there in zip(self.watch.clients, came.tolist(), strict=True) if there]
-        return clients, self.seen[name][came]
-
-
-@dataclass(frozen=True)
+@dataclass
 class Recorder:
     """Decides what is recorded in each round, and makes the row that is written after it."""
 
@@ -156,6 +89,11 @@ class Recorder:
     rounds: int
     side: ClientSide  # its network is overwritten
     key: Key
+    _watched: driver.Watched | None = None
+
+    def record(self, watched: driver.Watched) -> None:
+        """Take what the visits of a round recorded, for the row of that round."""
+        self._watched = watched
 
     def due(self, number: int) -> list[str]:
         """What is recorded after this round."""
@@ -165,8 +103,9 @@ class Recorder:
         """The part of it that clients report."""
         return [name for name in self.due(number) if name in ("norms", "drift")]
 
-    def line(self, state: ServerState, seen: RecordingEngine) -> dict[str, Any] | None:
+    def line(self, state: ServerState) -> dict[str, Any] | None:
         """The row of during.jsonl for the round that has just ended; None where nothing is due."""
+        seen, self._watched = self._watched, None
         due = self.due(state.round)
         if not set(due) - {"model"}:
             return None
@@ -174,14 +113,15 @@ class Recorder:
         self.side.load(state.tensors, training=False)
         for name in ("norms", "drift"):
             if name in due:
-                clients, rows = seen.rows(name)
-                row[name] = {"clients": clients, "local": rows.tolist()}
+                visited = {} if seen is None else dict(list(seen.clients.items())[:MAX_CLIENTS])
+                row[name] = {"clients": list(visited), "local": [found[name].tolist() for found in visited.values()]}
         if "norms" in due:
             row["norms"]["server"] = class_norms(self.side).tolist()
         if "drift" in due:
             own = tensors.parameters(self.side.weights)
             row["drift"]["layers"] = list(by_layer(own))
-            row["drift"]["server"] = lengths({name: seen.sent[name] for name in own}).tolist()
+            sent = {} if seen is None else {name: seen.sent[name] for name in own}
+            row["drift"]["server"] = layer_norms(sent).tolist() if sent else []
         if "silhouette" in due:
             row["silhouette"] = silhouette_of(*some_features(self.side, self.key))
         return row

@@ -5,13 +5,15 @@ import json
 import pytest
 import torch
 
-from nodes import engine_over, exchange_of, first_state, loop_over, make_nodes, reply_with
+from nodes import engine_over, exchange_of, first_state, loop_over, make_nodes, outcome_of, reply_with, train_round
 from unskew.core import tensors
 from unskew.core.key import Key
 from unskew.core.types import Visit
-from unskew.engines.flower.messages import Envelope, read_header
+from unskew.engines.codec import Envelope
+from unskew.engines.flower.messages import PROTOCOL, read_header
 from unskew.engines.flower.session import Rules
 from unskew.round import statistics
+from unskew.round.evaluation import Evaluate
 
 VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 KEY = Key(0).fold("round", 1)
@@ -30,7 +32,7 @@ def shared():
 
 @pytest.fixture(scope="module")
 def without_client_1(shared):
-    outcome = loop_over().map_sum("train", shared, [VISITS[0], VISITS[2]], KEY, round=1)
+    outcome = train_round(loop_over(), shared, [VISITS[0], VISITS[2]])
     return tensors.sha256(outcome.sums)
 
 
@@ -62,6 +64,16 @@ def swapped(fields, came):
     came[0], came[1] = came[1], came[0]
 
 
+def as_extra(fields, came):
+    fields["results"][0]["forms"].pop()
+    fields["results"][0]["extra"] = 1
+
+
+def with_extra(fields, came):
+    came.append(("diary", torch.zeros(3, dtype=torch.uint8)))
+    fields["results"][0]["extra"] = 1
+
+
 def with_nan(value):
     value = value.clone()
     value.view(-1)[0] = float("nan")
@@ -78,21 +90,35 @@ FAULTS = {
     "NaN": (set_tensor(BIAS, with_nan), "NaN or infinity"),
     "infinity": (set_tensor("metric/loss", lambda value: value + float("inf")), "NaN or infinity"),
     "another shape": (set_tensor(BIAS, lambda value: value[:5]), "not like the tensor that was sent"),
-    "another shape of a sum": (set_tensor("weight", lambda value: value.repeat(2)), "has the shape"),
+    "another shape of a sum": (
+        set_tensor("weight", lambda value: value.repeat(2)),
+        "weight is float64 [2]; float64 [] is expected",
+    ),
     "another type": (set_tensor(BIAS, lambda value: value.double()), "not like the tensor that was sent"),
     "another name": (renamed, "not those of the job"),
     "another order": (swapped, "their order differs"),
     "a tensor more": (one_more, "more tensors than results"),
-    "a tensor less": (one_less, "do not fit what it says"),
+    "a tensor less": (one_less, "do not fit its description"),
     "another weight": (set_tensor("weight", lambda value: value * 1000), "it weighs 435000, 435 was asked for"),
     "more visits than one": (set_tensor("metric/visits", lambda value: value * 5), "more than one visit"),
     "too many examples": (set_tensor("metric/examples", lambda value: value * 2), "it saw 870 examples, 435"),
     "another client": (set_result(client=2), "answers for client 2, where client 1"),
     "another repeat": (set_result(repeat=1), "answers for client 1"),
     "a client that is no number": (set_result(client="1"), "'client' should be int"),
-    "an unknown form": (set_result(forms=["x"] * 13), "do not fit what it says"),
-    "a factor below zero": (set_result(factor=-1.0), "factor"),
-    "a ticket that nobody asked for": (set_result(receipt="1.0-00000000"), "its ticket is not one"),
+    "a form more": (lambda fields, came: fields["results"][0]["forms"].append("plain"), "do not fit its description"),
+    "forms that are none": (set_result(forms="plain"), "'forms' should be list"),
+    "a form that is no text": (set_result(forms=[["plain"]] * 13), "do not fit its description"),
+    "an unknown form": (set_result(forms=["x"] * 13), "do not fit its description"),
+    "a sum as whole numbers": (set_tensor("weight", torch.Tensor.long), "weight is int64 []; float64 [] is expected"),
+    "a sum as extra": (as_extra, "not those of the job: metric/visits"),
+    "an extra that nobody asked for": (with_extra, "not those of the job: diary"),
+    "an extra that does not come": (set_result(extra=1), "do not fit its description"),
+    "fewer extras than none": (set_result(extra=-1), "do not fit its description"),
+    "a count of extras that is no number": (set_result(extra=None), "'extra' should be int"),
+    "a factor below zero": (set_result(factor=-1.0), "its factor is not a number above 0"),
+    "a factor of nothing": (set_result(factor=0), "its factor is not a number above 0"),
+    "a factor that is no number": (set_result(factor="1"), "'factor' should be int or float"),
+    "a ticket that nobody asked for": (set_result(ticket="1.0-00000000"), "its ticket is not one"),
     "its own failure": (failed, "out of memory"),
     "no results": (lambda fields, came: fields.update(results=[]), "0 results for 1 visits"),
     "results that are none": (lambda fields, came: fields.update(results=[3]), "not an object"),
@@ -104,7 +130,7 @@ FAULTS = {
 def ask(nodes, shared, between, **rules):
     said = []
     engine = engine_over(exchange_of(nodes, between=between), rules=Rules(**rules), said=said.append)
-    return engine.map_sum("train", shared, VISITS, KEY, round=1), said
+    return train_round(engine, shared, VISITS), said
 
 
 def is_job(question):
@@ -113,7 +139,7 @@ def is_job(question):
 
 def test_without_a_fault_the_sums_are_those_of_one_process(nodes, shared):
     outcome, _ = ask(nodes, shared, lambda node, question, reply: reply)
-    expected = loop_over().map_sum("train", shared, VISITS, KEY, round=1)
+    expected = train_round(loop_over(), shared, VISITS)
     assert outcome.failures == ()
     assert list(outcome.sums) == list(expected.sums)
     assert tensors.sha256(outcome.sums) == tensors.sha256(expected.sums)
@@ -140,7 +166,7 @@ def test_a_bad_reply_is_left_out_by_name_with_its_reason(nodes, shared, without_
     [
         (Envelope(b"not JSON"), "not JSON"),
         (Envelope(b""), "not JSON"),
-        (Envelope(json.dumps({"protocol": 1, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
+        (Envelope(json.dumps({"protocol": PROTOCOL, "tensors": []}).encode(), b"x" * 10**6), "oversized"),
         ("ClientApp stopped responding.", "ClientApp stopped responding."),
     ],
 )
@@ -162,8 +188,8 @@ def test_a_reply_that_was_recorded_earlier_is_refused(nodes, shared, without_cli
 
     said = []
     engine = engine_over(exchange_of(nodes, between=between), said=said.append)
-    assert engine.map_sum("train", shared, VISITS, KEY, round=1).failures == ()
-    outcome = engine.map_sum("train", shared, VISITS, KEY, round=1)
+    assert train_round(engine, shared, VISITS).failures == ()
+    outcome = train_round(engine, shared, VISITS)
     assert "it answers another message" in outcome.failures[0].reason
     assert tensors.sha256(outcome.sums) == without_client_1
 
@@ -175,6 +201,6 @@ def test_test_images_are_counted_as_the_node_said(nodes, shared):
             nodes, between=lambda node, asked, came: reply_with(came, change) if node == BAD and is_job(asked) else came
         )
     )
-    outcome = engine.map_sum("evaluate", first_state().tensors, VISITS, KEY)
+    outcome = outcome_of(engine, Evaluate(), first_state().tensors, VISITS, KEY)
     assert "other numbers of test images than its 120" in outcome.failures[0].reason
     assert float(outcome.sums["metric/total"].sum()) == 120 + 119

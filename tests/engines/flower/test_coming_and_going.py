@@ -12,7 +12,9 @@ from nodes import (
     loop_over,
     make_node,
     make_nodes,
+    outcome_of,
     slice_of_digits,
+    train_round,
 )
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -23,7 +25,9 @@ from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node
 from unskew.engines.flower.session import Rules
 from unskew.round import statistics
+from unskew.round.client import Survey
 from unskew.round.client_memory import with_tickets
+from unskew.round.evaluation import Evaluate
 
 VISITS = [Visit(0, 556.0), Visit(1, 435.0), Visit(2, 447.0)]
 KEY = Key(0).fold("round", 1)
@@ -40,7 +44,7 @@ def shared():
 
 
 def train(engine, shared, visits=VISITS, number=1):
-    return engine.map_sum("train", shared, visits, Key(0).fold("round", number), round=number)
+    return train_round(engine, shared, visits, number)
 
 
 def kind(question):
@@ -58,7 +62,7 @@ def test_a_node_that_is_gone_does_not_stop_the_round(nodes, shared):
     exchange.pause(10)
     outcome = train(engine, shared)
     assert reasons(outcome) == {2: "node-2: node node-2 is not connected"}
-    expected = loop_over().map_sum("train", shared, VISITS[:2], KEY, round=1)
+    expected = train(loop_over(), shared, VISITS[:2])
     assert tensors.sha256(outcome.sums) == tensors.sha256(expected.sums)
 
 
@@ -161,9 +165,7 @@ def test_a_round_waits_for_as_many_replies_as_it_needs(nodes, shared):
     exchange.pause = pause
     outcome = train(engine, shared)
     assert outcome.failures == ()
-    assert tensors.sha256(outcome.sums) == tensors.sha256(
-        loop_over().map_sum("train", shared, VISITS, KEY, round=1).sums
-    )
+    assert tensors.sha256(outcome.sums) == tensors.sha256(train(loop_over(), shared).sums)
     told = "round 1: 2 of the 3 replies that it needs; waiting for nodes, 100 seconds at most"
     assert told in said
     assert told in outcome.notes
@@ -185,11 +187,11 @@ def test_a_survey_needs_every_client_and_waits_for_it(nodes):
     exchange = exchange_of(nodes)
     engine = engine_over(exchange, "fedir", rules=Rules(wait=20))
     away = exchange.answers.pop(100)
-    outcome = engine.map_sum("survey", {}, [Visit(client, 1.0) for client in range(3)], KEY)
+    outcome = outcome_of(engine, Survey(), {}, [Visit(client, 1.0) for client in range(3)], KEY)
     assert [failure.client for failure in outcome.failures] == [0]
     exchange.answers[100] = away
     exchange.pause(5)
-    outcome = engine.map_sum("survey", {}, [Visit(client, 1.0) for client in range(3)], KEY)
+    outcome = outcome_of(engine, Survey(), {}, [Visit(client, 1.0) for client in range(3)], KEY)
     assert float(outcome.sums["stat/fedir/counts"].sum()) == 1438
 
 
@@ -214,17 +216,17 @@ def test_a_node_that_was_killed_comes_back_with_its_memory_or_says_that_it_is_lo
     exchange, loop = exchange_of(nodes), loop_over(method=method)
     engine, shared = engine_over(exchange, method), statistics.shared(first_state(method))
     visits = with_tickets(VISITS, {})
-    ours, theirs = (each.map_sum("train", shared, visits, KEY, round=1) for each in (engine, loop))
-    assert set(ours.receipts) == {0, 1, 2}
+    ours, theirs = (train(each, shared, each.memory.assign(visits)) for each in (engine, loop))
+    assert set(ours.tickets) == {0, 1, 2}
     if not keeps:
         for file in (tmp_path / "node-1" / "runs").glob("*/memories/*"):
             file.unlink()
     exchange.answers[101] = make_node(tmp_path, 1).answer  # a new process with the same folder
     exchange.presence[101] = Presence(since="again")
     exchange.pause(5)
-    engine.map_sum("evaluate", shared, VISITS, KEY)  # it describes itself meanwhile
+    outcome_of(engine, Evaluate(), shared, VISITS, KEY)  # it describes itself meanwhile
     ours, theirs = (
-        each.map_sum("train", shared, with_tickets(VISITS, before.receipts), Key(0).fold("round", 2), round=2)
+        train(each, shared, each.memory.assign(with_tickets(VISITS, before.tickets)), number=2)
         for each, before in ((engine, ours), (loop, theirs))
     )
     assert ours.failures == ()
@@ -241,7 +243,7 @@ def test_a_node_that_lost_its_whole_folder_is_told_again_what_was_agreed_on(tmp_
     exchange.answers[101] = Node(slice_of_digits(1), tmp_path / "elsewhere").answer
     outcome = train(engine, shared, number=2)
     assert outcome.failures == ()
-    again = loop_over().map_sum("train", shared, VISITS, Key(0).fold("round", 2), round=2)
+    again = train(loop_over(), shared, number=2)
     assert tensors.sha256(outcome.sums) == tensors.sha256(again.sums)
 
 
@@ -273,7 +275,7 @@ def test_a_node_that_comes_back_with_other_data_is_left_out(tmp_path, shared):
 def test_all_examples_in_one_place_is_refused(nodes, shared):
     engine = engine_over(exchange_of(nodes))
     with pytest.raises(UserError, match="centralised trains on all examples in one place"):
-        engine.map_sum("train", shared, [Visit(-1, 1.0)], KEY, round=1)
+        train(engine, shared, [Visit(-1, 1.0)])
 
 
 def test_several_visits_to_one_client_go_in_one_message_and_add_up_in_their_order(nodes, shared):
@@ -284,6 +286,6 @@ def test_several_visits_to_one_client_go_in_one_message_and_add_up_in_their_orde
     count = exchange._count
     outcome = train(engine, shared, visits, number=2)
     assert exchange._count - count == 2
-    again = loop_over().map_sum("train", shared, visits, Key(0).fold("round", 2), round=2)
+    again = train(loop_over(), shared, visits, number=2)
     assert tensors.sha256(outcome.sums) == tensors.sha256(again.sums)
     assert torch.equal(outcome.sums["metric/visits"], torch.tensor(3.0, dtype=torch.float64))

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from federation import federation
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
-from unskew.engines.flower.compact import MODEL, PLAIN, Known, compacted, factor_of, restored
-from unskew.engines.jobs import JOBS
+from unskew.engines.flower.compact import MODEL, PLAIN, SINGLE, WireContext, compact, factor_of, restore
 from unskew.round import statistics
-from unskew.round.jobs import attempt, find_job
+from unskew.round.client import Train
+from unskew.round.jobs import answer
 
 NUMBERS = st.floats(allow_nan=False, width=64)
 ODD = [0.0, -0.0, 1.0, 255.0, 256.0, 2.0**32 - 1, 2.0**32, 0.1, -1.0, 5e-324, 1.7e308, float("inf")]
@@ -21,9 +21,9 @@ def bits(value):
     return value.contiguous().view(torch.int64).tolist()
 
 
-def round_trip(sums, known):
-    sent = compacted(sums, known)
-    back = {name: restored(name, form, value, known) for name, form, value in sent}
+def round_trip(sums, context):
+    sent = compact(sums, context)
+    back = {name: restore(name, form, value, context) for name, form, value in sent}
     assert {name: bits(value) for name, value in back.items()} == {name: bits(value) for name, value in sums.items()}
     return {name: (form, value.numel() * value.element_size()) for name, form, value in sent}
 
@@ -32,7 +32,7 @@ def round_trip(sums, known):
 def test_any_numbers_come_back_bit_for_bit(values, weight):
     sums = {"stat/x": torch.tensor(values, dtype=torch.float64), "delta/params/w": torch.tensor(values).double()}
     old = torch.linspace(-1, 1, len(values))
-    round_trip(sums, Known({"params/w": old}, weight))
+    round_trip(sums, WireContext({"params/w": old}, weight))
 
 
 @given(
@@ -41,8 +41,8 @@ def test_any_numbers_come_back_bit_for_bit(values, weight):
 def test_an_update_goes_as_the_new_weights(new, weight):
     old = torch.linspace(-3, 3, len(new))
     delta = (old.double() - torch.tensor(new).double()) * weight
-    forms = round_trip({"delta/params/w": delta}, Known({"params/w": old}, float(weight)))
-    assert forms["delta/params/w"][0] in (MODEL, PLAIN, "single", "words", "bytes")
+    forms = round_trip({"delta/params/w": delta}, WireContext({"params/w": old}, float(weight)))
+    assert forms["delta/params/w"][0] in (MODEL, PLAIN, SINGLE)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fednova", "scaffold", "moon"])
@@ -51,38 +51,47 @@ def test_what_training_answers_takes_half_the_bytes(method):
     state, side = small.state(), build(small.blueprint, small.data)
     shared = statistics.shared(state)
     visit = Visit(1, 30.0)
-    done = attempt(side, find_job("train", JOBS), shared, visit, small.key)
-    forms = round_trip(done.sums, Known(shared, visit.weight, factor_of(done.sums, visit.weight)))
+    reply = answer(side, Train(1), shared, visit, small.key)
+    forms = round_trip(reply.sums, WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight)))
     updates = {name: form for name, (form, _) in forms.items() if name.startswith("delta/")}
     assert set(updates.values()) == {MODEL}
 
 
-def test_halves_of_masked_numbers_take_four_bytes_and_keys_one():
+def test_masked_words_go_as_they_are_and_counts_take_half_the_bytes():
     sums = {
-        "low": torch.tensor([0, 2**32 - 1, 5], dtype=torch.float64),
-        "keys": torch.tensor([[0, 255], [7, 1]], dtype=torch.float64),
+        "delta/params/w": torch.tensor([0, -(2**63), 2**63 - 1]),
+        "scaled": torch.tensor(-5),
         "counts": torch.tensor([300.0, 1e6, -4.0], dtype=torch.float64),
     }
-    forms = round_trip(sums, Known({}, 1.0))
-    assert forms == {"low": ("words", 12), "keys": ("bytes", 4), "counts": ("single", 12)}
+    context = WireContext({"params/w": torch.zeros(3)}, 1.0, factor_of(sums, 1.0))
+    forms = round_trip(sums, context)
+    assert forms == {"delta/params/w": (PLAIN, 24), "scaled": (PLAIN, 8), "counts": (SINGLE, 12)}
+    assert context.factor == 1
+    words = restore("delta/params/w", PLAIN, sums["delta/params/w"], context)
+    assert words.dtype == torch.int64
 
 
 def test_a_running_count_of_batches_goes_as_a_whole_number():
     old, new = torch.tensor(7), torch.tensor(12)
     sums = {"delta/buffers/n": (old.double() - new.double()) * 30}
-    assert round_trip(sums, Known({"buffers/n": old}, 30.0))["delta/buffers/n"] == (MODEL, 8)
+    assert round_trip(sums, WireContext({"buffers/n": old}, 30.0))["delta/buffers/n"] == (MODEL, 8)
 
 
 @pytest.mark.parametrize(
     ("form", "sent", "wrong"),
     [
-        ("none", torch.zeros(2), "no form"),
+        ("none", torch.zeros(2), "not the type of a form 'none'"),
+        ("words", torch.zeros(2, dtype=torch.int64), "not the type of a form 'words'"),
+        (MODEL, torch.zeros(2, dtype=torch.int64), "not like the tensor"),
+        (PLAIN, torch.zeros(2, dtype=torch.uint8), "not the type"),
+        (PLAIN, torch.zeros(2, dtype=torch.int32), "not the type"),
         (MODEL, torch.zeros(3), "not like the tensor"),
         (MODEL, torch.zeros(2, dtype=torch.float64), "not like the tensor"),
         (PLAIN, torch.zeros(2), "not the type"),
-        ("single", torch.zeros(2, dtype=torch.float64), "not the type"),
+        (SINGLE, torch.zeros(2, dtype=torch.float64), "not the type"),
+        (SINGLE, torch.zeros(2, dtype=torch.int64), "not the type"),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(form, sent, wrong):
     with pytest.raises(ValueError, match=wrong):
-        restored("delta/params/w", form, sent, Known({"params/w": torch.zeros(2)}, 1.0))
+        restore("delta/params/w", form, sent, WireContext({"params/w": torch.zeros(2)}, 1.0))

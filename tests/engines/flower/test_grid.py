@@ -9,11 +9,12 @@ flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict  # noqa: E402
 
 from nodes import make_node  # noqa: E402
+from unskew.engines.codec import Envelope  # noqa: E402
 from unskew.engines.flower.exchange import Presence  # noqa: E402
 from unskew.engines.flower.grid import KIND, RECORD, GridExchange, unwrapped, wrapped  # noqa: E402
-from unskew.engines.flower.messages import Envelope, opened, sealed  # noqa: E402
+from unskew.engines.flower.messages import seal, unseal  # noqa: E402
 
-MESSAGE = sealed({"kind": "job"}, [("weight", torch.arange(5.0))])
+MESSAGE = seal({"kind": "job"}, [("weight", torch.arange(5.0))])
 
 
 class FakeGrid:
@@ -113,10 +114,10 @@ def test_the_client_app_answers_what_the_grid_sends(identity, tmp_path, monkeypa
     monkeypatch.setattr(
         client_app, "_asked", lambda place, parts: [*(lambda a: (a.header, a.body))(node.answer(Envelope(*parts)))]
     )
-    question = sealed({"kind": "describe", "run": "0" * 32, "number": 1})
+    question = seal({"kind": "describe", "run": "0" * 32, "number": 1})
     message = Message(wrapped(question), dst_node_id=3, message_type=KIND, ttl=60.0)
     context = SimpleNamespace(node_config={"socket": "here"})
-    assert opened(unwrapped(client_app.app(message, context).content))[0]["kind"] == "described"
+    assert unseal(unwrapped(client_app.app(message, context).content))[0]["kind"] == "described"
     with pytest.raises(RuntimeError, match="does not say where its node service is"):
         client_app.app(message, SimpleNamespace(node_config={}))
     other = Message(RecordDict({}), dst_node_id=3, message_type=KIND, ttl=60.0)

@@ -8,28 +8,37 @@ import sys
 import time
 from dataclasses import asdict, replace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from nodes import blueprint_of, first_state, loop_over, make_node, slice_of_digits
+from nodes import blueprint_of, first_state, loop_over, make_node, slice_of_digits, train_round
 from unskew.core import tensors
 from unskew.core.errors import UserError
-from unskew.core.key import Key
 from unskew.core.types import Visit
 from unskew.data.sources import load
+from unskew.engines.codec import Envelope
 from unskew.engines.flower.agreement import Agreement
-from unskew.engines.flower.compact import Known, restored
-from unskew.engines.flower.messages import Envelope, opened, sealed
+from unskew.engines.flower.compact import WireContext, restore
+from unskew.engines.flower.messages import seal, unseal
 from unskew.engines.flower.node import Node
 from unskew.engines.flower.node_data import Source, read_node_data
 from unskew.engines.flower.node_memory import NodeMemory
 from unskew.engines.flower.node_secret import open_secret
 from unskew.round import statistics
+from unskew.round.client import Train
 from unskew.round.client_memory import MemoryFormat, whole_model
+from unskew.round.evaluation import Evaluate
+from unskew.round.jobs import encode_job
 
 RUN = "ab" * 16
 VISIT = Visit(1, 435.0)
+TRAIN = encode_job(Train(1))
+
+
+def without_slot(fields):
+    return {name: value for name, value in fields.items() if name != "slot"}
 
 
 class Asking:
@@ -43,18 +52,19 @@ class Asking:
     def ask(self, kind, sent=(), **fields):
         self.number += 1
         header = {"kind": kind, "run": RUN, "number": self.number, **fields}
-        return opened(self.node.answer(sealed(header, list(sent))))
+        return unseal(self.node.answer(seal(header, list(sent))))
 
     def agree(self):
         header, _ = self.ask("agree", agreement=self.agreement.to_json())
         assert header["kind"] == "agreed", header
         return self
 
-    def job(self, job="train", visits=(VISIT,), shared=None, **fields):
+    def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
         shared = statistics.shared(first_state(self.method)) if shared is None else shared
-        plain = [{key: value for key, value in asdict(each).items() if key != "slot"} for each in visits]
+        plain = [msgspec.to_builtins(each) for each in visits]
+        plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
         asked = {
-            "agreement": self.agreement.digest, "job": job, "round": 1, "seed": 0, "key": ["round", 1],
+            "agreement": self.agreement.digest, "job": job, "seed": 0, "key": ["round", 1],
             "visits": plain, "keep": [], **fields,
         }  # fmt: skip
         return self.ask("job", shared.items(), **asked)
@@ -63,6 +73,18 @@ class Asking:
 @pytest.fixture
 def asking(tmp_path):
     return Asking(make_node(tmp_path, 1)).agree()
+
+
+PLAIN_VISIT = without_slot(msgspec.to_builtins(VISIT))
+CODE = {"type": "call", "function": "os:system", "options": "ls"}
+
+
+def nested(depth):
+    """A job inside so many others."""
+    job = {"type": "train"}
+    for _ in range(depth):
+        job = {"type": "rounded", "inner": job, "members": 4}
+    return job
 
 
 def refused(header):
@@ -74,9 +96,11 @@ def test_a_job_gives_what_one_process_gives(asking):
     header, came = asking.job()
     (result,) = header["results"]
     shared = statistics.shared(first_state())
-    known = Known(shared, 435.0, result["factor"])
-    sums = {name: restored(name, form, value, known) for (name, value), form in zip(came, result["forms"], strict=True)}
-    expected = loop_over().map_sum("train", shared, [VISIT], Key(0).fold("round", 1), round=1)
+    context = WireContext(shared, 435.0, result["factor"])
+    pairs = zip(came, result["forms"], strict=True)
+    sums = {name: restore(name, form, value, context) for (name, value), form in pairs}
+    assert result["extra"] == 0
+    expected = train_round(loop_over(), shared, [VISIT])
     assert tensors.sha256(sums) == tensors.sha256(expected.sums)
 
 
@@ -92,7 +116,7 @@ def test_a_job_gives_what_one_process_gives(asking):
     ],
 )
 def test_a_message_that_is_none_is_refused(asking, fields, wrong):
-    header, _ = opened(asking.node.answer(sealed({"kind": "describe", "run": RUN, "number": 77, **fields})))
+    header, _ = unseal(asking.node.answer(seal({"kind": "describe", "run": RUN, "number": 77, **fields})))
     assert wrong in refused(header)
 
 
@@ -110,8 +134,24 @@ def test_a_message_that_is_none_is_refused(asking, fields, wrong):
         ({"visits": [replace(VISIT, ticket="x" * 65)]}, "ticket"),
         ({"key": [1.5]}, "its key"),
         ({"keep": [3]}, "tickets"),
-        ({"job": "erase"}, "no job is called 'erase'"),
-        ({"job": "os:system"}, "os:system is code that this node has not allowed"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": None}]}, "'parcel' should be str"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": "€"}]}, "the parcel of client 1 cannot be read"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": "abc"}]}, "the parcel of client 1 cannot be read"),
+        ({"visits": [{**PLAIN_VISIT, "parcel": "A" * (2**20 + 4)}]}, "the parcel of client 1 has 1,048,580 characters"),
+        ({"visits": [{**PLAIN_VISIT, "keep": 1}]}, "'keep' should be bool"),
+        ({"visits": ["client 1"]}, "a visit is not an object"),
+        ({"job": "train"}, "'job' should be dict"),
+        ({"job": {}}, "there is no job 'None'"),
+        ({"job": {"type": "erase"}}, "there is no job 'erase'"),
+        ({"job": {"type": ["train"]}}, "there is no job"),
+        ({"job": {"type": "train", "round": "1"}}, "its job cannot be read: Expected `int`, got `str`"),
+        ({"job": {"type": "train", "watch": "norms"}}, "its job cannot be read: Expected `array`, got `str`"),
+        ({"job": {"type": "moments"}}, "its job cannot be read: Object missing required field `request`"),
+        ({"job": {"type": "rounded", "inner": None, "members": 4}}, "there is no job 'None'"),
+        ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "there is no job 'erase'"),
+        ({"job": nested(400)}, "too deep"),
+        ({"job": CODE}, "os:system is code that this node has not allowed"),
+        ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
         ({"seed": "0"}, "'seed' should be int"),
     ],
 )
@@ -119,6 +159,12 @@ def test_a_job_that_is_not_for_this_node_is_refused_and_the_next_one_done(asking
     header, _ = asking.job(**fields)
     assert wrong in refused(header)
     assert asking.job()[0]["kind"] == "done"
+
+
+def test_which_of_its_own_test_images_are_right_a_node_does_not_say(asking):
+    header, came = asking.job(encode_job(Evaluate(by_image=True)))
+    assert header["results"][0]["extra"] == 0
+    assert [name for name, _ in came] == ["metric/loss", "metric/right", "metric/total"]
 
 
 def with_changed(change):
@@ -143,21 +189,21 @@ def test_a_model_that_is_not_the_one_agreed_on_is_refused(asking, change, wrong)
 
 def test_a_message_that_is_sent_again_is_refused_also_after_a_restart(tmp_path):
     asking = Asking(make_node(tmp_path, 1)).agree()
-    envelope = sealed({"kind": "describe", "run": RUN, "number": 50})
-    assert opened(asking.node.answer(envelope))[0]["kind"] == "described"
+    envelope = seal({"kind": "describe", "run": RUN, "number": 50})
+    assert unseal(asking.node.answer(envelope))[0]["kind"] == "described"
     for node in (asking.node, make_node(tmp_path, 1)):
-        assert "replayed: message 50" in refused(opened(node.answer(envelope))[0])
+        assert "replayed: message 50" in refused(unseal(node.answer(envelope))[0])
 
 
 def test_an_oversized_message_is_refused(tmp_path):
     node = make_node(tmp_path, 1, most=100)
-    header, _ = opened(node.answer(sealed({"kind": "describe", "run": RUN, "number": 1}, [("x", torch.zeros(26))])))
+    header, _ = unseal(node.answer(seal({"kind": "describe", "run": RUN, "number": 1}, [("x", torch.zeros(26))])))
     assert "oversized" in refused(header)
 
 
 def test_bytes_that_are_no_message_are_refused(asking):
     for envelope in (Envelope(b""), Envelope(b"\x00" * 100), Envelope(b"{}", b"x")):
-        assert opened(asking.node.answer(envelope))[0]["kind"] == "refused"
+        assert unseal(asking.node.answer(envelope))[0]["kind"] == "refused"
 
 
 @pytest.mark.parametrize(
@@ -268,7 +314,7 @@ def test_memories_stay_while_the_server_refers_to_them(tmp_path):
 
     def visited(ticket, keep=()):
         header, _ = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)], keep=list(keep))
-        return header["results"][0]["receipt"]
+        return header["results"][0]["ticket"]
 
     first = visited(None)
     second = visited(first)
@@ -276,7 +322,7 @@ def test_memories_stay_while_the_server_refers_to_them(tmp_path):
     assert memories(tmp_path) == ["1.0.state", "1.1.state", "1.2.state"]
     visited(third, keep=[first])
     assert memories(tmp_path) == ["1.0.state", "1.2.state", "1.3.state"]
-    asking.job("evaluate")  # keeps nothing, removes nothing
+    asking.job(encode_job(Evaluate()))  # keeps nothing, removes nothing
     assert len(memories(tmp_path)) == 3
     asking.ask("finish")
     assert not (tmp_path / "node-1" / "runs" / RUN / "memories").exists()
@@ -286,7 +332,7 @@ def test_memories_stay_while_the_server_refers_to_them(tmp_path):
 def test_a_memory_that_is_missing_or_damaged_is_begun_anew_and_that_is_said(tmp_path, damage):
     asking = Asking(make_node(tmp_path, 1), "scaffold").agree()
     header, _ = asking.job(visits=[replace(VISIT, keep=True)])
-    ticket = header["results"][0]["receipt"]
+    ticket = header["results"][0]["ticket"]
     file = tmp_path / "node-1" / "runs" / RUN / "memories" / "1.0.state"
     content = bytearray(file.read_bytes())
     if damage == "missing":
@@ -298,7 +344,7 @@ def test_a_memory_that_is_missing_or_damaged_is_begun_anew_and_that_is_said(tmp_
         file.write_bytes(content)
     header, came = asking.job(visits=[replace(VISIT, ticket=ticket, keep=True)])
     assert header["results"][0]["anew"] is True
-    assert header["results"][0]["receipt"] == f"1.1-{header['results'][0]['receipt'][-8:]}"
+    assert header["results"][0]["ticket"] == f"1.1-{header['results'][0]['ticket'][-8:]}"
     first, first_came = asking.job(visits=[replace(VISIT, keep=True)])
     assert "anew" not in first["results"][0]
     assert all(torch.equal(left, right) for (_, left), (_, right) in zip(came, first_came, strict=True))
@@ -315,7 +361,7 @@ def test_a_full_disk_fails_the_visit_and_not_the_node(tmp_path, monkeypatch):
     assert "No space left on device" in header["results"][0]["failure"]
     monkeypatch.undo()
     header, _ = asking.job(visits=[replace(VISIT, keep=True)])
-    assert header["results"][0]["receipt"].startswith("1.1-")
+    assert header["results"][0]["ticket"].startswith("1.1-")
 
 
 @pytest.mark.heavy
@@ -399,5 +445,5 @@ def test_a_node_may_bring_several_clients(tmp_path):
     asking = Asking(node)
     asking.agreement = agreement
     asking.agree()
-    header, _ = asking.job("evaluate", visits=[Visit(1, 1.0), Visit(3, 1.0)])
+    header, _ = asking.job(encode_job(Evaluate()), visits=[Visit(1, 1.0), Visit(3, 1.0)])
     assert [each["client"] for each in header["results"]] == [1, 3]

@@ -14,7 +14,8 @@ import pytest
 import unskew
 from nodes import PARTITION, SEED, make_node
 from unskew.core.errors import UserError
-from unskew.engines.flower.messages import Envelope, opened, sealed
+from unskew.engines.codec import Envelope
+from unskew.engines.flower.messages import seal, unseal
 from unskew.engines.flower.node_service import answer_one, listening, main, read_settings
 
 RUN = "cd" * 16
@@ -59,12 +60,12 @@ def serving(tmp_path):
 
 
 def described(number=1):
-    return sealed({"kind": "describe", "run": RUN, "number": number})
+    return seal({"kind": "describe", "run": RUN, "number": number})
 
 
 def test_a_message_goes_through_the_socket_and_back(client_app, serving):
     header, body = client_app._asked(serving, [described().header, b""])
-    assert opened(Envelope(header, body))[0]["kind"] == "described"
+    assert unseal(Envelope(header, body))[0]["kind"] == "described"
 
 
 def test_only_its_owner_can_open_the_socket(serving):
@@ -79,7 +80,7 @@ def test_a_line_that_breaks_off_or_lies_about_its_length_does_not_end_the_servic
             line.shutdown(socket.SHUT_WR)
             assert line.recv(1) == b""
     header, body = client_app._asked(serving, [described().header, b""])
-    assert opened(Envelope(header, body))[0]["kind"] == "described"
+    assert unseal(Envelope(header, body))[0]["kind"] == "described"
 
 
 def test_a_service_that_is_not_there_is_one_sentence(client_app, tmp_path):
@@ -170,6 +171,6 @@ def test_the_service_as_a_process_is_ready_answers_and_ends_when_it_is_told_to(c
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout.readline().startswith("ready: node hospital with 435 training images, 10 classes")
         header, _ = client_app._asked(tmp_path / "node.sock", [described().header, b""])
-        assert opened(Envelope(header))[0]["node"] == "hospital"
+        assert unseal(Envelope(header))[0]["node"] == "hospital"
         process.terminate()
         assert process.wait(30) == 0

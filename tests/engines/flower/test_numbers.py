@@ -3,7 +3,7 @@
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.engines.flower.messages import BadMessage
+from unskew.engines.codec import BadMessage
 from unskew.engines.flower.numbers import REMEMBERED, STARTS, Seen
 
 

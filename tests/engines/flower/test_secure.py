@@ -1,6 +1,7 @@
 """Secure sums between machines: the bits of one process, nodes that drop out, and what either side refuses."""
 
 import json
+from base64 import b64decode, b64encode
 from dataclasses import replace
 
 import pytest
@@ -18,16 +19,20 @@ from nodes import (
     make_node,
     make_nodes,
     reply_with,
+    train_round,
 )
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
-from unskew.engines.flower.messages import opened, read_header, sealed
+from unskew.engines.flower.messages import read_header, seal, unseal
+from unskew.engines.flower.promises import Purpose
 from unskew.engines.flower.session import Rules
-from unskew.privacy.agreement import shares_needed
-from unskew.privacy.secure_updates import RoundedUpdates, SecureUpdates
+from unskew.privacy.agreement import BOX_BYTES, shares_needed
+from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
 from unskew.round import statistics
+from unskew.round.client import Train
+from unskew.round.jobs import decode_job
 
 SECURE = "secure(updates=true)"
 SIZES = (367, 235, 434, 402)
@@ -36,9 +41,9 @@ LOST = 102  # the node of client 2
 
 
 def asked(question):
-    """The job of a message, its name alone; empty where it is another message."""
+    """The type of a message's job; empty where it is another message."""
     header = read_header(question)
-    return header["job"].partition(" ")[0] if header["kind"] == "job" else ""
+    return header["job"]["type"] if header["kind"] == "job" else ""
 
 
 def losing(job, *lost):
@@ -48,7 +53,7 @@ def losing(job, *lost):
 
 def exchanged(exchange, engine, method="fedavg", visits=VISITS):
     shared = statistics.shared(first_state(method))
-    return exchange(engine, "train", shared, visits, Key(1).fold("round", 1), round=1)
+    return exchange(engine, Train(1), shared, visits, Key(1).fold("round", 1))
 
 
 def loop(tmp_path, name="loop", **options):
@@ -108,7 +113,7 @@ def test_a_client_that_comes_late_is_not_in_a_private_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("job", "in_the_sum"), [("mask-keys", 3), ("mask-shares", 3), ("masked-train", 3), ("mask-openings", 4)]
+    ("job", "in_the_sum"), [("mask-keys", 3), ("mask-shares", 3), ("masked", 3), ("mask-openings", 4)]
 )
 def test_a_node_that_drops_out_in_any_exchange_is_left_out_or_its_masks_are_taken_off(tmp_path, job, in_the_sum):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=losing(job, LOST))
@@ -125,8 +130,10 @@ def test_below_the_threshold_a_round_is_void_and_says_so_and_the_next_one_counts
     lost = {101, LOST}
 
     def between(node, question, reply):
-        first = read_header(question).get("round") == 1
-        return "the line was cut" if node in lost and first and asked(question) == "masked-train" else reply
+        if node not in lost or asked(question) != "masked":
+            return reply
+        first = Purpose.of(decode_job(read_header(question)["job"])).round == 1
+        return "the line was cut" if first else reply
 
     exchange = exchange_of(make_nodes(tmp_path, 4), between=between)
     rules = Rules(deadline=20, wait=1)
@@ -144,7 +151,7 @@ def test_fewer_than_the_least_replies_end_the_run_with_what_to_do(tmp_path):
         federated(tmp_path, exchange, clients=4, method=SECURE, rules=Rules(deadline=5, wait=1))
 
 
-@pytest.mark.parametrize("before", ["mask-shares", "masked-train", "mask-openings"])
+@pytest.mark.parametrize("before", ["mask-shares", "masked", "mask-openings"])
 def test_a_node_that_is_killed_between_two_exchanges_goes_on_where_it_was(tmp_path, before):
     exchange, killed = exchange_of(make_nodes(tmp_path, 4)), []
 
@@ -181,14 +188,13 @@ class Wire:
         exchanged(SecureUpdates(0.66), engine_over(self.exchange, method))
         return self
 
-    def again(self, job, change=lambda fields, sent: None, node=None):
+    def again(self, job, change=lambda fields: None, node=None):
         """Ask the node once more, with another number and what ``change`` makes of it."""
-        fields, sent = opened(self.questions[job])
-        sent = dict(sent)
+        fields, sent = unseal(self.questions[job])
         self.number += 1
         fields["number"] = self.number
-        change(fields, sent)
-        header, _ = opened((node or self.exchange.answers[LOST])(sealed(fields, list(sent.items()))))
+        change(fields)
+        header, _ = unseal((node or self.exchange.answers[LOST])(seal(fields, sent)))
         return header.get("reason") or header["results"][0].get("failure") or ""
 
 
@@ -197,66 +203,150 @@ def wire(tmp_path):
     return Wire(tmp_path).run()
 
 
-@pytest.mark.parametrize("job", ["train", "rounded-train 4", "evaluate", "survey", "moments {}"])
-def test_a_job_without_masks_is_refused_where_masks_were_agreed_on(wire, job):
-    reason = wire.again("masked-train", lambda fields, sent: fields.update(job=job))
-    assert f"it asks for {job.partition(' ')[0]} without masks; agreed was secure" in reason
+def instead(job):
+    return lambda fields: fields.update(job=job)
+
+
+@pytest.mark.parametrize(("job", "name"), [
+    ({"type": "train"}, "train"),
+    ({"type": "train", "watch": ["model"]}, "train"),
+    ({"type": "rounded", "inner": {"type": "train"}, "members": 4}, "train"),
+    ({"type": "evaluate"}, "evaluate"),
+    ({"type": "survey"}, "survey"),
+    ({"type": "moments", "request": {}}, "moments"),
+])  # fmt: skip
+def test_a_job_without_masks_is_refused_where_masks_were_agreed_on(wire, job, name):
+    assert f"it asks for {name} without masks; agreed was secure" in wire.again("masked", instead(job))
+
+
+def test_the_job_that_is_masked_is_refused_without_its_masks(wire):
+    reason = wire.again("masked", lambda fields: fields.update(job=fields["job"]["inner"]))
+    assert "it asks for train without masks; agreed was secure" in reason
 
 
 def test_statistics_without_masks_are_refused_under_secure_and_a_plain_round_is_not(tmp_path):
     wire = Wire(tmp_path)
     engine = engine_over(wire.exchange, "fedavg + lda + secure")
     shared = statistics.shared(first_state())
-    engine.map_sum("train", shared, VISITS, Key(1), round=1)
-    assert "moments without masks" in wire.again("train", lambda fields, sent: fields.update(job="moments {}"))
+    assert train_round(engine, shared, VISITS).failures == ()
+    moments = {"type": "moments", "request": {}}
+    words = {"type": "fixed-point-moments", "request": {}, "classes": 10, "width": 32, "bits": 24, "members": 1}
+    for job in (moments, words, {"type": "rounded", "inner": moments, "members": 1}):
+        assert "moments without masks" in wire.again("train", instead(job))
 
 
 def test_masks_that_fewer_can_take_off_are_refused(wire):
-    def change(fields, sent):
-        name, _, options = fields["job"].partition(" ")
-        fields["job"] = f"{name} " + json.dumps({**json.loads(options), "threshold": 2})
-
     assert shares_needed(0.66, 4) == 3
-    for job in ("mask-keys", "mask-shares", "masked-train", "mask-openings"):
-        assert "2 of 4 clients can take the masks off; 3 were agreed on" in wire.again(job, change)
+    for job in ("mask-keys", "mask-shares", "masked", "mask-openings"):
+        assert "2 of 4 clients can take the masks off; 3 were agreed on" in wire.again(job, put(threshold=2))
 
 
 def test_a_session_is_answered_once_also_after_the_node_was_killed(wire):
-    assert "a session is answered once" in wire.again("masked-train")
+    assert "a session is answered once" in wire.again("masked")
     anew = make_node(wire.folder, 2, 4).answer
-    assert "a session is answered once" in wire.again("masked-train", node=anew)
+    assert "a session is answered once" in wire.again("masked", node=anew)
 
 
 def test_a_second_opening_for_other_members_is_refused_also_after_the_node_was_killed(wire):
-    def change(fields, sent):
-        sent["secure/answered"] = torch.tensor([0, 1, 1, 1], dtype=torch.uint8)
-
     assert wire.again("mask-openings") == ""  # the same question: the same shares
     for node in (None, make_node(wire.folder, 2, 4).answer):
-        assert "with both openings one would be unmasked" in wire.again("mask-openings", change, node)
+        assert "with both openings one would be unmasked" in wire.again(
+            "mask-openings", put(answered=[False, True, True, True]), node
+        )
 
 
-def put(name, value):
-    return lambda fields, sent: sent.update({name: value})
+def put(**values):
+    """Other values in the question."""
+    return lambda fields: fields["job"].update(values)
+
+
+def without(name):
+    return lambda fields: fields["job"].pop(name)
+
+
+def change_keys(change):
+    """Other public keys in the question: bytes, by the members' order."""
+
+    def changed(fields):
+        fields["job"]["keys"] = [b64encode(key).decode() for key in change(list(map(b64decode, fields["job"]["keys"])))]
+
+    return changed
+
+
+def put_parcel(change):
+    """Other boxes for the visit."""
+
+    def changed(fields):
+        (visit,) = fields["visits"]
+        visit["parcel"] = b64encode(change(b64decode(visit["parcel"]))).decode()
+
+    return changed
+
+
+OTHER_WORK = {"type": "rounded", "inner": {"type": "evaluate"}, "members": 4}
+FEWER = {"type": "rounded", "inner": {"type": "train", "round": 1}, "members": 3}
 
 
 @pytest.mark.parametrize(("change", "wrong"), [
-    (lambda fields, sent: sent.pop("secure/members"), "members are not pairs"),
-    (put("secure/members", torch.zeros(4, 3, dtype=torch.int64)), "members are not pairs"),
-    (put("secure/members", torch.zeros(0, 2, dtype=torch.int64)), "from 1 to 2,000 members, 0 given"),
-    (put("secure/members", torch.tensor([[0, 0], [0, 0], [2, 0], [3, 0]])), "names one member twice"),
-    (put("secure/members", torch.tensor([[-1, 0], [1, 0], [2, 0], [3, 0]])), "numbers that are not possible"),
-    (put("secure/members", torch.tensor([[0, 0], [1, 0], [5, 0], [3, 0]])), "client 2 is not among the members"),
-    (put("secure/keys", torch.zeros(4, 63, dtype=torch.uint8)), r"secure/keys is torch.uint8 [4, 63]"),
-    (put("secure/sharing", torch.tensor([2, 1, 1, 1], dtype=torch.uint8)), "yes or no of every member"),
-    (put("secure/odd", torch.zeros(4)), "sends no secure/odd"),
-    (lambda fields, sent: sent.pop("secure/sharing"), "no secure/sharing with its question"),
-    (lambda fields, sent: fields.update(job="masked-train {"), "question cannot be read"),
-    (lambda fields, sent: fields.update(job='masked-train {"session": "00"}'), "question cannot be read"),
+    (without("members"), "missing required field `members`"),
+    (put(members=[[0, 0, 0]] * 4), "Expected `array` of length 2"),
+    (put(members=[[0.5, 0]] * 4), "Expected `int`, got `float`"),
+    (put(members=[]), "from 1 to 2,000 members, 0 given"),
+    (put(members=[[client, 0] for client in range(2001)]), "3 of 2001 clients can take the masks off"),
+    (put(members=[[client, 0] for client in range(2001)], threshold=2000), "from 1 to 2,000 members, 2,001 given"),
+    (put(members=[[0, 0], [0, 0], [2, 0], [3, 0]]), "names one member twice"),
+    (put(members=[[-1, 0], [1, 0], [2, 0], [3, 0]]), "numbers that are not possible"),
+    (put(members=[[0, 0], [1, 0], [2, 10**6], [3, 0]]), "numbers that are not possible"),
+    (put(members=[[0, 0], [1, 0], [5, 0], [3, 0]]), "client 2 is not among the members"),
+    (put(members=[[5, 0], [1, 0], [2, 0], [3, 0]]), "another agreement of this session, with other members"),
+    (put(members=[[1, 0], [0, 0], [2, 0], [3, 0]]), "another agreement of this session, with other members"),
+    (change_keys(lambda keys: keys[:3]), "sends 3 keys for 4 members"),
+    (change_keys(lambda keys: [keys[0][:63], *keys[1:]]), "expected 64 bytes, these are 63"),
+    (change_keys(lambda keys: [bytes(64), *keys[1:]]), "a public key is not its owner's"),
+    (change_keys(lambda keys: [keys[1], *keys[1:]]), "a public key is not its owner's"),
+    (change_keys(lambda keys: [*keys[:2], keys[3], keys[2]]), "a public key is not its owner's"),
+    (change_keys(lambda keys: [*keys[:2], b"", keys[3]]), "a public key is not its owner's"),
+    (change_keys(lambda keys: [keys[1], keys[0], *keys[2:]]), "another agreement of this session, with other members"),
+    (put(keys=["€"] * 4), "Invalid base64 encoded string"),
+    (put(keys="keys"), "Expected `array`, got `str`"),
+    (put(sharing=[2, True, True, True]), "Expected `bool`, got `int`"),
+    (put(sharing=[True, True, True]), "lists 3 of 4 members"),
+    (put(sharing=[True, True, False, True]), "3 must, itself too"),
+    (put(sharing=[False, False, True, True]), "a sum over 2 clients would reveal too much of each"),
+    (without("sharing"), "missing required field `sharing`"),
+    (put(session=""), "no session id"),
+    (put(session=b64encode(bytes(16)).decode()), "no session id"),
+    (put(session="€"), "Invalid base64 encoded string"),
+    (put(session=3), "Expected `bytes`, got `int`"),
+    (put(threshold=4), "another agreement of this session, with other members"),
+    (put(threshold=5), "more than half must, and at most all"),
+    (put(threshold=2**62), "no number of members that must stay"),
+    (put(threshold="3"), "Expected `int`, got `str`"),
+    (put(inner=OTHER_WORK), "another agreement of this session, with other members"),
+    (put(inner=FEWER), "another agreement of this session, with other members"),
+    (put(inner=None), "there is no job 'None'"),
+    (put(inner={"type": "erase"}), "there is no job 'erase'"),
+    (put(inner={"type": "call", "function": "os:system"}), "os:system is code that this node has not allowed"),
+    (put(type="mask"), "there is no job 'mask'"),
 ])  # fmt: skip
 def test_a_question_that_is_none_is_refused_and_the_node_goes_on(wire, change, wrong):
-    assert wrong in wire.again("masked-train", change)
+    assert wrong in wire.again("masked", change)
     assert wire.again("mask-keys") == ""
+
+
+@pytest.mark.parametrize(("change", "wrong"), [
+    (put_parcel(lambda boxes: b""), "no shares that the other members sealed for this one"),
+    (put_parcel(lambda boxes: boxes[:-1]), "no shares that the other members sealed for this one"),
+    (put_parcel(lambda boxes: boxes + bytes(BOX_BYTES)), "no shares that the other members sealed for this one"),
+    (put_parcel(lambda boxes: bytes(len(boxes))), "shares of client 0: it was changed on its way"),
+    (put_parcel(lambda boxes: boxes[BOX_BYTES:] + boxes[:BOX_BYTES]), "shares of client 0: it was changed on its way"),
+    (put(answered=[True] * 3), "lists 3 of 4 members"),
+    (put(answered=[False, False, True, True]), "a sum over 2 clients would reveal too much of each"),
+    (without("answered"), "missing required field `answered`"),
+])  # fmt: skip
+def test_shares_are_opened_only_from_the_boxes_of_the_others_and_for_enough_of_them(wire, change, wrong):
+    assert wrong in wire.again("mask-openings", change)
+    assert wire.again("mask-openings") == ""
 
 
 # What the server refuses
@@ -269,37 +359,80 @@ def changed(job, change):
     return between
 
 
-def speaks_for_another(fields, came):
-    for at, (name, value) in enumerate(came):
-        if name == "came":
-            came[at] = (name, torch.ones_like(value))
+def extra_as(change):
+    """Another tensor in the place of the only extra."""
+
+    def changed(fields, came):
+        ((name, value),) = came
+        came[0] = (name, change(value))
+
+    return changed
 
 
-def sends_all_rows(fields, came):
-    """The keys of everyone, as another form would allow."""
-    for at, (name, _) in enumerate(came):
-        if name == "keys":
-            came[at] = (name, torch.ones(4, 11, dtype=torch.float64))
-            fields["results"][0]["forms"][at] = "plain"
+def without_extra(fields, came):
+    came.clear()
+    fields["results"][0]["extra"] = 0
 
 
-def no_words(fields, came):
-    for at, (name, _) in enumerate(came):
-        if name == "low/check":
-            came[at] = (name, torch.tensor(0.5, dtype=torch.float64))
+def with_another_extra(fields, came):
+    came.append(("opened", torch.zeros(64, dtype=torch.uint8)))
+    fields["results"][0]["extra"] = 2
 
 
-def without_a_tensor(fields, came):
+def extra_as_a_sum(fields, came):
+    fields["results"][0].update(forms=["plain"], extra=0)
+    came[0] = (came[0][0], came[0][1].long())
+
+
+def renamed_extra(fields, came):
+    came[0] = ("secret", came[0][1])
+
+
+def check_as(change):
+    """Another tensor in the place of the word that shows whether the masks cancel."""
+
+    def changed(fields, came):
+        place = [name for name, _ in came].index("check")
+        came[place] = ("check", change(came[place][1]))
+
+    return changed
+
+
+def without_a_sum(fields, came):
     came.pop()
     fields["results"][0]["forms"].pop()
 
 
+def with_an_empty_extra(fields, came):
+    came.append(("diary", torch.zeros(0)))
+    fields["results"][0]["extra"] = 1
+
+
+def with_the_model(fields, came):
+    """What a watched visit would have in addition: under masks nobody sends it."""
+    came.append(("model/params/classifier.bias", torch.zeros(10)))
+    fields["results"][0]["extra"] = 1
+
+
 @pytest.mark.parametrize(("job", "change", "wrong"), [
-    ("mask-keys", speaks_for_another, "came speaks for another member"),
-    ("mask-keys", sends_all_rows, "keys speaks for another member"),
-    ("masked-train", no_words, "low/check is not made of half words"),
-    ("masked-train", without_a_tensor, "its names are not those of the job"),
-    ("mask-shares", without_a_tensor, "its names are not those of the job"),
+    ("mask-keys", extra_as(lambda keys: keys[:63]), "keys is uint8 [63]; uint8 [64] is expected"),
+    ("mask-keys", extra_as(lambda keys: keys.repeat(4)), "keys is uint8 [256]; uint8 [64] is expected"),
+    ("mask-keys", extra_as(lambda keys: keys.view(2, 32)), "keys is uint8 [2, 32]; uint8 [64] is expected"),
+    ("mask-keys", extra_as(torch.Tensor.bool), "keys is bool [64]; uint8 [64] is expected"),
+    ("mask-keys", extra_as(lambda keys: keys[:8].double()), "keys is float64 [8]; uint8 [64] is expected"),
+    ("mask-keys", extra_as_a_sum, "its tensors are not those of the job: keys"),
+    ("mask-keys", renamed_extra, "its tensors are not those of the job: keys, secret"),
+    ("mask-keys", without_extra, "its tensors are not those of the job: keys"),
+    ("mask-keys", with_another_extra, "its tensors are not those of the job: opened"),
+    ("mask-shares", extra_as(lambda boxes: boxes[BOX_BYTES:]), "is expected"),
+    ("mask-shares", without_extra, "its tensors are not those of the job: shares"),
+    ("masked", check_as(lambda word: word.double()), "check is float64 []; int64 [] is expected"),
+    ("masked", check_as(lambda word: word.view(1)), "check is int64 [1]; int64 [] is expected"),
+    ("masked", check_as(lambda word: word.repeat(2)), "oversized: its tensors take"),
+    ("masked", check_as(lambda word: word.int()), "torch.int32 is not the type of a form 'plain'"),
+    ("masked", without_a_sum, "its tensors are not those of the job: weight"),
+    ("masked", with_the_model, "oversized: its tensors take"),
+    ("masked", with_an_empty_extra, "its tensors are not those of the job: diary"),
 ])  # fmt: skip
 def test_an_answer_that_is_none_is_left_out_by_name(tmp_path, job, change, wrong):
     exchange = exchange_of(make_nodes(tmp_path, 4), between=changed(job, change))
@@ -308,6 +441,20 @@ def test_an_answer_that_is_none_is_left_out_by_name(tmp_path, job, change, wrong
     staying = [visit for visit in VISITS if visit.client != 2]
     plain = exchanged(RoundedUpdates(), loop_over(4), visits=staying)
     assert tensors.sha256(outcome.sums) == tensors.sha256(plain.sums)
+
+
+@pytest.mark.parametrize("change", [extra_as(lambda shares: shares[1:]), extra_as(torch.Tensor.bool), without_extra])
+def test_one_that_opens_nothing_is_in_the_sum_all_the_same(tmp_path, change):
+    exchange = exchange_of(make_nodes(tmp_path, 4), between=changed("mask-openings", change))
+    outcome = exchanged(SecureUpdates(0.66), engine_over(exchange, SECURE))
+    assert (outcome.void, outcome.failures) == ("", ())
+    assert tensors.sha256(outcome.sums) == tensors.sha256(exchanged(RoundedUpdates(), loop_over(4)).sums)
+
+
+def test_a_word_that_was_not_agreed_on_loses_the_sum_and_that_is_said(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path, 4), between=changed("masked", check_as(lambda word: word + 1)))
+    with pytest.raises(UserError, match="the masks of a secure sum do not cancel"):
+        exchanged(SecureUpdates(0.66), engine_over(exchange, SECURE))
 
 
 def test_a_secure_round_takes_no_more_on_the_wire_than_its_words_keys_and_shares(tmp_path):
@@ -325,4 +472,4 @@ def test_visits_of_the_exchanges_around_the_work_name_no_memory(tmp_path):
     visits = [replace(visit, keep=True) for visit in VISITS]
     exchanged(SecureUpdates(0.66), engine_over(wire.exchange, f"scaffold + {SECURE}"), "scaffold", visits)
     kept = {job: read_header(question)["visits"][0]["keep"] for job, question in wire.questions.items() if job}
-    assert kept == {"mask-keys": False, "mask-shares": False, "masked-train": True, "mask-openings": False}
+    assert kept == {"mask-keys": False, "mask-shares": False, "masked": True, "mask-openings": False}

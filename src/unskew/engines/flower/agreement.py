@@ -5,75 +5,69 @@ A description has names, sizes and shapes: no image, and no count of labels.
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from unskew.core.files import check_fields, record_from
 from unskew.core.types import Local
 from unskew.engines.blueprint import Blueprint
-from unskew.engines.flower.messages import DTYPES, BadMessage, field
+from unskew.engines.codec import DTYPES, BadMessage
+from unskew.engines.flower.messages import field
 
 MAX_TEXT = 200  # characters of a name
-MAX_COUNT = 2**40
-MAX_VIEWS = 81
 MAX_CLASSES = 10**6
-MAX_CLIENTS = 100_000  # of one node
+
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+Count = Annotated[int, Meta(ge=0, lt=2**40)]
+Number = Annotated[int, Meta(ge=0, lt=2**31)]  # of a client
+Side = Annotated[int, Meta(gt=0, le=2**16)]  # of an image
+Deviation = Annotated[float, Meta(gt=0, le=1e6)]
+Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
 @dataclass(frozen=True)
 class ClientFacts:
     """One client of a node; ``number`` is None where the server may choose one."""
 
-    name: str
-    number: int | None
-    examples: int
-    test: int  # how many test images of its own it has
+    name: Text
+    number: Number | None
+    examples: Count
+    test: Count  # how many test images of its own it has
 
 
 @dataclass(frozen=True)
 class Description:
     """What a node says of itself."""
 
-    node: str
-    version: str
-    clients: tuple[ClientFacts, ...]
-    classes: tuple[str, ...]
-    shape: tuple[int, int, int]  # of its images, as they are
+    node: Text
+    version: Text
+    clients: Annotated[tuple[ClientFacts, ...], Meta(min_length=1, max_length=100_000)]
+    classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
+    shape: tuple[Side, Side, Side]  # of its images, as they are
     mean: tuple[float, ...]
-    std: tuple[float, ...]
+    std: tuple[Deviation, ...]
     augment: bool  # whether crops and flips leave a picture's class alone
-    augmentation: str  # which crops suit its images
+    augmentation: Text  # which crops suit its images
 
     def to_json(self) -> dict[str, Any]:
         """Plain texts and numbers."""
-        return asdict(self)
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
     @staticmethod
     def from_json(values: Any) -> "Description":
         """What ``to_json`` gave, checked."""
-        if not isinstance(values, dict):
-            raise BadMessage("its description is not an object")
-        clients = tuple(_client(each) for each in field(values, "clients", list))
-        if not 1 <= len(clients) <= MAX_CLIENTS or len({each.name for each in clients}) < len(clients):
-            raise BadMessage("its clients are none, too many, or two of one name")
-        shape = _numbers(values, "shape", int)
-        mean, std = _numbers(values, "mean", float), _numbers(values, "std", float)
-        if len(shape) != 3 or not all(0 < side <= 2**16 for side in shape):
-            raise BadMessage("its images have no shape of channels, height and width")
-        if not len(mean) == len(std) == shape[0] or not all(0 < each <= 1e6 for each in std):
+        found: Description = _convert(values, Description, "its description")
+        _require_names("clients", [client.name for client in found.clients])
+        _require_names("classes", found.classes)
+        _require_names("texts", {found.node, found.version, found.augmentation})
+        if not len(found.mean) == len(found.std) == found.shape[0]:
             raise BadMessage("its normalisation does not fit its images")
-        return Description(
-            node=text(values, "node"),
-            version=text(values, "version"),
-            clients=clients,
-            classes=texts(values, "classes"),
-            shape=(shape[0], shape[1], shape[2]),
-            mean=mean,
-            std=std,
-            augment=field(values, "augment", bool),
-            augmentation=text(values, "augmentation"),
-        )
+        return found
 
 
 @dataclass(frozen=True)
@@ -101,30 +95,31 @@ class Agreement:
 
     @staticmethod
     def from_json(values: Any) -> "Agreement":
-        """What ``to_json`` gave, checked as far as the node's own data do not matter."""
-        if not isinstance(values, dict):
-            raise BadMessage("its agreement is not an object")
-        numbers = field(values, "numbers", dict)
-        if not numbers or not all(type(each) is int and 0 <= each < 2**31 for each in numbers.values()):
-            raise BadMessage("its clients have no numbers")
-        mean, std = _numbers(values, "mean", float), _numbers(values, "std", float)
-        if len(mean) != len(std) or not all(0 < each <= 1e6 for each in std):
+        """What ``to_json`` gave, checked where the node's own data do not matter."""
+        sent: _SentAgreement = _convert(values, _SentAgreement, "its agreement")
+        blueprint = _blueprint(sent.blueprint)
+        _require_names("classes", sent.classes)
+        if len(sent.mean) != len(sent.std):
             raise BadMessage("its normalisation is not one")
-        classes = texts(values, "classes")
-        blueprint = _blueprint(field(values, "blueprint", dict))
-        if blueprint.classes != len(classes):
-            raise BadMessage(f"it names {len(classes)} classes for a network of {blueprint.classes}")
-        if not 0 <= (views := field(values, "views", int)) <= MAX_VIEWS:
-            raise BadMessage(f"it asks for {views} views of each image")
-        return Agreement(run_of(values), blueprint, classes, mean, std, numbers, views)
+        if blueprint.classes != len(sent.classes):
+            raise BadMessage(f"it names {len(sent.classes)} classes for a network of {blueprint.classes}")
+        return Agreement(sent.run, blueprint, sent.classes, sent.mean, sent.std, sent.numbers, sent.views)
+
+
+@dataclass(frozen=True)
+class _SentAgreement:
+    run: Run
+    blueprint: dict[str, Any]
+    classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
+    mean: tuple[float, ...]
+    std: tuple[Deviation, ...]
+    numbers: Annotated[dict[str, Number], Meta(min_length=1)]
+    views: Annotated[int, Meta(ge=0, le=81)]
 
 
 def run_of(header: Mapping[str, Any]) -> str:
     """The run that a message belongs to."""
-    run = field(header, "run", str)
-    if len(run) != 32 or not set(run) <= set("0123456789abcdef"):
-        raise BadMessage("it names no run")
-    return str(run)
+    return str(_convert(header.get("run"), Run, "its run"))
 
 
 def text(values: Mapping[str, Any], name: str, most: int = MAX_TEXT) -> str:
@@ -135,36 +130,25 @@ def text(values: Mapping[str, Any], name: str, most: int = MAX_TEXT) -> str:
     return str(value)
 
 
-def texts(values: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Several such texts, all different."""
-    found = tuple(text({name: each}, name) for each in field(values, name, list))
-    if not found or len(set(found)) < len(found):
-        raise BadMessage(f"its field {name!r} is empty, or names one thing twice")
-    return found
+def _convert(values: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise BadMessage(f"{what} cannot be read: {error}") from error
 
 
-def _client(values: Any) -> ClientFacts:
-    if not isinstance(values, dict):
-        raise BadMessage("a client is not an object")
-    number = field(values, "number", (int, type(None)))
-    examples, test = field(values, "examples", int), field(values, "test", int)
-    if not (0 <= examples < MAX_COUNT and 0 <= test < MAX_COUNT and 0 <= (number or 0) < 2**31):
-        raise BadMessage("a client's numbers are not possible")
-    return ClientFacts(text(values, "name"), number, examples, test)
-
-
-def _numbers(values: Mapping[str, Any], name: str, kind: type) -> tuple[Any, ...]:
-    kinds = (int, float) if kind is float else (int,)
-    return tuple(kind(field({name: each}, name, kinds)) for each in field(values, name, list))
+def _require_names(what: str, names: Iterable[str]) -> None:
+    """Refuse texts that cannot be shown, and a name that comes twice."""
+    listed = list(names)
+    if len(set(listed)) < len(listed) or not all(name.isprintable() for name in listed):
+        raise BadMessage(f"its {what} have a name twice, or one that cannot be shown")
 
 
 def _blueprint(values: dict[str, Any]) -> Blueprint:
     try:
-        local, shape = values.get("local"), _numbers(values, "shape", int)
-        record_from(Local, local)
+        record_from(Local, values.get("local"))
+        msgspec.convert(values.get("shape"), tuple[Side, Side, Side])
         check_fields(Blueprint, {name: value for name, value in values.items() if name not in ("local", "shape")})
-        if len(shape) != 3 or not all(0 < side <= 2**16 for side in shape):
-            raise ValueError("its shape is not one of an image")
         blueprint = Blueprint.from_json(values)
         if not 0 < blueprint.classes <= MAX_CLASSES or blueprint.dtype not in DTYPES or not blueprint.crosses:
             raise ValueError("its classes or its number type are not possible")

@@ -1,77 +1,73 @@
 """The federation as an engine: visits go to the nodes as messages, what comes back is checked and added up in order."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from unskew.core import tensors
+import msgspec
+
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.core.machine import neutral
-from unskew.core.types import EVERYONE, Engine, Failure, Outcome, Progress, Roster, Sums, Tensors, TestPart, Visit
+from unskew.core.types import (
+    EVERYONE,
+    Engine,
+    Failure,
+    Job,
+    MemoryStore,
+    Note,
+    Reply,
+    Roster,
+    Tensors,
+    TestPart,
+    Visit,
+)
+from unskew.engines.codec import BadMessage, Body
 from unskew.engines.flower.members import Member
-from unskew.engines.flower.messages import BadMessage, Body
 from unskew.engines.flower.node_memory import TICKET
 from unskew.engines.flower.post import SILENT, Answer
-from unskew.engines.flower.purpose import Purpose
-from unskew.engines.flower.replies import Counted, Facts, LeftOut, most_bytes, read_results, shown
+from unskew.engines.flower.promises import Purpose, name_of
+from unskew.engines.flower.replies import Facts, LeftOut, read_results, shown
 from unskew.engines.flower.session import Session, between_looks
-from unskew.engines.flower.template import Template
+from unskew.engines.flower.template import Expected, Template
+from unskew.round.jobs import encode_job
 
 AGAIN = 5.0  # seconds before a node that did not answer is asked again, while the round waits for it
 
 
 @dataclass
 class _Work:
-    """One map_sum: what is asked, what has come of each visit."""
+    """One exchange: what is asked, what each visit came to."""
 
-    job: str
+    job: Job
     shared: Tensors
     visits: Sequence[Visit]
     key: Key
-    round: int
     body: Body
-    open: set[int]  # places of visits that have not been asked for, or are asked again
-    asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the places it is for
-    results: dict[int, Counted | LeftOut] = field(default_factory=dict)  # by place
+    open: set[int]  # indices of visits that have not been asked for, or are asked again
+    asked: dict[int, list[int]] = field(default_factory=dict)  # by message number, the visits it is for
+    results: dict[int, Reply | LeftOut] = field(default_factory=dict)  # by index
 
     @property
     def counted(self) -> int:
-        return sum(isinstance(each, Counted) for each in self.results.values())
+        return sum(isinstance(result, Reply) for result in self.results.values())
 
 
-class FederatedEngine:
-    """Clients on other machines. What the server itself can do, evaluation of its own test images, it does here."""
+class RemoteMemory:
+    """What the clients keep is on their nodes; the server only says which of it a checkpoint refers to."""
 
-    def __init__(self, session: Session, own: Engine, template: Template, epochs: int) -> None:
-        self.progress: Progress | None = None
-        self._session, self._own, self._template, self._epochs = session, own, template, epochs
-        self._pinned: dict[int, set[str]] = {}  # by client, the tickets that a checkpoint refers to
+    def __init__(self) -> None:
+        self.pinned: dict[int, set[str]] = {}  # by client
 
-    @property
-    def roster(self) -> Roster:
-        """The clients as they are now."""
-        return self._session.members.roster
+    def assign(self, visits: Sequence[Visit]) -> Sequence[Visit]:
+        """A node makes room itself."""
+        return visits
 
-    def map_sum(
-        self, job: str, shared: Tensors, visits: Sequence[Visit | TestPart], key: Key, *, round: int = 0
-    ) -> Outcome:
-        """Send each node what its clients shall do, and add up what they answer in the order of the visits."""
-        parts = [visit for visit in visits if isinstance(visit, TestPart)]
-        if parts or not visits:
-            return self._own.map_sum(job, shared, visits, key, round=round)
-        asked = [visit for visit in visits if isinstance(visit, Visit)]
-        if any(visit.client == EVERYONE for visit in asked):
-            raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
-        work = _Work(job, shared, asked, key, round, Body.of(list(shared.items())), set(range(len(asked))))
-        with neutral():
-            self._until_answered(work)
-            self._until_enough(work)
-            return self._outcome(work)
+    def release(self, visits: Sequence[Visit], tickets: Mapping[int, str]) -> None:
+        """A node removes what is superseded with its next job, which says what to keep."""
 
-    def accept(self, superseded: Iterable[str]) -> None:
-        """A node removes what is superseded when it is told what to keep, with its next job."""
+    def supersede(self, tickets: Iterable[str]) -> None:
+        """As above."""
 
     def sync(self) -> None:
         """A node makes a memory durable before it answers."""
@@ -82,7 +78,47 @@ class FederatedEngine:
         for ticket in tickets:
             if found := TICKET.fullmatch(ticket):
                 pinned[int(found[1])].add(ticket)
-        self._pinned = dict(pinned)
+        self.pinned = dict(pinned)
+
+
+class FederatedEngine:
+    """Clients on other machines. What the server itself can do, evaluation of its own test images, it does here."""
+
+    def __init__(self, session: Session, own: Engine, template: Template, epochs: int) -> None:
+        self._session, self._own, self._template, self._epochs = session, own, template, epochs
+        self._memory = RemoteMemory()
+
+    @property
+    def roster(self) -> Roster:
+        """The clients as they are now."""
+        return self._session.members.roster
+
+    @property
+    def memory(self) -> MemoryStore:
+        """Which of the nodes' memories a checkpoint refers to."""
+        return self._memory
+
+    def visit(
+        self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
+    ) -> Iterator[Reply | Failure | Note]:
+        """Send each node what its clients shall do; yield what they answer in visit order, when all have."""
+        asked = [visit for visit in visits if isinstance(visit, Visit)]
+        if len(asked) < len(visits):
+            yield from self._own.visit(job, shared, visits, key)
+            return
+        if any(visit.client == EVERYONE for visit in asked):
+            raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
+        work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
+        self._until_answered(work)
+        self._until_enough(work)
+        for index, visit in enumerate(asked):
+            result = work.results.pop(index)
+            if isinstance(result, LeftOut):
+                yield Failure(visit.client, self._named(visit.client, result.reason), visit.repeat)
+            else:
+                yield result
+        for text in self._session.take_notes():
+            yield Note(text)
 
     def close(self) -> None:
         """Close what the server itself has open."""
@@ -98,8 +134,6 @@ class FederatedEngine:
             self._ask(work, until)
             for answer in self._session.answers():
                 self._take(work, answer)
-            if self.progress is not None:
-                self.progress(len(work.results), len(work.visits))
             if len(work.results) == len(work.visits) or exchange.now() >= until:
                 break
             exchange.pause(between_looks(exchange.now() - began))
@@ -127,8 +161,8 @@ class FederatedEngine:
         least = min(len(work.visits), self._session.rules.min_replies)
         if work.counted < least and Purpose.of(work.job).trains:
             raise UserError(
-                f"round {work.round}: only {work.counted} of the {least} replies that it needs came within "
-                f"{self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
+                f"round {Purpose.of(work.job).round}: only {work.counted} of the {least} replies that it needs came "
+                f"within {self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
             )
 
     def _needed(self, work: _Work) -> int:
@@ -159,12 +193,11 @@ class FederatedEngine:
         messages = {node: self._message(work, node, mine) for node, mine in ready.items()}
         if not messages:
             return
-        first = next(iter(ready.values()))[0]
-        layout = self._template.layout(work.job, work.shared, work.visits[first])
         for node, message in messages.items():
+            most = sum(self._expected(work, place).bytes(work.shared) for place in ready[node])
             letters = self._session.post.send(
                 "job", {node: message}, until=until, body=work.body,
-                most=most_bytes(layout, work.shared, len(ready[node])), group=str(work.round),
+                most=most, group=str(Purpose.of(work.job).round),
             )  # fmt: skip
             for letter in letters:
                 work.asked[letter.number] = ready[node]
@@ -175,15 +208,14 @@ class FederatedEngine:
 
     def _message(self, work: _Work, node: int, places: Sequence[int]) -> dict[str, Any]:
         visits = [work.visits[place] for place in places]
-        keep = set[str]().union(*(self._pinned.get(each.number, set()) for each in self._session.members.of_node(node)))
+        clients = [member.number for member in self._session.members.of_node(node)]
         return {
             "agreement": self._session.agreement_for(node).digest,
-            "job": work.job,
-            "round": work.round,
+            "job": encode_job(work.job),
             "seed": work.key.seed,
             "key": list(work.key.path),
             "visits": [_plain(visit) for visit in visits],
-            "keep": sorted(keep),
+            "keep": sorted(ticket for client in clients for ticket in self._memory.pinned.get(client, ())),
         }
 
     def _take(self, work: _Work, answer: Answer) -> None:
@@ -210,17 +242,17 @@ class FederatedEngine:
         members = [self._session.members.by_number[visit.client] for visit in visits]
         try:
             results = read_results(
-                answer.header, answer.tensors, visits, [self._facts(each) for each in members], work.shared,
-                self._template.layout(work.job, work.shared, visits[0]),
+                answer.header, answer.tensors, visits, [self._facts(member) for member in members], work.shared,
+                [self._expected(work, place) for place in places],
             )  # fmt: skip
         except BadMessage as error:
             self._fail(work, places, LeftOut(f"its reply is refused: {error}"))
             return
-        for place, member, result in zip(places, members, results, strict=True):
+        for place, member, result, values in zip(places, members, results, answer.header["results"], strict=True):
             work.results[place] = result
             if isinstance(result, LeftOut):
                 self._session.say(f"client {member.number} of node {member.node_name}: {result.reason}")
-            elif result.anew:
+            elif values.get("anew"):
                 self._session.note(
                     f"client {member.number} of node {member.node_name} no longer has what it kept; it starts anew"
                 )
@@ -235,35 +267,26 @@ class FederatedEngine:
         mine = {member.number for member in self._session.members.of_node(node)}
         return [place for place in sorted(work.open) if work.visits[place].client in mine]
 
+    def _expected(self, work: _Work, place: int) -> Expected:
+        return self._template.expect(work.job, work.shared, work.visits[place])
+
     def _facts(self, member: Member) -> Facts:
         return Facts(self._epochs, member.examples, member.test)
-
-    def _outcome(self, work: _Work) -> Outcome:
-        total: Sums | None = None
-        failures, receipts = list[Failure](), dict[int, str]()
-        for place, visit in enumerate(work.visits):
-            result = work.results[place]
-            if isinstance(result, LeftOut):
-                failures.append(Failure(visit.client, self._named(visit.client, result.reason), visit.repeat))
-                continue
-            total = tensors.add(total, result.sums)
-            if result.receipt is not None:
-                receipts[visit.client] = result.receipt
-        return Outcome(total or {}, tuple(failures), receipts, self._session.take_notes())
 
     def _named(self, client: int, reason: str) -> str:
         member = self._session.members.by_number.get(client)
         return reason if member is None else f"{member.name}: {reason}"
 
 
-def _plain(visit: Visit) -> Mapping[str, Any]:
-    fields = asdict(visit)
+def _plain(visit: Visit) -> dict[str, Any]:
+    fields: dict[str, Any] = msgspec.to_builtins(visit)
     del fields["slot"]
     return fields
 
 
 def _waiting(work: _Work, needed: int, seconds: float) -> str:
-    when = f"round {work.round}" if work.round else work.job.partition(" ")[0]
+    number = Purpose.of(work.job).round
+    when = f"round {number}" if number else name_of(work.job)
     return (
         f"{when}: {work.counted} of the {needed} replies that it needs; waiting for nodes, {seconds:,.0f} seconds at "
         "most"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from unskew.engines.flower.messages import Envelope
+from unskew.engines.codec import Envelope
 
 Reply = Envelope | str  # a text: why there is none
 

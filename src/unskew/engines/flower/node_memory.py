@@ -73,12 +73,6 @@ class NodeMemory:
                 with suppress(OSError):
                     self._file(client, number).unlink(missing_ok=True)
 
-    def sync(self) -> None:
-        """Every file is durable once it is written."""
-
-    def require(self, tickets: Iterable[str]) -> None:
-        """Whatever is not there is started anew."""
-
     def close(self) -> None:
         """No file stays open."""
 

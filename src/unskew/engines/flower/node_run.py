@@ -2,6 +2,7 @@
 
 import math
 import re
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,27 +15,27 @@ from unskew.core.errors import StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import physical_memory
-from unskew.core.types import Failure, ImageSet, Tensors, Visit
+from unskew.core.types import Failure, ImageSet, Job, Tensors, Visit
 from unskew.data.batches import check_visit
 from unskew.data.photographs import silent
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
+from unskew.engines.codec import BadMessage
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
 from unskew.engines.flower.agreement import Agreement
-from unskew.engines.flower.compact import Known, compacted, factor_of
-from unskew.engines.flower.messages import BadMessage, field
+from unskew.engines.flower.compact import WireContext, compact, factor_of
+from unskew.engines.flower.messages import field
 from unskew.engines.flower.node_data import Fitted, NodeData
 from unskew.engines.flower.node_memory import NodeMemory
 from unskew.engines.flower.node_secret import NodeSecret
-from unskew.engines.flower.promises import check_masked, check_threshold
-from unskew.engines.jobs import JOBS
-from unskew.privacy.questions import MEMBERS, row_of
-from unskew.round.client import ClientSide
+from unskew.engines.flower.promises import check_masked
+from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import MemoryFormat
-from unskew.round.jobs import Done, attempt, find_job
+from unskew.round.jobs import answer, decode_job, plugins_of
 
 MAX_VISITS = 100_000  # in one message
 MAX_REPEAT = 10**9
 MAX_TICKET = 64  # characters
+MAX_PARCEL = 2**20  # characters
 MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
 OUTSIDE = re.compile(r"[\w.]+:\w+")  # package.module:function
 
@@ -43,8 +44,7 @@ OUTSIDE = re.compile(r"[\w.]+:\w+")  # package.module:function
 class Asked:
     """A job that the server asks for, checked against this node's clients."""
 
-    job: str
-    round: int
+    job: Job
     key: Key
     visits: tuple[Visit, ...]
     keep: tuple[str, ...]  # tickets of memories that the server refers to
@@ -84,8 +84,12 @@ class NodeRun:
 
     def asked(self, header: Mapping[str, Any]) -> Asked:
         """What the header of a message asks for; refused where it is not for this node."""
-        job = field(header, "job", str)
-        check_plugins(job.partition(" ")[0], self._plugins)
+        try:
+            job = decode_job(field(header, "job", dict))
+        except ValueError as error:
+            raise BadMessage(f"its job cannot be read: {str(error)[:300]}") from error
+        for name in plugins_of(job):
+            check_plugins(name, self._plugins)
         check_masked(job, self.side.algorithm)
         path = field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
@@ -100,7 +104,7 @@ class NodeRun:
         if not all(isinstance(ticket, str) and len(ticket) <= MAX_TICKET for ticket in keep):
             raise BadMessage("its tickets are not texts")
         key = Key(field(header, "seed", int), tuple(path))
-        return Asked(job, field(header, "round", int), key, checked, tuple(keep))
+        return Asked(job, key, checked, tuple(keep))
 
     def check_shared(self, shared: Tensors) -> None:
         """Refuse a model that is not this network's, and any number that is not finite."""
@@ -117,35 +121,35 @@ class NodeRun:
 
     def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
         """Do the job for each visit."""
-        job = find_job(asked.job, JOBS)
-        check_threshold(asked.job, shared, self.side.algorithm)
         if self._memory is not None:
             self._memory.clear(asked.visits, asked.keep)
-        return [self._visited(job, shared, visit, asked.key) for visit in asked.visits]
+        plan_ahead(self.side, asked.job, shared, asked.visits, asked.key)
+        return [self._visit_client(asked.job, shared, visit, asked.key) for visit in asked.visits]
 
-    def _visited(self, job: Any, shared: Tensors, visit: Visit, key: Key) -> Answered:
+    def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> Answered:
         about = {"client": visit.client, "repeat": visit.repeat}
         try:
             local = self.side.algorithm.local
             size = len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
             check_visit(size, local, self.agreement.blueprint.shape)
             mine = visit if self._memory is None else self._memory.assign(visit)
-            result = attempt(self.side, job, shared, mine, key)
+            reply = answer(self.side, job, shared, mine, key)
         except (StorageFailure, UserError) as error:
             return Answered(about | {"failure": str(error)})
-        if isinstance(result, Failure):
-            return Answered(about | {"failure": result.reason})
-        factor = factor_of(result.sums, visit.weight)
-        known = Known(shared, visit.weight, factor, row_of(shared, visit), len(shared.get(MEMBERS, ())))
-        return self._result(about, result, known)
-
-    def _result(self, about: dict[str, Any], result: Done, known: Known) -> Answered:
-        sent = compacted(result.sums, known)
-        fields = about | {"forms": [form for _, form, _ in sent], "factor": known.factor, "receipt": result.receipt}
+        if isinstance(reply, Failure):
+            return Answered(about | {"failure": reply.reason})
+        context = WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight))
+        sent = compact(reply.sums, context)
+        fields = about | {
+            "forms": [form for _, form, _ in sent],
+            "extra": len(reply.extra),
+            "factor": context.factor,
+            "ticket": reply.ticket,
+        }
         if self._memory is not None and self._memory.lost:
             fields["anew"] = True
             self._memory.lost.clear()
-        return Answered(fields, tuple((name, value) for name, _, value in sent))
+        return Answered(fields, (*((name, value) for name, _, value in sent), *reply.extra.items()))
 
     def _visit(self, values: Any) -> Visit:
         if not isinstance(values, dict):
@@ -162,7 +166,14 @@ class NodeRun:
             raise BadMessage(f"the visit to client {client} has numbers that are not possible")
         if ticket is not None and len(ticket) > MAX_TICKET:
             raise BadMessage(f"the ticket of client {client} is not one")
-        return Visit(client, weight, take, repeat, ticket, field(values, "keep", bool))
+        parcel = field(values, "parcel", str)
+        if len(parcel) > MAX_PARCEL:
+            raise BadMessage(f"the parcel of client {client} has {len(parcel):,} characters")
+        try:
+            content = b64decode(parcel, validate=True)
+        except ValueError as error:
+            raise BadMessage(f"the parcel of client {client} cannot be read") from error
+        return Visit(client, weight, take, repeat, ticket, field(values, "keep", bool), parcel=content)
 
 
 def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> tuple[Blueprint, ImageSet]:

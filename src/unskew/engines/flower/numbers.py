@@ -8,7 +8,7 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.core.files import parse_json, read_content, write_again
-from unskew.engines.flower.messages import BadMessage
+from unskew.engines.codec import BadMessage
 
 REMEMBERED = 1000
 STARTS = 2**20  # a server's message numbers after its n-th start are from n·STARTS on

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from unskew.engines.codec import NO_TENSORS, BadMessage, Body
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.messages import BadMessage, Body, field, opened, with_body
+from unskew.engines.flower.messages import field, seal, unseal
 from unskew.engines.flower.numbers import STARTS
 
-NOTHING = Body([], b"")
 SHORT = 120.0  # seconds that a description may take, or setting up a run
 GONE = "its node went away before it had answered"
 SILENT = "it did not answer within the deadline"
@@ -52,7 +52,7 @@ class Post:
 
     def send(
         self, kind: str, messages: Mapping[int, Mapping[str, Any]], *, until: float | None = None,
-        body: Body = NOTHING, most: int = 0, group: str = "",
+        body: Body = NO_TENSORS, most: int = 0, group: str = "",
     ) -> list[Letter]:  # fmt: skip
         """Send a message of this kind to each node, whose answers count ``until`` then; what could not be sent has no
         letter."""
@@ -60,7 +60,7 @@ class Post:
         envelopes, letters = {}, {}
         for node, fields in messages.items():
             number, self._next = self._next, self._next + 1
-            envelopes[node] = with_body({"kind": kind, "run": self.run, "number": number, **fields}, body)
+            envelopes[node] = seal({"kind": kind, "run": self.run, "number": number, **fields}, body)
             letters[node] = Letter(node, number, kind, until, most)
         ids = self.exchange.send(envelopes, group)
         self._waiting |= {ids[node]: letters[node] for node in ids}
@@ -87,7 +87,7 @@ class Post:
                 yield Answer(letter, {}, problem=reply)
                 continue
             try:
-                header, tensors = opened(reply, letter.most)
+                header, tensors = unseal(reply, letter.most)
                 if field(header, "run", str) != self.run or field(header, "number", int) != letter.number:
                     raise BadMessage("it answers another message")
                 yield Answer(letter, header, tensors)

@@ -1,32 +1,72 @@
-"""What a node holds its server to: under secure aggregation it answers masked or not at all.
+"""What a job is for, and what a node holds its server to: under secure aggregation it answers masked or not at all.
 
 The method's text was agreed on before the first round. A server that asks for the same numbers without masks, or for
 masks that fewer clients could take off, is refused.
 """
 
-from unskew.core.types import Tensors
-from unskew.engines.flower.messages import BadMessage
-from unskew.engines.flower.purpose import is_secure
-from unskew.privacy.agreement import shares_needed
-from unskew.privacy.questions import MEMBERS, Question
-from unskew.privacy.secure_updates import SecureUpdates
+from dataclasses import dataclass
+
+from unskew.calibration.jobs import EvaluateCalibrated, FixedPointMoments, Moments
+from unskew.core.types import Job
+from unskew.engines.codec import BadMessage
+from unskew.privacy.agreement import MIN_CLIENTS, shares_needed
+from unskew.privacy.secure_sum import MaskKeys, SecureJob, SecureUpdates
 from unskew.round.algorithm import Algorithm
-
-STATISTICS = "moments"  # the job that answers with a client's own class statistics
-
-
-def check_masked(job: str, algorithm: Algorithm) -> None:
-    """Refuse a job that would send what was agreed to be masked."""
-    name = job.partition(" ")[0]
-    masked = isinstance(algorithm.exchange, SecureUpdates) or (algorithm.secure is not None and name == STATISTICS)
-    if masked and not is_secure(job):
-        raise BadMessage(f"it asks for {name[:60]} without masks; agreed was {algorithm.secure}")
+from unskew.round.client import Train
+from unskew.round.evaluation import Evaluate
 
 
-def check_threshold(job: str, shared: Tensors, algorithm: Algorithm) -> None:
-    """Refuse a secure sum whose masks fewer clients could take off than the method says."""
-    if algorithm.secure is None or not is_secure(job):
-        return
-    asked, count = Question.from_text(job.partition(" ")[2]).threshold, len(shared.get(MEMBERS, ()))
-    if asked < (needed := shares_needed(algorithm.secure.threshold, count)):
-        raise BadMessage(f"it says that {asked} of {count} clients can take the masks off; {needed} were agreed on")
+@dataclass(frozen=True)
+class Purpose:
+    """The work behind a job, and in a secure sum how many must stay to the end."""
+
+    work: Job
+    threshold: int = 0
+    under_way: bool = False  # whether a secure sum has its members already
+
+    @staticmethod
+    def of(job: Job) -> "Purpose":
+        """Unwrap what masks or rounds the work."""
+        work = job
+        while (inner := getattr(work, "inner", None)) is not None:
+            work = inner
+        if not isinstance(job, SecureJob):
+            return Purpose(work)
+        return Purpose(work, max(job.threshold, MIN_CLIENTS), not isinstance(job, MaskKeys))
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is part of a round of training."""
+        return isinstance(self.work, Train)
+
+    @property
+    def round(self) -> int:
+        """The round's number; 0 outside training."""
+        return self.work.round if isinstance(self.work, Train) else 0
+
+    @property
+    def may_miss(self) -> bool:
+        """Whether it counts without some clients: a round and an evaluation do, a survey and statistics do not."""
+        return isinstance(self.work, Train | Evaluate | EvaluateCalibrated)
+
+
+def name_of(job: Job) -> str:
+    """A job as messages name it."""
+    return str(type(Purpose.of(job).work).__struct_config__.tag)  # type: ignore[attr-defined]
+
+
+def check_masked(job: Job, algorithm: Algorithm) -> None:
+    """Refuse a job that would send what was agreed to be masked, or a sum whose masks fewer clients could take off."""
+    masked = isinstance(algorithm.exchange, SecureUpdates) or (
+        algorithm.secure is not None and isinstance(Purpose.of(job).work, Moments | FixedPointMoments)
+    )
+    if isinstance(job, SecureJob):
+        if algorithm.secure is None:
+            return
+        count = len(job.members)
+        if job.threshold < (needed := shares_needed(algorithm.secure.threshold, count)):
+            raise BadMessage(
+                f"it says that {job.threshold} of {count} clients can take the masks off; {needed} were agreed on"
+            )
+    elif masked:
+        raise BadMessage(f"it asks for {name_of(job)} without masks; agreed was {algorithm.secure}")

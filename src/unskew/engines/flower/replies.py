@@ -8,18 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.types import Sums, Tensors, Visit
-from unskew.engines.flower.compact import FORMS, Known, restored
-from unskew.engines.flower.messages import BadMessage, field
+from unskew.core.tensors import PackedSums
+from unskew.core.types import Reply, Sums, Tensors, Visit
+from unskew.engines.codec import BadMessage, by_name
+from unskew.engines.flower.compact import FORMS, WireContext, restore
+from unskew.engines.flower.messages import field
 from unskew.engines.flower.node_memory import TICKET
-from unskew.engines.flower.template import Layout
-from unskew.privacy.questions import MEMBERS, row_of
-from unskew.privacy.rows import HIGH, LOW
-from unskew.privacy.secure_jobs import CAME
+from unskew.engines.flower.template import Expected, Shapes
 
 MAX_REASON = 2000  # characters that are shown of why a visit failed
 
@@ -34,15 +32,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Counted:
-    """A result that counts: its sums, the next ticket, whether the client began its memory anew."""
-
-    sums: Sums
-    receipt: str | None = None
-    anew: bool = False
-
-
-@dataclass(frozen=True)
 class LeftOut:
     """A result that does not count, and why. ``again``: whether asking once more may help."""
 
@@ -51,15 +40,15 @@ class LeftOut:
 
 
 def read_results(
-    header: Mapping[str, Any], came: Sequence[tuple[str, Tensor]], visits: Sequence[Visit], facts: Sequence[Facts],
-    shared: Tensors, layout: Layout | None,
-) -> list[Counted | LeftOut]:  # fmt: skip
-    """One for each visit, in their order. Raises BadMessage where the reply as a whole is not one to these visits."""
+    header: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], visits: Sequence[Visit], facts: Sequence[Facts],
+    shared: Tensors, expected: Sequence[Expected],
+) -> list[Reply | LeftOut]:  # fmt: skip
+    """One for each visit, in their order. Raises BadMessage where the message as a whole does not answer the visits."""
     results = field(header, "results", list)
     if len(results) != len(visits):
         raise BadMessage(f"it has {len(results)} results for {len(visits)} visits")
-    read, start = list[Counted | LeftOut](), 0
-    for values, visit, known in zip(results, visits, facts, strict=True):
+    read, start = list[Reply | LeftOut](), 0
+    for values, visit, known, shapes in zip(results, visits, facts, expected, strict=True):
         if not isinstance(values, dict):
             raise BadMessage("a result is not an object")
         if (field(values, "client", int), field(values, "repeat", int)) != (visit.client, visit.repeat):
@@ -67,59 +56,65 @@ def read_results(
         if "failure" in values:
             read.append(LeftOut(shown(field(values, "failure", str))))
             continue
-        forms = field(values, "forms", list)
-        mine, start = came[start : start + len(forms)], start + len(forms)
-        if len(mine) < len(forms) or not all(form in FORMS for form in forms):
-            raise BadMessage("its tensors do not fit what it says of them")
+        forms, count = field(values, "forms", list), field(values, "extra", int)
+        end = start + len(forms) + count
+        mine, start = sent[start:end], end
+        if count < 0 or len(mine) < len(forms) + count or not all(form in FORMS for form in forms):
+            raise BadMessage("its tensors do not fit its description of them")
         try:
-            read.append(_counted(values, mine, forms, visit, known, shared, layout))
+            read.append(_read_one(values, mine, forms, visit, known, shared, shapes))
         except (BadMessage, ValueError) as error:
             read.append(LeftOut(f"its result is refused: {error}"))
-    if start != len(came):
+    if start != len(sent):
         raise BadMessage("it has more tensors than results")
     return read
 
 
-def _counted(
-    values: Mapping[str, Any], came: Sequence[tuple[str, Tensor]], forms: Sequence[str], visit: Visit, facts: Facts,
-    shared: Tensors, layout: Layout | None,
-) -> Counted:  # fmt: skip
+def _read_one(
+    values: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], forms: Sequence[str], visit: Visit, facts: Facts,
+    shared: Tensors, expected: Expected,
+) -> Reply:  # fmt: skip
     factor = float(field(values, "factor", (int, float)))
     if not (math.isfinite(factor) and factor > 0):
         raise BadMessage("its factor is not a number above 0")
-    known = Known(shared, visit.weight, factor, row_of(shared, visit), len(shared.get(MEMBERS, ())))
-    sums = {name: restored(name, form, sent, known) for (name, sent), form in zip(came, forms, strict=True)}
-    if len(sums) < len(came):
-        raise BadMessage("a tensor comes twice")
-    check_layout(sums, layout, shared)
-    if not tensors.finite(sums):
-        raise BadMessage("it holds NaN or infinity")
+    context = WireContext(shared, visit.weight, factor)
+    pairs = zip(sent[: len(forms)], forms, strict=True)
+    sums = by_name((name, restore(name, form, value, context)) for (name, value), form in pairs)
+    extra = by_name(sent[len(forms) :])
+    _check_shapes(sums, expected.sums, shared)
+    _check_shapes(extra, None if expected.sums is None else expected.extra, shared)
+    if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
+        raise BadMessage("it contains NaN or infinity")
     check_numbers(sums, visit, facts)
-    check_secure(sums, known)
-    receipt = field(values, "receipt", (str, type(None)))
-    if receipt is not None:
-        found = TICKET.fullmatch(receipt)
+    ticket = field(values, "ticket", (str, type(None)))
+    if ticket is not None:
+        found = TICKET.fullmatch(ticket)
         if not visit.keep or found is None or int(found[1]) != visit.client:
             raise BadMessage("its ticket is not one for this visit")
-    return Counted(sums, receipt, bool(values.get("anew", False)))
+    return Reply(PackedSums.of(sums), extra, ticket)
 
 
-def check_layout(sums: Sums, layout: Layout | None, shared: Tensors) -> None:
-    """Refuse sums of other names or shapes than the job has; without a layout, updates of another model."""
-    if layout is not None:
-        if list(sums) != list(layout):
-            odd = sorted(set(sums) ^ set(layout))
-            raise BadMessage(f"its names are not those of the job: {odd[0] if odd else 'their order differs'}")
-        wanted = layout
-    else:
-        wanted = {f"delta/{name}": tuple(value.shape) for name, value in shared.items() if f"delta/{name}" in sums}
-    for name, shape in wanted.items():
-        if tuple(sums[name].shape) != shape:
-            raise BadMessage(f"{name} has the shape {list(sums[name].shape)}, {list(shape)} is wanted")
+def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> None:
+    """Refuse tensors of other names, types or shapes than the job has; where they are unknown, another model's."""
+    if expected is not None:
+        if list(values) != list(expected):
+            names = sorted(set(values) ^ set(expected))
+            raise BadMessage(f"its tensors are not those of the job: {', '.join(names)[:200] or 'their order differs'}")
+        for name, (dtype, shape) in expected.items():
+            found = str(values[name].dtype).removeprefix("torch."), tuple(values[name].shape)
+            if found != (dtype, shape):
+                raise BadMessage(f"{name[:60]} is {found[0]} {list(found[1])}; {dtype} {list(shape)} is expected")
+        return
+    for name, value in values.items():
+        model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
+        if model is not None and model.shape != value.shape:
+            raise BadMessage(f"{name[:60]} has shape {list(value.shape)}; {list(model.shape)} is expected")
 
 
 def check_numbers(sums: Sums, visit: Visit, facts: Facts) -> None:
-    """Refuse numbers that cannot be: another weight than was asked for, more examples than the client has."""
+    """Refuse impossible numbers: another weight than was asked for, more examples than the client has."""
+    if any(not value.is_floating_point() for value in sums.values()):
+        return  # words of a secure sum, or rounded
     if "weight" in sums and float(sums["weight"]) != visit.weight:
         raise BadMessage(f"it weighs {float(sums['weight']):g}, {visit.weight:g} was asked for")
     if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
@@ -131,27 +126,6 @@ def check_numbers(sums: Sums, visit: Visit, facts: Facts) -> None:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > facts.test or bool((right > total).any()) or bool((right < 0).any()):
             raise BadMessage(f"it has other numbers of test images than its {facts.test:,}")
-
-
-def check_secure(sums: Sums, known: Known) -> None:
-    """Refuse an answer to a secure sum that speaks for another member, or whose words are none."""
-    if known.row is None:
-        return
-    for name, value in sums.items():
-        if name.startswith((LOW, HIGH)):
-            if not bool(((value >= 0) & (value < 2**32) & (value == value.round())).all()):
-                raise BadMessage(f"{name[:60]} is not made of half words")
-        elif bool(value[: known.row].any()) or bool(value[known.row + 1 :].any()):
-            raise BadMessage(f"{name[:60]} speaks for another member of the secure sum")
-    if float(sums[CAME][known.row]) != 1:
-        raise BadMessage("it does not say that it came")
-
-
-def most_bytes(layout: Layout | None, shared: Tensors, visits: int) -> int:
-    """What the tensors of a reply may take at most."""
-    if layout is None:
-        return visits * (16 * sum(value.numel() for value in shared.values()) + 2**26)
-    return visits * 8 * sum(int(torch.Size(shape).numel()) for shape in layout.values())
 
 
 def shown(reason: object) -> str:

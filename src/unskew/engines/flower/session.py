@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from unskew.core.types import Tensors
+from unskew.engines.codec import NO_TENSORS, BadMessage, Body
 from unskew.engines.flower.agreement import Agreement, Description
 from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.members import Member, Members
-from unskew.engines.flower.messages import BadMessage, Body, field
+from unskew.engines.flower.messages import field
 from unskew.engines.flower.post import Answer, Post
 from unskew.engines.flower.replies import shown
 
@@ -38,7 +39,7 @@ class Session:
         self.fits: Callable[[Description], str | None] = lambda said: None
         self.joined: Callable[[Members], None] = lambda members: None  # told where the clients change
         self._agreement: Agreement | None = None
-        self._frozen = Body([], b"")
+        self._frozen = NO_TENSORS
         self._agreed: dict[int, str] = {}  # by node, the agreement that it has confirmed
         self._refused: dict[int, str] = {}
         self._looked = -LOOK
@@ -96,7 +97,7 @@ class Session:
 
     def agree_on(self, agreement: Agreement, frozen: Tensors) -> None:
         """What every member is told before its first job; ``numbers`` are filled in for each node."""
-        self._agreement, self._frozen = agreement, Body.of(list(frozen.items()))
+        self._agreement, self._frozen = agreement, Body.of(frozen.items())
 
     def ready(self, node: int) -> bool:
         """Whether the node has confirmed the agreement; otherwise it is asked to."""

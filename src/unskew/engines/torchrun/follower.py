@@ -6,32 +6,31 @@ One thread listens, so that rank 0's end is noticed in the middle of a visit too
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from queue import SimpleQueue
 from threading import Lock, Thread
 from types import FrameType
 from typing import NoReturn
 
+import msgspec
 import torch
 from torch import Tensor
 
 from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import device_count, neutral, resolve_device, worker_device
-from unskew.core.tensors import Layout, views
-from unskew.core.types import EVERYONE, Failure, Tensors, TestPart, Visit
-from unskew.engines.blueprint import Blueprint, build
-from unskew.engines.jobs import JOBS
-from unskew.engines.malloc import keep_freed_memory
+from unskew.core.tensors import Layout, PackedSums, prefixed
+from unskew.core.types import EVERYONE, Failure, Job, Tensors, TestPart, Visit
+from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
 from unskew.engines.torchrun.join import come
 from unskew.engines.torchrun.launch import Launched
-from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, from_bytes, receive
+from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
 from unskew.engines.torchrun.signals import INTERRUPTS
-from unskew.engines.work import visit_from
 from unskew.privacy.sessions import Sessions
-from unskew.round.client import ClientSide
+from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import ClientMemory, anonymous_file
-from unskew.round.jobs import Done, Job, attempt, find_job
+from unskew.round.jobs import answer, decode_job
 
 SILENT_SECONDS = 60.0  # after which rank 0 counts as lost, while it has an engine open
 GIVEN, KEPT = 0, 1  # the slots of a rank's own file of memories: what came with a visit, what goes back
@@ -55,12 +54,12 @@ class _Follower:
 
     def __init__(self, place: Launched) -> None:
         self._place = place
-        self._inbox: SimpleQueue[tuple[Message, list[Tensor]] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Message, Tensors] | None] = SimpleQueue()
         self._writer: Writer | None = None  # while rank 0 has an engine open
         self._working = False
         self._ending = Lock()  # taken by the first that ends the process
         self._side: ClientSide | None = None
-        self._told: Layout | None = None  # the last one that rank 0 was told
+        self._layout: Layout | None = None  # the last one that rank 0 was sent
         for number in INTERRUPTS:
             signal.signal(number, self._interrupt)
         self._listener = Thread(target=self._listen, daemon=True)
@@ -70,24 +69,24 @@ class _Follower:
         """Do what the messages say, until there are no more."""
         opening: Message = {}
         data: Tensors = {}
-        job: tuple[Job, str] | None = None
+        job: Job | None = None
         while (item := self._inbox.get()) is not None:
             self._working = True
-            message, contents = item
+            message, tensors = item
             if "open" in message:
                 opening = message
-            elif "tensor" in message:
-                data[message["tensor"]] = from_bytes(contents[0], message["dtype"], message["shape"])
+            elif "data" in message:
+                data |= tensors
             elif "build" in message:
                 self._build(opening, data)
             elif "close" in message:
                 self._close()
                 data = {}
             elif "begin" in message:
-                job, key = find_job(message["begin"], JOBS), Key(message["seed"], tuple(message["key"]))
-                shared = views(contents[0].numpy().data, message["weights"])
+                job, shared = decode_job(message["begin"]), tensors
+                key = Key(int(message["seed"]), tuple(message["key"]))
             elif self._side is not None and job is not None:
-                self._visit_all(self._side, message, contents, job, shared, key)
+                self._answer(self._side, message, tensors, job, shared, key)
             self._working = False
         self._listener.join()  # a thread inside PyTorch when the interpreter ends would abort the process
 
@@ -105,63 +104,59 @@ class _Follower:
         else:
             self._send({"ready": True})
 
-    def _visit_all(
-        self, side: ClientSide, message: Message, contents: list[Tensor], job: tuple[Job, str], shared: Tensors,
-        key: Key,
-    ) -> None:  # fmt: skip
+    def _answer(self, side: ClientSide, message: Message, kept: Tensors, job: Job, shared: Tensors, key: Key) -> None:
         """Do a group of visits, and answer for all of them at once."""
-        results, answers, came = list[Message](), list[Tensor](), iter(contents)
-        for task in message["tasks"]:
-            given = [next(came) for _ in range(task["kept"])]
+        results, sent = list[Message](), list[tuple[str, Tensor]]()
+        visits: list[Visit | TestPart] = [
+            msgspec.convert(task["visit"], Visit) if "client" in task["visit"] else TestPart(**task["visit"])
+            for task in message["tasks"]
+        ]
+        plan_ahead(side, job, shared, visits, key)
+        for task, visit in zip(message["tasks"], visits, strict=True):
             try:
-                result, sent = self._visit(side, task, given, job, shared, key)
+                result, tensors = self._visit(side, task, visit, kept.get(str(task["index"])), job, shared, key)
             except StorageFailure as error:
                 self._send({"storage": str(error), "lost": isinstance(error, LostMemory)})
                 return
-            results.append(result | {"place": task["place"], "tensors": len(sent)})
-            answers += sent
-        self._send({"number": message["number"], "results": results}, *answers)
+            results.append(result | {"index": task["index"]})
+            sent += [(f"{task['index']}/{name}", value) for name, value in tensors.items()]
+        self._send({"number": message["number"], "results": results}, sent)
 
     def _visit(
-        self, side: ClientSide, task: Message, given: list[Tensor], job: tuple[Job, str], shared: Tensors, key: Key
-    ) -> tuple[Message, list[Tensor]]:
-        """What rank 0 is told of a visit: words, and the sums and what the client keeps as bytes."""
-        visit = visit_from(task["visit"])
-        if task["record"] and side.sessions is not None and isinstance(visit, Visit):
+        self, side: ClientSide, task: Message, visit: Visit | TestPart, kept: Tensor | None, job: Job,
+        shared: Tensors, key: Key,
+    ) -> tuple[Message, Tensors]:  # fmt: skip
+        """What rank 0 is sent about a visit: fields, and the sums, the extra and what the client keeps as tensors."""
+        if isinstance(visit, Visit) and task["record"] and side.sessions is not None:
             side.sessions.join(visit.client, bytes.fromhex(task["record"]))
         if isinstance(visit, Visit) and isinstance(side.memory, ClientMemory):
-            ticket = side.memory.put(GIVEN, bytearray(given[0].numpy())) if given else None
+            ticket = None if kept is None else side.memory.put(GIVEN, bytearray(kept.numpy()))
             visit = replace(visit, ticket=ticket, slot=None if visit.slot is None else KEPT)
-        result = attempt(side, job, shared, visit, key)
-        kept, record = self._kept(side, result), _record(side, visit, task["record"])
-        if isinstance(result, Failure):
-            return record | {"failure": result.reason}, []
-        layout, sums = result.packed.layout, result.packed.vector.view(torch.uint8)
-        words = record if layout == self._told else record | {"layout": layout}  # long, and nearly always the same
-        self._told = layout
-        return words, [sums, *kept]
-
-    def _kept(self, side: ClientSide, result: Done | Failure) -> list[Tensor]:
-        """What the client keeps, as bytes."""
-        if isinstance(result, Failure) or result.receipt is None or not isinstance(side.memory, ClientMemory):
-            return []
-        return [torch.frombuffer(side.memory.content(result.receipt, -1), dtype=torch.uint8)]
+        reply = answer(side, job, shared, visit, key)
+        record = _record(side, visit, task["record"])
+        if isinstance(reply, Failure):
+            return record | {"failure": reply.reason}, {}
+        assert isinstance(reply.sums, PackedSums)
+        layout, tensors = reply.sums.layout, {"sums": reply.sums.vector, **prefixed(dict(reply.extra), "extra/")}
+        if reply.ticket is not None and isinstance(side.memory, ClientMemory):
+            tensors["kept"] = torch.frombuffer(side.memory.content(reply.ticket, -1), dtype=torch.uint8)
+        fields = record if layout == self._layout else record | {"layout": layout}  # long, and nearly always the same
+        self._layout = layout
+        return fields, tensors
 
     def _close(self) -> None:
-        if self._side is not None and self._side.memory is not None:
-            self._side.memory.close()
-        if self._side is not None and self._side.sessions is not None:
-            self._side.sessions.close()
-        self._side, self._told = None, None
+        if self._side is not None:
+            self._side.close()
+        self._side, self._layout = None, None
 
-    def _send(self, message: Message, *tensors: Tensor) -> None:
+    def _send(self, message: Message, tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
         if (writer := self._writer) is not None:
-            writer.send(message, *tensors)
+            writer.send(message, tensors)
 
     def _listen(self) -> None:
         try:
             while True:
-                message, contents = receive(0, SILENT_SECONDS if self._writer else FOREVER)
+                message, tensors = receive(0, SILENT_SECONDS if self._writer else FOREVER)
                 if ALIVE in message:
                     continue
                 if "open" in message:
@@ -170,7 +165,7 @@ class _Follower:
                     self._writer.send({"closed": True})
                     self._writer.finish()
                     self._writer = None
-                self._inbox.put((message, contents))
+                self._inbox.put((message, tensors))
         except ConnectionError as error:
             self._lost(str(error))
 

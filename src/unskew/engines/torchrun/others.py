@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from unskew.core.errors import LostMemory, StorageFailure, UserError
-from unskew.core.tensors import Layout
-from unskew.core.types import EVERYONE, Progress, Tensors, TestPart, Visit
+from unskew.core.tensors import Layout, PackedSums, under
+from unskew.core.types import EVERYONE, Failure, Reply, Tensors, TestPart, Visit
+from unskew.engines.codec import Body
+from unskew.engines.scheduler import Scheduler
 from unskew.engines.torchrun.join import Known
 from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
 from unskew.engines.torchrun.signals import Signals
-from unskew.engines.work import Work
 from unskew.privacy.sessions import Sessions
 from unskew.round.client_memory import ClientMemory
 
@@ -32,7 +33,7 @@ class _Other:
     writer: Writer = field(init=False)
     ready: bool = False
     left: bool = False  # whether it said that it ends
-    tasks: list[list[int]] = field(default_factory=list)  # places of the visits that it was given, group by group
+    tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
     layout: Layout | None = None  # of its last result: it is nearly always the same
 
 
@@ -42,7 +43,7 @@ class Others:
     def __init__(self, known: Sequence[Known], memory: ClientMemory | None, sessions: Sessions | None = None) -> None:
         self._memory, self._sessions = memory, sessions
         self._changed = threading.Condition()  # guards what follows
-        self._work: Work | None = None
+        self._schedule: Scheduler | None = None
         self._number = 0  # of the job: an answer to an earlier one is of no use
         self._busy = False  # whether the main thread is in a visit of its own
         self._error: BaseException | None = None  # the first that a thread met
@@ -61,57 +62,55 @@ class Others:
         """Give every rank all that it needs for any client's work, and wait until they have it."""
         for other in self._others:
             other.writer.send(opening)
-            for name, value in data.items():
-                kind = str(value.dtype).removeprefix("torch.")
-                other.writer.send({"tensor": name, "dtype": kind, "shape": list(value.shape)}, value)
+            for item in data.items():
+                other.writer.send({"data": True}, [item])
             other.writer.send({"build": True})
         with self._changed:
             while not all(other.ready for other in self._others):
                 self._raise_what_happened()
                 self._changed.wait()
 
-    def begin(self, work: Work, job: Message, shared: Tensor) -> None:
+    def begin(self, schedule: Scheduler, job: Message, shared: Body) -> None:
         """Begin a job with all ranks."""
         with self._changed:
-            self._work, self._number = work, self._number + 1
+            self._schedule, self._number = schedule, self._number + 1
             for other in self._others:
                 other.tasks.clear()
                 other.writer.send(job, shared)
         self._hand_out()
 
-    def next_own(self, work: Work, progress: Progress | None) -> list[int]:
-        """The places of visits for rank 0 itself, waiting until there are some; none when all are done."""
+    def take(self, schedule: Scheduler) -> list[Reply | Failure]:
+        """The results that are next in visit order."""
+        with self._changed:
+            results = []
+            while (result := schedule.take()) is not None:
+                results.append(result)
+            return results
+
+    def next_own(self, schedule: Scheduler) -> list[int]:
+        """The indices of visits for rank 0 itself; none when a result can be passed on, or all are."""
         with self._changed:
             self._busy = False
             while True:
                 self._raise_what_happened()
-                if progress is not None:
-                    progress(work.added, len(work.visits))
-                if work.done:
+                if schedule.done or schedule.ready:
                     return []
-                if places := work.next_group(len(self._others) + 1):
+                if indices := schedule.next_group(len(self._others) + 1):
                     self._busy = threading.current_thread() is threading.main_thread()
-                    return places
+                    return indices
                 self._changed.wait()
 
-    def finish(self, place: int, layout: Layout, vector: Tensor, receipt: str | None) -> None:
+    def finish(self, index: int, result: Reply | Failure) -> None:
         """Rank 0's own result."""
         with self._changed:
-            if self._work is not None:
-                self._work.finish(place, layout, vector, receipt)
-        self._hand_out()
-
-    def fail(self, place: int, reason: str) -> None:
-        """Rank 0's own failure."""
-        with self._changed:
-            if self._work is not None:
-                self._work.fail(place, reason)
+            if self._schedule is not None:
+                self._schedule.finish(index, result)
         self._hand_out()
 
     def end(self) -> None:
         """The job is over, or given up."""
         with self._changed:
-            self._work, self._busy = None, False
+            self._schedule, self._busy = None, False
 
     def instead_of_interrupt(self) -> BaseException:
         """What to raise for an interrupt: torchrun sends one when a rank has died, and so do we."""
@@ -136,23 +135,22 @@ class Others:
         """Give visits to ranks that have room; a second group only while many are open, so that none has to queue."""
         given = []
         with self._changed:
-            work, number, ranks = self._work, self._number, len(self._others) + 1
-            if work is None:
+            schedule, number, ranks = self._schedule, self._number, len(self._others) + 1
+            if schedule is None:
                 return
             for other in self._others:
-                while not other.tasks or (len(other.tasks) < AHEAD and work.may_queue(ranks)):
-                    if not (places := work.next_group(ranks)):
+                while not other.tasks or (len(other.tasks) < AHEAD and schedule.may_queue(ranks)):
+                    if not (indices := schedule.next_group(ranks)):
                         break
-                    other.tasks.append(places)
-                    given.append((other, [(place, work.visits[place]) for place in places]))
+                    other.tasks.append(indices)
+                    given.append((other, [(index, schedule.visits[index]) for index in indices]))
         for other, visits in given:
-            tasks, contents = list[Message](), list[Tensor]()
-            for place, visit in visits:
-                kept = self._kept(visit)
-                fields = vars(visit)
-                tasks.append({"place": place, "visit": fields, "record": self._record(visit), "kept": len(kept)})
-                contents += kept
-            other.writer.send({"number": number, "tasks": tasks}, *contents)
+            tasks, kept = list[Message](), list[tuple[str, Tensor]]()
+            for index, visit in visits:
+                tasks.append({"index": index, "visit": visit, "record": self._record(visit)})
+                if (memory := self._kept(visit)) is not None:
+                    kept.append((str(index), memory))
+            other.writer.send({"number": number, "tasks": tasks}, kept)
 
     def _record(self, visit: Visit | TestPart) -> str:
         """What the client has answered in secure sums, as text; empty where it has never been in one."""
@@ -160,17 +158,17 @@ class Others:
             return ""
         return self._sessions.content(visit.client).hex()
 
-    def _kept(self, visit: Visit | TestPart) -> tuple[Tensor, ...]:
+    def _kept(self, visit: Visit | TestPart) -> Tensor | None:
         """What the client kept at its last visit, as bytes."""
         if self._memory is None or not isinstance(visit, Visit) or visit.ticket is None:
-            return ()
-        return (torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8),)
+            return None
+        return torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8)
 
     def _listen(self, other: _Other) -> None:
         """Hear all that a rank says, to its goodbye."""
         try:
             while True:
-                message, contents = receive(other.known.rank, SILENT_SECONDS)
+                message, tensors = receive(other.known.rank, SILENT_SECONDS)
                 if "closed" in message:
                     return
                 if "interrupted" in message:
@@ -178,19 +176,19 @@ class Others:
                     self._tell(None)
                     return
                 if ALIVE not in message:
-                    self._hear_well(other, message, contents)
+                    self._hear_well(other, message, tensors)
         except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
             return
         except ConnectionError as error:
             self._lose(other, str(error))
 
-    def _hear_well(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
+    def _hear_well(self, other: _Other, message: Message, tensors: Tensors) -> None:
         try:
-            self._hear(other, message, contents)
+            self._hear(other, message, tensors)
         except Exception as error:  # noqa: BLE001  raised again in the main thread
             self._tell(error)
 
-    def _hear(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
+    def _hear(self, other: _Other, message: Message, tensors: Tensors) -> None:
         if "refused" in message:
             raise UserError(f"{other.known.name}: {message['refused']}")
         if "storage" in message:
@@ -201,46 +199,44 @@ class Others:
                 other.ready = True
                 self._changed.notify_all()
             return
-        self._take(other, message, contents)
+        self._take(other, message, tensors)
         self._hand_out()
 
-    def _take(self, other: _Other, message: Message, contents: Sequence[Tensor]) -> None:
-        """A group's results: for each visit how it ended, and the tensors that came with it."""
+    def _take(self, other: _Other, message: Message, tensors: Tensors) -> None:
+        """A group's results: how each visit ended, and the tensors that came with it."""
         results: list[Message] = message["results"]
         with self._changed:
-            work = self._work if message["number"] == self._number else None
-            if work is None:
+            schedule = self._schedule if message["number"] == self._number else None
+            if schedule is None:
                 return
-            if (places := [each["place"] for each in results]) not in other.tasks:
+            if (indices := [result["index"] for result in results]) not in other.tasks:
                 raise UserError(f"{other.known.name} answered for visits that it was not given")
-        came = iter(contents)
-        parts = [[next(came) for _ in range(each["tensors"])] for each in results]
-        receipts = [
-            self._kept_again(work.visits[each["place"]], each, part) for each, part in zip(results, parts, strict=True)
-        ]
+        replies = [self._reply(other, schedule.visits[result["index"]], result, tensors) for result in results]
         with self._changed:
-            other.tasks.remove(places)
-            for each, part, receipt in zip(results, parts, receipts, strict=True):
-                if "failure" in each:
-                    work.fail(each["place"], each["failure"])
-                    continue
-                if "layout" in each:  # JSON has no tuples
-                    other.layout = [(name, kind, shape, start) for name, kind, shape, start in each["layout"]]
-                assert other.layout is not None
-                vector = part[0].view(torch.float64)
-                work.finish(each["place"], other.layout, vector, receipt, borrowed=False)
+            other.tasks.remove(indices)
+            for index, reply in zip(indices, replies, strict=True):
+                if isinstance(reply, str):
+                    schedule.fail(index, reply)
+                else:
+                    schedule.finish(index, reply)
             self._changed.notify_all()
 
-    def _kept_again(self, visit: Visit | TestPart, result: Message, part: Sequence[Tensor]) -> str | None:
-        """Store what the client answered in secure sums and what it keeps; the receipt for the latter."""
-        if not isinstance(visit, Visit):
-            return None
-        if "record" in result and self._sessions is not None:
+    def _reply(self, other: _Other, visit: Visit | TestPart, result: Message, tensors: Tensors) -> Reply | str:
+        """A visit's reply, or why it failed; what the client keeps and answered in secure sums is stored."""
+        index = result["index"]
+        if isinstance(visit, Visit) and result.get("record") and self._sessions is not None:
             self._sessions.join(visit.client, bytes.fromhex(result["record"]))
-        if len(part) < 2 or self._memory is None:
-            return None
-        assert visit.slot is not None
-        return self._memory.put(visit.slot, bytearray(part[1].numpy()))
+        if "failure" in result:
+            return str(result["failure"])
+        if "layout" in result:  # JSON has no tuples
+            other.layout = [(name, kind, shape, start) for name, kind, shape, start in result["layout"]]
+        assert other.layout is not None
+        ticket = None
+        kept = tensors.get(f"{index}/kept")
+        if kept is not None and isinstance(visit, Visit) and visit.slot is not None and self._memory is not None:
+            ticket = self._memory.put(visit.slot, bytearray(kept.numpy()))
+        extra = under(tensors, f"{index}/extra/")
+        return Reply(PackedSums(other.layout, tensors[f"{index}/sums"]), extra, ticket)
 
     def _lose(self, other: _Other, reason: str) -> None:
         if not other.left:

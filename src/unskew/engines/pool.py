@@ -1,0 +1,437 @@
+"""One process per core, one thread each, data and weights in shared memory: the default on a CPU.
+
+On a small network two processes of one thread do about a third more than one process of two threads. Replies come in
+the order of the visits, so the number of workers does not change a bit of a sum.
+"""
+
+import mmap
+import os
+import selectors
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from unskew.core.child import JsonLines, start_worker
+from unskew.core.errors import LostMemory, StorageFailure, UserError
+from unskew.core.key import Key
+from unskew.core.machine import device_count, files_left, resolve_device, too_many_files, worker_device
+from unskew.core.tensors import ALIGN, DOUBLE, Layout, PackedSums, plan_layout, views
+from unskew.core.types import Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
+from unskew.engines.codec import Envelope, by_name, decode, encode
+from unskew.engines.scheduler import DEATHS, Scheduler
+from unskew.privacy.sessions import Sessions
+from unskew.round.client import ClientSide, plan_ahead
+from unskew.round.client_memory import ClientMemory
+from unskew.round.jobs import answer, decode_job, encode_job
+
+FILES = 12  # open at one time while a worker is started, in addition to those that stay
+FILES_OF_WORKER = 9  # that stay open: its line, its life line, its results and their mappings, its standard error
+AHEAD = 2  # groups of visits that a worker has at once: it begins the second while the parent takes the first
+SLOTS = 3  # files that a worker has for results: a group being written, the next one's, one that waits to be added
+PATIENCE = 2.0  # seconds that a worker has to end by itself
+
+
+class Hello(msgspec.Struct, tag="hello"):
+    """What a worker builds its client side from."""
+
+    blueprint: dict[str, Any]
+    data: Layout
+    path: list[str]
+    secret: bytes
+
+
+class Begin(msgspec.Struct, tag="begin"):
+    """The job that the visits from here on are about."""
+
+    number: int
+    job: dict[str, Any]
+    weights: Layout
+    seed: str  # of any size
+    key: list[int | str]
+
+
+class Group(msgspec.Struct, tag="group", omit_defaults=True):
+    """Visits to do, each with its index in the job; ``slot`` is the file for their results."""
+
+    slot: int
+    visits: list[tuple[int, Visit]] = []
+    parts: list[tuple[int, TestPart]] = []
+
+
+class Result(msgspec.Struct, omit_defaults=True):
+    """What one visit returned: where its sums and its extra are in the slot's file, or why it failed."""
+
+    index: int
+    failure: str | None = None
+    where: tuple[int, int] | None = None
+    layout: Layout | None = None  # None: that of the worker's last result
+    extra: tuple[int, int] | None = None
+    ticket: str | None = None
+
+
+class Results(msgspec.Struct, tag="results", omit_defaults=True):
+    """What a group of visits returned; ``storage``: why the worker cannot store what clients keep."""
+
+    number: int
+    slot: int
+    results: list[Result]
+    storage: str = ""
+    lost: bool = False
+
+
+class Ready(msgspec.Struct, tag="ready"):
+    """The worker has built its client side."""
+
+
+class Pool:
+    """Workers that live as long as the engine, and are replaced when they die. The shared data become its own."""
+
+    def __init__(
+        self, blueprint: Blueprint, data: "SharedFile", layout: Layout, workers: int, side: ClientSide
+    ) -> None:
+        if (needed := FILES + workers * FILES_OF_WORKER) > files_left():
+            wanted = f"a pool of {workers} workers needs {needed} more open files"
+            raise UserError(f"{too_many_files(wanted)}, or give fewer --workers, or --engine loop")
+        self._side, self._epochs = side, blueprint.local.epochs
+        self._data, self._weights = data, SharedFile()
+        self._blueprint, self._layout = blueprint.to_json(), layout
+        self._device = resolve_device(blueprint.device)
+        self._numbers: dict[type, int] = {}  # by type of job, how many numbers a reply has
+        self._job = 0  # its number: results of an earlier job are ignored
+        self._selector = selectors.DefaultSelector()
+        self._workers: list[Worker] = []
+        self._failed_starts = 0
+        for number in range(workers):
+            self._start(number)
+
+    @property
+    def roster(self) -> Roster:
+        """All clients of the simulation."""
+        return self._side.population.roster
+
+    @property
+    def memory(self) -> MemoryStore | None:
+        """The file of what clients keep between visits, which the workers share."""
+        return self._side.memory if isinstance(self._side.memory, ClientMemory) else None
+
+    def visit(
+        self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
+    ) -> Iterator[Reply | Failure | Note]:
+        """Spread the visits over the workers, the long ones first."""
+        self._job += 1
+        begin = Begin(self._job, encode_job(job), self._weights.write(shared), str(key.seed), list(key.path))
+        for worker in self._workers:
+            worker.child.send(begin)
+        schedule = Scheduler(job, visits, self.roster, self._epochs, self._numbers)
+        while True:
+            while (result := schedule.take()) is not None:
+                yield result
+            if schedule.done:
+                return
+            for worker in self._workers:
+                self._feed(worker, schedule)
+            for selected, _ in self._selector.select():
+                self._hear(selected.data, schedule, begin)
+
+    def close(self) -> None:
+        """End the workers and give the memory back."""
+        for worker in self._workers:
+            worker.close()
+        self._workers.clear()
+        self._selector.close()
+        self._weights.close()
+        self._data.close()
+        self._side.close()
+
+    def _start(self, number: int) -> "Worker":
+        device = worker_device(self._device, device_count(self._device), number)
+        path = [os.path.abspath(folder) for folder in sys.path]  # another working directory changes nothing
+        hello = Hello(self._blueprint | {"device": device}, self._layout, path, self._side.secret)
+        worker = Worker([self._data, self._weights], self._side, hello, number)
+        self._workers.append(worker)
+        self._selector.register(worker.child, selectors.EVENT_READ, worker)
+        return worker
+
+    def _feed(self, worker: "Worker", schedule: Scheduler) -> None:
+        """Give a worker its next visits; a second group only while many are open, so that the last do not queue."""
+        while worker.ready and len(worker.tasks) < AHEAD:
+            if worker.tasks and not schedule.may_queue(len(self._workers)):
+                return
+            slot = self._free_slot(worker, schedule)
+            if slot is None or not (indices := schedule.next_group(len(self._workers))):
+                return
+            worker.tasks[slot] = indices
+            group = [(index, schedule.visits[index]) for index in indices]
+            visits = [(index, visit) for index, visit in group if isinstance(visit, Visit)]
+            parts = [(index, part) for index, part in group if isinstance(part, TestPart)]
+            worker.child.send(Group(slot, visits, parts))
+
+    def _free_slot(self, worker: "Worker", schedule: Scheduler) -> int | None:
+        """A slot for the next group's results; those of a worker that has nothing to do are copied out of one."""
+        for slot in [slot for slot, indices in worker.held.items() if not schedule.waits(indices)]:
+            del worker.held[slot]
+        free = next((slot for slot in range(SLOTS) if slot not in worker.tasks and slot not in worker.held), None)
+        if free is not None or worker.tasks:
+            return free
+        slot, indices = worker.held.popitem()
+        schedule.own(indices)
+        return slot
+
+    def _hear(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
+        while True:
+            message = worker.child.receive(Ready | Results)
+            if message is None:
+                self._replace(worker, schedule, begin)
+                return
+            if isinstance(message, Ready):
+                worker.ready = True
+            elif isinstance(message, Results):
+                self._take(worker, message, schedule)
+            if not worker.child.messages.pending():
+                return
+
+    def _take(self, worker: "Worker", message: Results, schedule: Scheduler) -> None:
+        if message.storage:
+            raise (LostMemory if message.lost else StorageFailure)(message.storage)
+        worker.tasks.pop(message.slot, None)
+        if message.number != self._job:
+            for result in message.results:
+                worker.remember_layout(result)
+            return
+        worker.held[message.slot] = [result.index for result in message.results]
+        for result in message.results:
+            if result.failure is not None:
+                schedule.fail(result.index, result.failure)
+            else:
+                schedule.finish(result.index, worker.read(message.slot, result))
+
+    def _replace(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
+        """A worker died: another takes its place and its visits are done again."""
+        self._selector.unregister(worker.child)
+        self._workers.remove(worker)
+        reason, running = worker.child.exit_reason(), worker.running()
+        indices = [index for group in worker.tasks.values() for index in group]
+        worker.close()
+        if not worker.ready:
+            self._failed_starts += 1
+        if self._failed_starts >= DEATHS:
+            raise UserError(f"worker processes cannot start ({reason}); --engine loop does without them")
+        schedule.again([index for index in indices if running is not None and index != running])
+        for index in indices if running is None else [running]:
+            schedule.worker_died(index, reason)
+        self._start(worker.number).child.send(begin)
+
+
+class Worker:
+    """One worker process as its parent sees it, and the memory it writes its results to."""
+
+    def __init__(self, shared: Sequence["SharedFile"], side: ClientSide, hello: Hello, number: int = 0) -> None:
+        self.number = number  # which decides its device where there are several
+        self._results = [ResultFile() for _ in range(SLOTS)]
+        assert side.sessions is not None
+        kept = [side.memory.descriptor] if isinstance(side.memory, ClientMemory) else []
+        files = [*(file.descriptor for file in shared), *(file.descriptor for file in self._results)]
+        self.child = start_worker(__name__, *files, side.sessions.descriptor, *kept)
+        self.ready = False
+        self.tasks: dict[int, list[int]] = {}  # by slot, the indices of the visits that the worker was given
+        self.held: dict[int, list[int]] = {}  # by slot, the indices whose results are in it and may still be needed
+        self._layout: Layout = []  # of its last result
+        self.child.send(hello)
+
+    def remember_layout(self, result: Result) -> None:
+        """A layout is sent once, and holds for the results after it."""
+        if result.layout is not None:
+            self._layout = result.layout
+
+    def read(self, slot: int, result: Result) -> Reply:
+        """A visit's reply: its sums are in the slot's memory, its extra is copied."""
+        self.remember_layout(result)
+        assert result.where is not None
+        file = self._results[slot]
+        extra = {}
+        if result.extra is not None:
+            extra = by_name(decode(Envelope.from_bytes(file.read_bytes(*result.extra)))[1])
+        return Reply(PackedSums(self._layout, file.read(*result.where)), extra, result.ticket)
+
+    def running(self) -> int | None:
+        """The index of the visit that it was doing, once it is dead; None where it had none."""
+        indices = (self._results[slot].running for slot in self.tasks)
+        return next((index for index in indices if any(index in group for group in self.tasks.values())), None)
+
+    def close(self) -> None:
+        """End the process and give everything back."""
+        self.child.end(PATIENCE)
+        for file in self._results:
+            file.close()
+
+
+def main(parent: JsonLines, data: int, weights: int, *others: int) -> None:
+    """In a worker process: answer until the parent is gone.
+
+    The descriptors are those of the data, the weights, SLOTS files of results, sessions and, where a method keeps
+    something between visits, memories.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    if (hello := parent.receive(Hello)) is None:
+        return
+    sys.path[:] = hello.path
+    sessions, *kept = others[SLOTS:]
+    side = build(Blueprint.from_json(hello.blueprint), SharedFile(data).read(hello.data), kept[0] if kept else None)
+    side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
+    inbox, desk = SharedFile(weights), Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
+    parent.send(Ready())
+    while (message := parent.receive(Begin | Group)) is not None:
+        if isinstance(message, Begin):
+            desk.begin(message, inbox.read(message.weights))
+        else:
+            parent.send(desk.answer(message))
+
+
+class Desk:
+    """Where a worker does the visits of a job, group by group."""
+
+    def __init__(self, side: ClientSide, files: "list[ResultFile]") -> None:
+        self._files, self._file = files, files[0]
+        self._side = replace(side, room=lambda count: self._file.room(count))  # an update is made where it is sent from
+        self._layout: Layout | None = None  # the last one that the parent was sent: long, and nearly always the same
+
+    def begin(self, message: Begin, shared: Tensors) -> None:
+        """The visits from here on are about this job."""
+        self._number, self._shared = message.number, shared
+        self._job, self._key = decode_job(message.job), Key(int(message.seed), tuple(message.key))
+
+    def answer(self, group: Group) -> Results:
+        """Do a group of visits; what the parent is sent."""
+        self._file = self._files[group.slot]
+        self._file.clear()
+        results: list[Result] = []
+        plan_ahead(self._side, self._job, self._shared, [visit for _, visit in group.visits], self._key)
+        visits: list[tuple[int, Visit | TestPart]] = [*group.visits, *group.parts]
+        for index, visit in visits:
+            self._file.running = index
+            try:
+                results.append(self._visit(index, visit))
+            except StorageFailure as error:
+                return Results(self._number, group.slot, [], str(error), isinstance(error, LostMemory))
+        return Results(self._number, group.slot, results)
+
+    def _visit(self, index: int, visit: Visit | TestPart) -> Result:
+        reply = answer(self._side, self._job, self._shared, visit, self._key)
+        if isinstance(reply, Failure):
+            return Result(index, reply.reason)
+        assert isinstance(reply.sums, PackedSums)
+        where, layout = self._file.write(reply.sums.vector), reply.sums.layout
+        extra = self._file.write_bytes(encode({}, reply.extra.items()).to_bytes()) if reply.extra else None
+        new = layout is not self._layout and layout != self._layout
+        self._layout = layout
+        return Result(index, None, where, layout if new else None, extra, reply.ticket)
+
+
+class SharedFile:
+    """Anonymous shared memory that can grow; each process maps it for itself from the descriptor.
+
+    It is a file without a name: it cannot be left behind, however the processes end.
+    """
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = _anonymous() if descriptor is None else descriptor
+        self._map: mmap.mmap | None = None
+
+    def mapped(self, size: int) -> mmap.mmap:
+        """The memory, mapped to at least ``size`` bytes; grown where it is smaller."""
+        if self._map is None or len(self._map) < size:
+            if os.fstat(self.descriptor).st_size < size:
+                os.ftruncate(self.descriptor, size)
+            self._map = mmap.mmap(self.descriptor, max(os.fstat(self.descriptor).st_size, 1))
+        return self._map
+
+    def write(self, tensors: Tensors) -> Layout:
+        """Copy the tensors in; the layout says where each one is."""
+        layout, end = plan_layout(tensors)
+        for name, view in views(self.mapped(end), layout).items():
+            view.copy_(tensors[name])
+        return layout
+
+    def read(self, layout: Layout) -> Tensors:
+        """The tensors of that layout: views, not copies."""
+        sizes = (torch.Size(shape).numel() * int(getattr(torch, dtype).itemsize) for _, dtype, shape, _ in layout)
+        end = max([ALIGN, *(entry[3] + size for entry, size in zip(layout, sizes, strict=True))])
+        return views(self.mapped(end), layout)
+
+    def close(self) -> None:
+        """Give the descriptor back; the memory goes when its last view does."""
+        os.close(self.descriptor)
+
+
+class ResultFile:
+    """The results of a group of visits, one after another, behind a line with the visit that is being done."""
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self._file = SharedFile(descriptor)
+        self._running = memoryview(self._file.mapped(ALIGN)).cast("q")
+        self._end = ALIGN
+
+    @property
+    def descriptor(self) -> int:
+        """For another process."""
+        return self._file.descriptor
+
+    @property
+    def running(self) -> int:
+        """The index of the visit that is being done, or was when its worker died."""
+        return self._running[0]
+
+    @running.setter
+    def running(self, index: int) -> None:
+        self._running[0] = index
+
+    def clear(self) -> None:
+        """The next vector will be the first one."""
+        self._end = ALIGN
+
+    def room(self, count: int) -> Tensor:
+        """Room for a vector behind the last one."""
+        return self.read(self._end, count)
+
+    def write(self, vector: Tensor) -> tuple[int, int]:
+        """Write a vector behind the last one, unless it was made there: where it begins, how many numbers it has."""
+        start, room = self._end, self.room(vector.numel())
+        if room.data_ptr() != vector.data_ptr():
+            room.copy_(vector)
+        self._end += -(-vector.numel() * DOUBLE // ALIGN) * ALIGN
+        return start, vector.numel()
+
+    def read(self, start: int, count: int) -> Tensor:
+        """The vector that is there: a view, not a copy."""
+        memory = self._file.mapped(start + count * DOUBLE)
+        return torch.frombuffer(memory, dtype=torch.float64, count=count, offset=start)
+
+    def write_bytes(self, content: bytes) -> tuple[int, int]:
+        """Write bytes behind the last vector: where they begin, and how many."""
+        start = self._end
+        self._file.mapped(start + len(content))[start : start + len(content)] = content
+        self._end += -(-len(content) // ALIGN) * ALIGN
+        return start, len(content)
+
+    def read_bytes(self, start: int, count: int) -> bytes:
+        """A copy of the bytes that are there."""
+        return self._file.mapped(start + count)[start : start + count]
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        self._file.close()
+
+
+def _anonymous() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("unskew")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

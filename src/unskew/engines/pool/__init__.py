@@ -1,1 +1,0 @@
-"""Worker processes, one a core, with data and weights in shared memory."""
