@@ -16,16 +16,10 @@ from unskew.core.key import Key
 from unskew.core.types import Local, Split, Visit
 from unskew.data.population import Population
 from unskew.engines.blueprint import Blueprint, dataset
-from unskew.engines.flower.agreement import Agreement
-from unskew.engines.flower.engine import FederatedEngine
+from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
-from unskew.engines.flower.members import Members
-from unskew.engines.flower.messages import read_header
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import NodeData, OwnClient
-from unskew.engines.flower.post import Post
-from unskew.engines.flower.session import Rules, Session
-from unskew.engines.flower.template import Template
+from unskew.engines.flower.messages import RunAgreement, read_header
+from unskew.engines.flower.node import Node, NodeData, OwnClient
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.round.client import Train
@@ -74,7 +68,7 @@ def _federation(images, blueprint, folder):
     session = Session(Post(exchange, os.urandom(16).hex(), 0), Members(), Rules())
     for _ in range(2):
         list(session.answers())
-    session.agree_on(Agreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
     template = Template(blueprint, images.mean, images.std, {})
     return FederatedEngine(session, None, template, blueprint.local.epochs), exchange
 

@@ -12,16 +12,10 @@ from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.engines.blueprint import Blueprint, dataset
-from unskew.engines.flower.agreement import Agreement
-from unskew.engines.flower.engine import FederatedEngine
+from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
-from unskew.engines.flower.members import Members
-from unskew.engines.flower.messages import seal, unseal
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import Source, read_node_data
-from unskew.engines.flower.post import Post
-from unskew.engines.flower.session import Rules, Session
-from unskew.engines.flower.template import Template
+from unskew.engines.flower.messages import RunAgreement, seal, unseal
+from unskew.engines.flower.node import Node, Source, read_node_data
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.round.client import Train
@@ -70,7 +64,7 @@ def engine_over(exchange, method="fedavg", rules=None, said=None, members=None):
     for _ in range(2):
         list(session.answers())
     images, blueprint = load("digits", None), blueprint_of(method)
-    session.agree_on(Agreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
+    session.agree_on(RunAgreement(session.post.run, blueprint, images.classes, images.mean, images.std, {}), {})
     session.take_notes()
     return FederatedEngine(session, None, Template(blueprint, images.mean, images.std, {}), epochs=1)
 

@@ -170,7 +170,7 @@ def test_only_these_modules_write_files():
         "data/fetch.py",
         "data/store.py",
         "engines/features.py",
-        "engines/pool/shared.py",
+        "engines/pool.py",
         "privacy/sessions.py",
         "round/client_memory.py",
         "runs/checkpoint.py",

@@ -21,8 +21,8 @@ from unskew.console.main import main
 from unskew.core.errors import ClientFailure, LostMemory, UserError
 from unskew.core.key import Key
 from unskew.core.types import Split, TestPart, Visit
-from unskew.engines.torchrun import join, launch, link
-from unskew.engines.torchrun.signals import Signals
+from unskew.engines.torchrun import join, link
+from unskew.engines.torchrun.engine import Signals
 from unskew.round.client import Train
 from unskew.round.evaluation import Evaluate, evaluate
 from unskew.runs.config import OPTIONS
@@ -210,7 +210,7 @@ def test_without_torchrun_one_message_has_the_line_that_starts_it(capsys, tmp_pa
     said = capsys.readouterr()
     assert ended.value.code == 2
     assert "RANK is not set" in said.err
-    assert f"start it so: {launch.LINE}" in said.err
+    assert f"start it so: {join.LINE}" in said.err
     assert not (tmp_path / "run").exists()
 
 
@@ -234,7 +234,7 @@ def test_torchrun_understands_every_line_that_we_tell_people_to_type():
     lines = [line for line in page.splitlines() if line.startswith("torchrun --")]
     flags = [word for option in OPTIONS.values() for word in (option.flag, "x")]
     assert len(lines) >= 4
-    for line in (*lines, launch.LINE):
+    for line in (*lines, join.LINE):
         asked = parse_args([*shlex.split(line)[1:], *flags, "--log", "x"])
         assert (asked.module, asked.training_script) == (True, "unskew")
         assert {"--engine", "torchrun", "--start", "--log"} <= set(asked.training_script_args)
@@ -249,7 +249,7 @@ def test_odd_variables_are_named(monkeypatch, changed, message):
     for name, value in {**variables(0, 2, 29500), **changed}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UserError, match=message):
-        launch.launched()
+        join.launched()
 
 
 @pytest.mark.parametrize("what", ["Unskew", "PyTorch", "NumPy", "Python", "processor"])
@@ -266,7 +266,7 @@ def test_a_rank_that_would_give_other_bits_is_refused_by_name(what):
 def test_a_rank_that_does_not_come_is_named(monkeypatch):
     monkeypatch.setattr(join, "COME_SECONDS", 0.2)
     with pytest.raises(UserError, match="ranks 1, 2 have not come within 0 s"):
-        join.gather(launch.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
+        join.gather(join.Launched(0, 3, "127.0.0.1", free_port()), processors=True)
 
 
 def test_measures_and_sweeps_say_that_they_are_for_one_machine(tmp_path):

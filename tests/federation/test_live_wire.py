@@ -12,8 +12,7 @@ from wires import Wire
 
 from leaks import Leaks
 from nodes import exchange_of, federated
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.engines.flower.node import Node, Source, read_node_data
 from unskew.federation.folder import read_node, toml
 
 pytestmark = pytest.mark.heavy

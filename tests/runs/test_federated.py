@@ -9,10 +9,9 @@ import unskew
 from nodes import OPTIONS, PARTITION, exchange_of, federated, make_node, make_nodes
 from unskew.analysis import analyse
 from unskew.core.errors import Missing, UserError
+from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import read_header
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import Source, read_node_data
-from unskew.engines.flower.session import Rules
+from unskew.engines.flower.node import Node, Source, read_node_data
 from unskew.runs import execute
 from unskew.runs.federated import settings_of
 from unskew.runs.finished import calibrate_run, load

@@ -6,9 +6,9 @@ import pytest
 from nodes import OPTIONS, exchange_of, federated, loop_over, make_node, make_nodes
 from replay import failed_by_round, replayed
 from unskew.core.types import Local
+from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.messages import read_header
-from unskew.engines.flower.session import Rules
 
 ROUNDS = 20
 

@@ -27,9 +27,8 @@ from unskew.engines.loop import Loop
 from unskew.engines.pool import Pool, SharedFile
 from unskew.engines.torchrun.engine import Ranks
 from unskew.engines.torchrun.follower import follow
-from unskew.engines.torchrun.join import expect, gather
-from unskew.engines.torchrun.launch import check_command as check_command
-from unskew.engines.torchrun.launch import launched
+from unskew.engines.torchrun.join import check_command as check_command
+from unskew.engines.torchrun.join import expect, gather, launched
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file

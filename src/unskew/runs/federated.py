@@ -17,13 +17,18 @@ from unskew.core.types import Engine, ImageSet, Local, Split
 from unskew.core.units import counted
 from unskew.data.population import Partition
 from unskew.engines import EngineSetup
-from unskew.engines.flower.agreement import Agreement, Description
-from unskew.engines.flower.engine import FederatedEngine
+from unskew.engines.flower.engine import (
+    FederatedEngine,
+    KnownClient,
+    Members,
+    Post,
+    Rules,
+    Session,
+    Template,
+    roster_of,
+)
 from unskew.engines.flower.exchange import Exchange
-from unskew.engines.flower.members import Known, Members, roster_of
-from unskew.engines.flower.post import Post
-from unskew.engines.flower.session import Rules, Session
-from unskew.engines.flower.template import Template
+from unskew.engines.flower.messages import Description, RunAgreement
 from unskew.engines.loop import Loop
 from unskew.methods import parse_method
 from unskew.runs import config as configs
@@ -49,7 +54,7 @@ class Terms:
     std: tuple[float, ...] = ()
     augment: bool = False
     augmentation: str = "auto"
-    clients: dict[str, Known] = field(default_factory=dict)
+    clients: dict[str, KnownClient] = field(default_factory=dict)
 
 
 def terms_bytes(terms: Terms) -> bytes:
@@ -298,7 +303,7 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Sessi
     def open_engine(setup: EngineSetup) -> Engine:
         images, frozen = prepared.images, prepared.frozen
         blueprint, views = setup.blueprint, prepared.config.views or 0
-        agreement = Agreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
+        agreement = RunAgreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
         session.agree_on(agreement, frozen)
         template = Template(blueprint, images.mean, images.std, frozen)
         return FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)

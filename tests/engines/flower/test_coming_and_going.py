@@ -20,10 +20,10 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
+from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.exchange import Presence
 from unskew.engines.flower.messages import read_header
 from unskew.engines.flower.node import Node
-from unskew.engines.flower.session import Rules
 from unskew.round import statistics
 from unskew.round.client import Survey
 from unskew.round.client_memory import with_tickets

@@ -9,14 +9,14 @@ from nodes import slice_of_digits
 from unskew.core.types import Local
 from unskew.engines.blueprint import Blueprint
 from unskew.engines.codec import BadMessage
-from unskew.engines.flower.agreement import Agreement, ClientFacts, Description
+from unskew.engines.flower.messages import ClientFacts, Description, RunAgreement
 
 SAID = Description(
     "hospital", "1.0", (ClientFacts("hospital", None, 5, 2),), ("cat", "dog"), (3, 32, 32), (0.5, 0.5, 0.5),
     (0.2, 0.2, 0.2), True, "shift",
 )  # fmt: skip
 BLUEPRINT = Blueprint("fedavg", "tiny-cnn", (1, 8, 8), 2, Local())
-AGREED = Agreement("0" * 32, BLUEPRINT, ("cat", "dog"), (0.5,), (0.2,), {"hospital": 0})
+AGREED = RunAgreement("0" * 32, BLUEPRINT, ("cat", "dog"), (0.5,), (0.2,), {"hospital": 0})
 
 
 def sent(record):
@@ -25,8 +25,8 @@ def sent(record):
 
 def test_a_description_and_an_agreement_arrive_as_they_were():
     assert Description.from_json(sent(SAID)) == SAID
-    assert Agreement.from_json(sent(AGREED)) == AGREED
-    assert Agreement.from_json(sent(AGREED)).digest == AGREED.digest
+    assert RunAgreement.from_json(sent(AGREED)) == AGREED
+    assert RunAgreement.from_json(sent(AGREED)).digest == AGREED.digest
 
 
 def test_a_description_has_sizes_and_names_but_no_label_count():
@@ -115,12 +115,12 @@ def test_a_description_that_cannot_be_is_refused(fields, wrong):
 )
 def test_an_agreement_that_cannot_be_is_refused(fields, wrong):
     with pytest.raises(BadMessage, match=wrong):
-        Agreement.from_json({**sent(AGREED), **fields})
+        RunAgreement.from_json({**sent(AGREED), **fields})
 
 
 def test_what_is_no_object_is_refused():
     for other in (None, [], "x"):
         with pytest.raises(BadMessage):
-            Agreement.from_json(other)
+            RunAgreement.from_json(other)
         with pytest.raises(BadMessage):
             Description.from_json(other)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from unskew.engines.flower.agreement import ClientFacts, Description
-from unskew.engines.flower.members import Known, Members
+from unskew.engines.flower.engine import KnownClient, Members
+from unskew.engines.flower.messages import ClientFacts, Description
 
 
 def said(name, *clients):
@@ -56,7 +56,7 @@ def test_two_nodes_cannot_have_one_client():
     ],
 )
 def test_what_contradicts_what_is_known_is_refused(comes, wrong):
-    members = Members(remembered={"a": Known("a", 0, 10)})
+    members = Members(remembered={"a": KnownClient("a", 0, 10)})
     with pytest.raises(ValueError, match=wrong):
         members.admit(1, comes, {1})
 
@@ -69,8 +69,8 @@ def test_a_node_may_have_several_clients():
 
 
 def test_those_that_come_after_the_beginning_are_late():
-    members = Members(remembered={"a": Known("a", 0, 10)}, begun=True)
+    members = Members(remembered={"a": KnownClient("a", 0, 10)}, begun=True)
     members.admit(1, alone("a"), {1})
     members.admit(2, alone("b"), {1, 2})
     assert {name: known.late for name, known in members.remembered.items()} == {"a": False, "b": True}
-    assert replace(members.remembered["b"], late=False) == Known("b", 1, 10)
+    assert replace(members.remembered["b"], late=False) == KnownClient("b", 1, 10)

@@ -7,7 +7,7 @@ import torch
 
 from unskew.core.errors import UserError
 from unskew.engines.codec import MAX_HEADER, BadMessage, Body, Envelope, by_name
-from unskew.engines.flower.messages import field, seal, unseal
+from unskew.engines.flower.messages import read_field, seal, unseal
 
 TENSORS = [
     ("float64", torch.tensor([[0.1, -0.0], [float("inf"), 1e-320]], dtype=torch.float64)),
@@ -100,9 +100,9 @@ def test_a_type_that_no_message_has_is_refused_when_it_is_sent():
 
 
 def test_a_field_must_have_exactly_its_type():
-    assert field({"n": 1}, "n", int) == 1
+    assert read_field({"n": 1}, "n", int) == 1
     for value in (True, 1.0, "1", None, [1]):
         with pytest.raises(BadMessage, match="'n' should be int"):
-            field({"n": value}, "n", int)
+            read_field({"n": value}, "n", int)
     with pytest.raises(BadMessage, match="should be str or nothing"):
-        field({"n": 1}, "n", (str, type(None)))
+        read_field({"n": 1}, "n", (str, type(None)))

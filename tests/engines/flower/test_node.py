@@ -19,13 +19,8 @@ from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.data.sources import load
 from unskew.engines.codec import Envelope
-from unskew.engines.flower.agreement import Agreement
-from unskew.engines.flower.compact import WireContext, restore
-from unskew.engines.flower.messages import seal, unseal
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import Source, read_node_data
-from unskew.engines.flower.node_memory import NodeMemory
-from unskew.engines.flower.node_secret import open_secret
+from unskew.engines.flower.messages import RunAgreement, WireContext, restore, seal, unseal
+from unskew.engines.flower.node import Node, NodeMemory, Source, open_secret, read_node_data
 from unskew.round import statistics
 from unskew.round.client import Train
 from unskew.round.client_memory import MemoryFormat, whole_model
@@ -47,7 +42,7 @@ class Asking:
     def __init__(self, node, method="fedavg"):
         self.node, self.method, self.number = node, method, 0
         images = load("digits", None)
-        self.agreement = Agreement(RUN, blueprint_of(method), images.classes, images.mean, images.std, {"node-1": 1})
+        self.agreement = RunAgreement(RUN, blueprint_of(method), images.classes, images.mean, images.std, {"node-1": 1})
 
     def ask(self, kind, sent=(), **fields):
         self.number += 1
@@ -226,7 +221,7 @@ def test_whatever_goes_wrong_inside_the_node_goes_on(asking, monkeypatch):
     def broken(*given):
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("unskew.engines.flower.node_run.NodeRun.work", broken)
+    monkeypatch.setattr("unskew.engines.flower.node.NodeRun.work", broken)
     assert refused(asking.job()[0]) == "ZeroDivisionError: division by zero"
     monkeypatch.undo()
     assert asking.job()[0]["kind"] == "done"
@@ -356,7 +351,7 @@ def test_a_full_disk_fails_the_visit_and_not_the_node(tmp_path, monkeypatch):
     def full(path, content):
         raise UserError(f"{path} cannot be written: No space left on device")
 
-    monkeypatch.setattr("unskew.engines.flower.node_memory.write_whole", full)
+    monkeypatch.setattr("unskew.engines.flower.node.write_whole", full)
     header, _ = asking.job(visits=[replace(VISIT, keep=True)])
     assert "No space left on device" in header["results"][0]["failure"]
     monkeypatch.undo()
@@ -371,7 +366,7 @@ def test_a_kill_while_a_memory_is_written_leaves_the_one_before(tmp_path):
 import sys, torch
 from pathlib import Path
 from unskew.core.types import Visit
-from unskew.engines.flower.node_memory import NodeMemory
+from unskew.engines.flower.node import NodeMemory
 from unskew.round.client_memory import MemoryFormat, whole_model
 model = {{"params/w": torch.zeros(100_000)}}
 memory = NodeMemory(Path({str(tmp_path)!r}), MemoryFormat([whole_model("own")], model))

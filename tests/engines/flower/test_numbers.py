@@ -4,7 +4,7 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.engines.codec import BadMessage
-from unskew.engines.flower.numbers import REMEMBERED, STARTS, Seen
+from unskew.engines.flower.messages import REMEMBERED, STARTS, Seen
 
 
 def test_a_number_is_taken_once_in_whatever_order(tmp_path):

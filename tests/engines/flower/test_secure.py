@@ -25,9 +25,9 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Visit
+from unskew.engines.flower.engine import Rules
 from unskew.engines.flower.messages import read_header, seal, unseal
 from unskew.engines.flower.promises import Purpose
-from unskew.engines.flower.session import Rules
 from unskew.privacy.agreement import BOX_BYTES, shares_needed
 from unskew.privacy.secure_sum import RoundedUpdates, SecureUpdates
 from unskew.round import statistics

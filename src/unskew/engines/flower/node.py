@@ -3,26 +3,484 @@
 Whatever comes is checked before anything is done; what does not fit is refused with its reason, and the node goes on.
 """
 
+import math
+import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+import zlib
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
 
-from unskew.core.errors import UserError
-from unskew.core.files import read_content, write_whole
-from unskew.core.machine import neutral
-from unskew.core.types import Tensors
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from unskew.core import tensors
+from unskew.core.errors import StorageFailure, UserError
+from unskew.core.files import clear_parts, read_content, write_whole
+from unskew.core.key import Key
+from unskew.core.limits import cache_folder
+from unskew.core.machine import neutral, physical_memory
+from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
+from unskew.data.batches import AUTO, check_visit, suited
+from unskew.data.partition import partition_examples
+from unskew.data.photographs import silent
+from unskew.data.population import Population
+from unskew.data.sources import load
+from unskew.data.store import cache_of
+from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
 from unskew.engines.codec import MAX_BODY, BadMessage, Envelope, by_name
-from unskew.engines.flower.agreement import Agreement, run_of, text
-from unskew.engines.flower.messages import field, seal, unseal
-from unskew.engines.flower.node_data import NodeData
-from unskew.engines.flower.node_run import NodeRun
-from unskew.engines.flower.node_secret import NodeSecret, forget_secret, open_secret
-from unskew.engines.flower.numbers import Seen
-from unskew.engines.flower.promises import Purpose, name_of
+from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
+from unskew.engines.flower.messages import (
+    ClientFacts,
+    Description,
+    RunAgreement,
+    Seen,
+    WireContext,
+    compact,
+    factor_of,
+    read_field,
+    run_of,
+    seal,
+    text,
+    unseal,
+)
+from unskew.engines.flower.promises import Purpose, check_masked, name_of
+from unskew.privacy.sessions import Sessions
+from unskew.round.client import ClientSide, plan_ahead
+from unskew.round.client_memory import MemoryFormat
+from unskew.round.jobs import answer, decode_job, plugins_of
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnClient:
+    """One client of this node: which of the node's images are its own, ascending."""
+
+    name: str
+    number: int | None  # None: the server chooses one
+    train: Ints
+    test: Ints
+
+    @property
+    def facts(self) -> ClientFacts:
+        """What the server is told of it."""
+        return ClientFacts(self.name, self.number, len(self.train), len(self.test))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A node's images as a run takes them, which client has which, and by client which test images are its own."""
+
+    images: ImageSet
+    population: Population
+    tests: Mapping[int, Tensor]
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """A node's name, its images and its clients."""
+
+    name: str
+    images: ImageSet
+    clients: tuple[OwnClient, ...]
+
+    def described(self) -> Description:
+        """What the server is told before the first round."""
+        images = self.images
+        return Description(
+            node=self.name,
+            version=_version(),
+            clients=tuple(each.facts for each in self.clients),
+            classes=images.classes,
+            shape=images.shape,
+            mean=images.mean,
+            std=images.std,
+            augment=images.augment,
+            augmentation=suited(AUTO, images),
+        )
+
+    def fitted(self, agreement: RunAgreement) -> Fitted:
+        """The images under the agreed classes, numbers and normalisation, and whose they are. Refused where the node
+        has what was not agreed on."""
+        if set(agreement.numbers) != {each.name for each in self.clients}:
+            raise UserError(
+                f"node {self.name}: the agreement numbers other clients than the node has; describe it anew"
+            )
+        stated = {each.name: each.number for each in self.clients if each.number is not None}
+        if odd := [name for name, number in stated.items() if agreement.numbers[name] != number]:
+            raise UserError(f"node {self.name}: client {odd[0]} is number {stated[odd[0]]}, the server says otherwise")
+        parts = (self._relabelled(part, agreement.classes) for part in (self.images.train, self.images.test))
+        images = replace(
+            self.images, classes=agreement.classes, train=next(parts), test=next(parts), mean=agreement.mean,
+            std=agreement.std,
+        )  # fmt: skip
+        held = sorted(self.clients, key=lambda each: agreement.numbers[each.name])
+        offsets = np.zeros(max(agreement.numbers.values()) + 2, np.int64)
+        for each in held:
+            offsets[agreement.numbers[each.name] + 1] = len(each.train)
+        order = np.concatenate([each.train for each in held]).astype(np.int32)
+        tests = {agreement.numbers[each.name]: torch.from_numpy(each.test) for each in held}
+        return Fitted(images, Population(order, np.cumsum(offsets)), tests)
+
+    def _relabelled(self, part: Split, classes: tuple[str, ...]) -> Split:
+        """The same images under the numbers that the agreed classes have."""
+        if classes == self.images.classes:
+            return part
+        number = {name: place for place, name in enumerate(classes)}
+        held = np.unique(part.labels).tolist()
+        if unknown := [self.images.classes[label] for label in held if self.images.classes[label] not in number]:
+            raise UserError(
+                f"node {self.name} has images of {unknown[0]!r}, not one of the {len(classes)} classes agreed on"
+            )
+        table = np.array([number.get(name, -1) for name in self.images.classes], np.int64)
+        return replace(part, labels=table[part.labels])
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a node's data come from, as its settings say."""
+
+    data: str
+    data_dir: str | None = None
+    partition: str | None = None  # None: all images are one client's
+    clients: tuple[int, ...] = ()  # which clients of the partition are this node's
+    of: int | None = None  # how many clients the partition has, where it does not say so itself
+    seed: int = 0  # the partition's
+
+
+def read_node_data(name: str, source: Source) -> NodeData:
+    """The node's own data, or its slice of a set that a partition divides."""
+    images = load(source.data, Path(source.data_dir) if source.data_dir else None, cache_of(None, None, None))
+    if source.partition is None:
+        if source.clients:
+            raise UserError(f"node {name}: client {source.clients[0]} is one of a partition; give partition too")
+        train, test = (np.arange(len(part), dtype=np.int64) for part in (images.train, images.test))
+        return NodeData(name, images, (OwnClient(name, None, train, test),))
+    if not source.clients:
+        raise UserError(f"node {name}: say which clients of {source.partition} are this node's: client = 0")
+    parts = partition_examples(
+        source.partition, images.train.labels, clients=source.of, key=Key(source.seed), users=images.users,
+        places=images.places, classes=len(images.classes),
+    )  # fmt: skip
+    if max(source.clients) >= parts.clients or len(set(source.clients)) < len(source.clients):
+        raise UserError(
+            f"node {name}: clients {source.clients} of {parts.clients}; they are counted from 0, each is named once"
+        )
+    whose = _test_owners(parts.names, parts.clients, images)
+    clients = [
+        OwnClient(
+            parts.names[number] if parts.names else f"{name}-{number}" if len(source.clients) > 1 else name,
+            number,
+            np.flatnonzero(parts.client == number).astype(np.int64),
+            np.flatnonzero(whose == number).astype(np.int64),
+        )
+        for number in source.clients
+    ]
+    return NodeData(name, images, tuple(clients))
+
+
+def _version() -> str:
+    with suppress(PackageNotFoundError):
+        return version("unskew")
+    return "unknown"
+
+
+def _test_owners(names: tuple[str, ...] | None, clients: int, images: ImageSet) -> Ints:
+    """[n], the client of each test image: its user where users are clients, otherwise they are dealt out in turn."""
+    users = images.test_users
+    if names is not None and users is not None and len(users) == len(images.test):
+        number = {name: place for place, name in enumerate(names)}
+        return np.array([number.get(user, -1) for user in users.tolist()], np.int64)
+    return np.arange(len(images.test), dtype=np.int64) % clients
+
+
+TICKET = re.compile(r"(\d{1,10})\.(\d{1,18})-([0-9a-f]{8})")  # client, number of the file, checksum
+FILE = re.compile(r"(\d{1,10})\.(\d{1,18})\.state")
+
+
+class NodeMemory:
+    """The files of one run, in a folder of their own."""
+
+    def __init__(self, folder: Path, layout: MemoryFormat) -> None:
+        self._folder, self._format = folder, layout
+        self._clients: dict[int, int] = {}  # by the number of the file that a visit will write
+        self.lost: list[int] = []  # clients whose memory was not there, since it was last looked at
+        with suppress(OSError):
+            clear_parts(folder)
+        self._next = max((number for _, number in self._files()), default=-1) + 1
+
+    def assign(self, visit: Visit) -> Visit:
+        """The visit with the number of the file that it may write."""
+        if not visit.keep:
+            return visit
+        number, self._next = self._next, self._next + 1
+        self._clients = {number: visit.client}
+        return replace(visit, slot=number)
+
+    def recall(self, visit: Visit) -> Tensors:
+        """What the client kept at its last visit; nothing where that is not there, as at its first visit."""
+        if visit.ticket is None:
+            return {}
+        content = self._content(visit)
+        if content is None:
+            self.lost.append(visit.client)
+            return {}
+        return self._format.unpacked(content)
+
+    def values(self, visited: Visited) -> Tensors:
+        """What the methods keep of this visit."""
+        return self._format.values(visited)
+
+    def write(self, slot: int, values: Tensors) -> str:
+        """Write the file of that number; the ticket that reads it back."""
+        content, client = self._format.packed(values), self._clients[slot]
+        try:
+            write_whole(self._file(client, slot), bytes(content))
+        except UserError as error:
+            raise StorageFailure(f"the client's state cannot be saved: {error}") from error
+        return f"{client}.{slot}-{zlib.crc32(content):08x}"
+
+    def clear(self, visits: Iterable[Visit], tickets: Iterable[str]) -> None:
+        """Of the clients that are about to write a new file, remove those that neither a visit nor a ticket names."""
+        writing = [visit for visit in visits if visit.keep]
+        clients = {visit.client for visit in writing}
+        all_named = [*tickets, *(visit.ticket for visit in writing if visit.ticket)]
+        named = {(int(found[1]), int(found[2])) for ticket in all_named if (found := TICKET.fullmatch(ticket))}
+        for client, number in self._files():
+            if client in clients and (client, number) not in named:
+                with suppress(OSError):
+                    self._file(client, number).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """No file stays open."""
+
+    def _content(self, visit: Visit) -> bytearray | None:
+        found = TICKET.fullmatch(visit.ticket or "")
+        if found is None or int(found[1]) != visit.client:
+            return None
+        try:
+            content = read_content(self._file(visit.client, int(found[2])), self._format.bytes)
+        except UserError:
+            return None
+        if content is None or len(content) != self._format.bytes or f"{zlib.crc32(content):08x}" != found[3]:
+            return None
+        return bytearray(content)
+
+    def _file(self, client: int, number: int) -> Path:
+        return self._folder / f"{client}.{number}.state"
+
+    def _files(self) -> list[tuple[int, int]]:
+        try:
+            names = [file.name for file in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []
+        return [(int(found[1]), int(found[2])) for name in names if (found := FILE.fullmatch(name))]
+
+
+SECRET, RECORD = "secret", "sessions"
+SECRET_LENGTH = 32  # bytes
+
+
+@dataclass(frozen=True)
+class NodeSecret:
+    """What masks follow from, and what was answered under them."""
+
+    secret: bytes
+    sessions: Sessions
+
+
+def open_secret(folder: Path) -> NodeSecret:
+    """The secret of the run in this folder; a new one where it has none."""
+    known = read_content(folder / SECRET, 2 * SECRET_LENGTH)
+    if known is not None and len(known) != SECRET_LENGTH:
+        raise UserError(f"{folder / SECRET} is damaged; delete it, and the node makes another")
+    if known is None or not (folder / RECORD).exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forget_secret(folder)
+        write_whole(folder / RECORD, b"", secret=True)  # first: whoever finds a secret without a record makes another
+        known = os.urandom(SECRET_LENGTH)
+        write_whole(folder / SECRET, known, secret=True)
+    return NodeSecret(known, Sessions.in_file(folder / RECORD))
+
+
+def forget_secret(folder: Path) -> None:
+    """Delete both: whoever comes by the node's files later cannot undo a mask."""
+    for name in (SECRET, RECORD):
+        (folder / name).unlink(missing_ok=True)
+
+
+MAX_VISITS = 100_000  # in one message
+MAX_REPEAT = 10**9
+MAX_TICKET = 64  # characters
+MAX_PARCEL = 2**20  # characters
+MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
+OUTSIDE = re.compile(r"[\w.]+:\w+")  # package.module:function
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A job that the server asks for, checked against this node's clients."""
+
+    job: Job
+    key: Key
+    visits: tuple[Visit, ...]
+    keep: tuple[str, ...]  # tickets of memories that the server refers to
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What came of one visit: tensors in their forms, or the reason why not."""
+
+    fields: Mapping[str, Any]
+    tensors: tuple[tuple[str, Tensor], ...] = ()
+
+
+class NodeRun:
+    """The node's part in one run; its weights are scratch, and one message is worked on at a time."""
+
+    def __init__(
+        self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
+        plugins: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.agreement = agreement
+        self._plugins = plugins
+        local = agreement.blueprint.local
+        for what in (agreement.blueprint.method, agreement.blueprint.model, local.schedule, local.optimizer):
+            check_plugins(what, plugins)
+        held, blueprint = data.fitted(agreement), replace(agreement.blueprint, device=device)
+        images = held.images
+        if blueprint.stored:
+            blueprint, images = _stored(blueprint, held, frozen, agreement.views)
+        side = build(blueprint, dataset(images, held.population) | tensors.prefixed(frozen, FROZEN))
+        self._memory = None
+        if side.algorithm.remember:
+            self._memory = NodeMemory(folder / "memories", MemoryFormat(side.algorithm.remember, side.weights))
+        self.side: ClientSide = replace(
+            side, memory=self._memory, secret=own.secret, sessions=own.sessions, own_tests=held.tests
+        )
+
+    def asked(self, header: Mapping[str, Any]) -> Asked:
+        """What the header of a message asks for; refused where it is not for this node."""
+        try:
+            job = decode_job(read_field(header, "job", dict))
+        except ValueError as error:
+            raise BadMessage(f"its job cannot be read: {str(error)[:300]}") from error
+        for name in plugins_of(job):
+            check_plugins(name, self._plugins)
+        check_masked(job, self.side.algorithm)
+        path = read_field(header, "key", list)
+        if not all(type(part) in (int, str) for part in path):
+            raise BadMessage("its key is not a path of texts and whole numbers")
+        visits = read_field(header, "visits", list)
+        if not 0 < len(visits) <= MAX_VISITS:
+            raise BadMessage(f"it asks for {len(visits):,} visits")
+        checked = tuple(self._visit(each) for each in visits)
+        if len({(visit.client, visit.repeat) for visit in checked}) < len(checked):
+            raise BadMessage("it asks for one visit twice")
+        keep = read_field(header, "keep", list)
+        if not all(isinstance(ticket, str) and len(ticket) <= MAX_TICKET for ticket in keep):
+            raise BadMessage("its tickets are not texts")
+        key = Key(read_field(header, "seed", int), tuple(path))
+        return Asked(job, key, checked, tuple(keep))
+
+    def check_shared(self, shared: Tensors) -> None:
+        """Refuse a model that is not this network's, and any number that is not finite."""
+        model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
+        if model and model.keys() != self.side.weights.keys():
+            odd = sorted(model.keys() ^ self.side.weights.keys())
+            raise BadMessage(f"its model is not the network that was agreed on: {odd[0]}")
+        for name, value in model.items():
+            own = self.side.weights[name]
+            if value.shape != own.shape or value.dtype != own.dtype:
+                raise BadMessage(f"its model has another {name}: {value.dtype} {list(value.shape)}")
+        if not tensors.finite({name: value for name, value in shared.items() if value.is_floating_point()}):
+            raise BadMessage("its tensors hold NaN or infinity")
+
+    def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
+        """Do the job for each visit."""
+        if self._memory is not None:
+            self._memory.clear(asked.visits, asked.keep)
+        plan_ahead(self.side, asked.job, shared, asked.visits, asked.key)
+        return [self._visit_client(asked.job, shared, visit, asked.key) for visit in asked.visits]
+
+    def _visit_client(self, job: Job, shared: Tensors, visit: Visit, key: Key) -> Answered:
+        about = {"client": visit.client, "repeat": visit.repeat}
+        try:
+            local = self.side.algorithm.local
+            size = len(self.side.population.examples(visit.client)) if visit.take is None else visit.take
+            check_visit(size, local, self.agreement.blueprint.shape)
+            mine = visit if self._memory is None else self._memory.assign(visit)
+            reply = answer(self.side, job, shared, mine, key)
+        except (StorageFailure, UserError) as error:
+            return Answered(about | {"failure": str(error)})
+        if isinstance(reply, Failure):
+            return Answered(about | {"failure": reply.reason})
+        context = WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight))
+        sent = compact(reply.sums, context)
+        fields = about | {
+            "forms": [form for _, form, _ in sent],
+            "extra": len(reply.extra),
+            "factor": context.factor,
+            "ticket": reply.ticket,
+        }
+        if self._memory is not None and self._memory.lost:
+            fields["anew"] = True
+            self._memory.lost.clear()
+        return Answered(fields, (*((name, value) for name, _, value in sent), *reply.extra.items()))
+
+    def _visit(self, values: Any) -> Visit:
+        if not isinstance(values, dict):
+            raise BadMessage("a visit is not an object")
+        client, repeat = read_field(values, "client", int), read_field(values, "repeat", int)
+        if client not in self.agreement.numbers.values():
+            raise BadMessage(f"client {client} is not one of this node's")
+        weight = float(read_field(values, "weight", (int, float)))
+        most = max(1, len(self.side.population.examples(client)))
+        if not (math.isfinite(weight) and 0 < weight <= most):
+            raise BadMessage(f"client {client} cannot weigh {weight:g}: it has {most:,} examples")
+        take, ticket = read_field(values, "take", (int, type(None))), read_field(values, "ticket", (str, type(None)))
+        if not (0 <= repeat <= MAX_REPEAT and (take is None or 0 < take <= MAX_REPEAT)):
+            raise BadMessage(f"the visit to client {client} has numbers that are not possible")
+        if ticket is not None and len(ticket) > MAX_TICKET:
+            raise BadMessage(f"the ticket of client {client} is not one")
+        parcel = read_field(values, "parcel", str)
+        if len(parcel) > MAX_PARCEL:
+            raise BadMessage(f"the parcel of client {client} has {len(parcel):,} characters")
+        try:
+            content = b64decode(parcel, validate=True)
+        except ValueError as error:
+            raise BadMessage(f"the parcel of client {client} cannot be read") from error
+        return Visit(client, weight, take, repeat, ticket, read_field(values, "keep", bool), parcel=content)
+
+
+def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> tuple[Blueprint, ImageSet]:
+    """The frozen part's output in the place of the images, computed once; where it is too large, the images."""
+    network = blueprint.whole()
+    tensors.overwrite_some(network, frozen)
+    parts = pixels(blueprint, dataset(held.images, held.population))
+    part = Frozen(blueprint, network, parts, images_sha256(held.images), views)
+    if stored_bytes(held.images, part.cut.shape, views) > physical_memory() / MEMORY_SHARE:
+        return replace(blueprint, stored=False), held.images
+    return blueprint, stored_features(part, held.images, cache_folder(), silent)
+
+
+def check_plugins(what: str, allowed: tuple[str, ...]) -> None:
+    """Refuse code that the server names and the node's settings do not: importing it would run it here."""
+    if strange := [name for name in OUTSIDE.findall(what) if name not in allowed]:
+        raise BadMessage(
+            f"{strange[0]} is code that this node has not allowed; whoever runs the node may add it to its plugins"
+        )
+
 
 AGREEMENT = "agreement.bin"
 ABANDONED = 60 * 24 * 3600.0  # seconds
@@ -51,8 +509,8 @@ class Node:
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
                 header, tensors = unseal(envelope, self._most)
-                kind = field(header, "kind", str)
-                about |= {"run": run_of(header), "number": field(header, "number", int)}
+                kind = read_field(header, "kind", str)
+                about |= {"run": run_of(header), "number": read_field(header, "number", int)}
                 if kind not in KINDS:
                     raise BadMessage(f"it asks for {kind[:20]!r}; there are: {', '.join(KINDS)}")
                 self._numbers(about["run"]).take(about["number"])
@@ -68,7 +526,7 @@ class Node:
         return seal(about | {"kind": "described", "description": self.data.described().to_json()})
 
     def _agree(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        agreement = Agreement.from_json(header.get("agreement"))
+        agreement = RunAgreement.from_json(header.get("agreement"))
         if agreement.run != about["run"]:
             raise BadMessage("its agreement is of another run")
         self._runs[agreement.run] = self._open(agreement, tensors)
@@ -79,7 +537,7 @@ class Node:
 
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         run = self._run(about["run"])
-        if run is None or run.agreement.digest != field(header, "agreement", str):
+        if run is None or run.agreement.digest != read_field(header, "agreement", str):
             return seal(about | {"kind": "unknown", "reason": "this node does not know what was agreed on"})
         asked = run.asked(header)
         run.check_shared(tensors)
@@ -115,10 +573,10 @@ class Node:
             if content is None:
                 return None
             header, tensors = unseal(Envelope.from_bytes(content), self._most)
-            self._runs[name] = self._open(Agreement.from_json(header.get("agreement")), by_name(tensors))
+            self._runs[name] = self._open(RunAgreement.from_json(header.get("agreement")), by_name(tensors))
         return self._runs[name]
 
-    def _open(self, agreement: Agreement, frozen: Tensors) -> NodeRun:
+    def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
         place = self._place(agreement.run)
         if agreement.run not in self._secrets:
             self._secrets[agreement.run] = open_secret(place)

@@ -21,8 +21,7 @@ from unskew.core.files import read_content
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
-from unskew.engines.flower.node import Node
-from unskew.engines.flower.node_data import Source, read_node_data
+from unskew.engines.flower.node import Node, Source, read_node_data
 
 LENGTH = 8  # bytes of a length in front of a part, as in client_app
 CHUNK = 2**20

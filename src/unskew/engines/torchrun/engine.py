@@ -6,22 +6,319 @@ that a run can go on with another number of ranks, or in another engine. The rec
 and all ranks share one secret: whichever does a client's next visit is the same member of the sum.
 """
 
+import _thread
+import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from threading import Thread
+from types import FrameType
+from typing import Any
 
-from unskew.core.errors import UserError
+import torch
+from torch import Tensor
+
+from unskew.core.errors import LostMemory, StorageFailure, UserError
 from unskew.core.key import Key
 from unskew.core.machine import neutral
-from unskew.core.types import Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
+from unskew.core.tensors import Layout, PackedSums, under
+from unskew.core.types import EVERYONE, Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, keep_freed_memory
 from unskew.engines.codec import Body
 from unskew.engines.scheduler import Scheduler
-from unskew.engines.torchrun.join import Known
-from unskew.engines.torchrun.others import Others
+from unskew.engines.torchrun.join import Rank
+from unskew.engines.torchrun.link import ALIVE, Message, Writer, receive
+from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import ClientMemory
 from unskew.round.jobs import answer, encode_job
+
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Handlers of this process's interrupts; in another thread than its main one there are none."""
+
+    def __init__(self) -> None:
+        self.ending = False  # from then on interrupts have nothing to add
+        self._came = threading.Event()
+        self._ours = False  # whether the next interrupt is one that ``interrupt`` made
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._handle) for number in INTERRUPTS}
+
+    def interrupt(self) -> None:
+        """From another thread: end what the main thread is in."""
+        self._ours = True
+        _thread.interrupt_main()
+
+    def restore(self, wait: float = 0.0) -> None:
+        """The handlers from before; ``wait`` is for an interrupt that is sure to come, in seconds."""
+        if not self._before:
+            return
+        if wait:
+            self._came.wait(wait)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        self._before = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._ours:
+            self._came.set()
+        self._ours = False
+        before = self._before.get(number)
+        if self.ending or before is signal.SIG_IGN:
+            return
+        self.ending = True
+        if callable(before):
+            before(number, frame)
+        raise KeyboardInterrupt
+
+
+AHEAD = 2  # groups of visits that a rank has at once: one under way, one waiting, so that it is never idle
+SILENT_SECONDS = 15.0  # after which a rank that says nothing counts as lost
+CLOSE_SECONDS = 5.0  # that the others have to say goodbye
+SIGNAL_SECONDS = 2.0  # within which torchrun ends the ranks of a machine where one has died
+GO_ON = "the run can go on with any number of ranks, or without torchrun"
+
+
+@dataclass
+class _Other:
+    known: Rank
+    writer: Writer = field(init=False)
+    ready: bool = False
+    left: bool = False  # whether it said that it ends
+    tasks: list[list[int]] = field(default_factory=list)  # indices of the visits that it was given, group by group
+    layout: Layout | None = None  # of its last result: it is nearly always the same
+
+
+class Others:
+    """The other ranks. One thread listens to each; what they find is told to the main thread when it asks."""
+
+    def __init__(self, known: Sequence[Rank], memory: ClientMemory | None, sessions: Sessions | None = None) -> None:
+        self._memory, self._sessions = memory, sessions
+        self._changed = threading.Condition()  # guards what follows
+        self._schedule: Scheduler | None = None
+        self._number = 0  # of the job: an answer to an earlier one is of no use
+        self._busy = False  # whether the main thread is in a visit of its own
+        self._error: BaseException | None = None  # the first that a thread met
+        self._wait = 0.0  # for the signal that torchrun is about to send, in seconds
+        self._interrupted = False  # whether another rank was told to end
+        self._signals = Signals()
+        self._closing = False
+        self._others = [_Other(each) for each in known]
+        for other in self._others:
+            other.writer = Writer(other.known.rank, partial(self._lose, other))
+        self._listeners = [Thread(target=self._listen, args=(other,), daemon=True) for other in self._others]
+        for listener in self._listeners:
+            listener.start()
+
+    def open(self, opening: Message, data: Tensors) -> None:
+        """Give every rank all that it needs for any client's work, and wait until they have it."""
+        for other in self._others:
+            other.writer.send(opening)
+            for item in data.items():
+                other.writer.send({"data": True}, [item])
+            other.writer.send({"build": True})
+        with self._changed:
+            while not all(other.ready for other in self._others):
+                self._raise_what_happened()
+                self._changed.wait()
+
+    def begin(self, schedule: Scheduler, job: Message, shared: Body) -> None:
+        """Begin a job with all ranks."""
+        with self._changed:
+            self._schedule, self._number = schedule, self._number + 1
+            for other in self._others:
+                other.tasks.clear()
+                other.writer.send(job, shared)
+        self._hand_out()
+
+    def take(self, schedule: Scheduler) -> list[Reply | Failure]:
+        """The results that are next in visit order."""
+        with self._changed:
+            results = []
+            while (result := schedule.take()) is not None:
+                results.append(result)
+            return results
+
+    def next_own(self, schedule: Scheduler) -> list[int]:
+        """The indices of visits for rank 0 itself; none when a result can be passed on, or all are."""
+        with self._changed:
+            self._busy = False
+            while True:
+                self._raise_what_happened()
+                if schedule.done or schedule.ready:
+                    return []
+                if indices := schedule.next_group(len(self._others) + 1):
+                    self._busy = threading.current_thread() is threading.main_thread()
+                    return indices
+                self._changed.wait()
+
+    def finish(self, index: int, result: Reply | Failure) -> None:
+        """Rank 0's own result."""
+        with self._changed:
+            if self._schedule is not None:
+                self._schedule.finish(index, result)
+        self._hand_out()
+
+    def end(self) -> None:
+        """The job is over, or given up."""
+        with self._changed:
+            self._schedule, self._busy = None, False
+
+    def instead_of_interrupt(self) -> BaseException:
+        """What to raise for an interrupt: torchrun sends one when a rank has died, and so do we."""
+        with self._changed:
+            if self._error is None and self._others and not self._closing:
+                self._changed.wait(0.3)
+            return self._error or KeyboardInterrupt()
+
+    def close(self) -> bool:
+        """Let them wait for another run; whether all have said that they do."""
+        self._closing = True
+        for other in self._others:
+            other.writer.send({"close": True})
+        for listener in self._listeners:
+            listener.join(CLOSE_SECONDS)
+        for other in self._others:
+            other.writer.finish(CLOSE_SECONDS)
+        self._signals.restore(self._wait)
+        return not any(listener.is_alive() for listener in self._listeners)
+
+    def _hand_out(self) -> None:
+        """Give visits to ranks that have room; a second group only while many are open, so that none has to queue."""
+        given = []
+        with self._changed:
+            schedule, number, ranks = self._schedule, self._number, len(self._others) + 1
+            if schedule is None:
+                return
+            for other in self._others:
+                while not other.tasks or (len(other.tasks) < AHEAD and schedule.may_queue(ranks)):
+                    if not (indices := schedule.next_group(ranks)):
+                        break
+                    other.tasks.append(indices)
+                    given.append((other, [(index, schedule.visits[index]) for index in indices]))
+        for other, visits in given:
+            tasks, kept = list[Message](), list[tuple[str, Tensor]]()
+            for index, visit in visits:
+                tasks.append({"index": index, "visit": visit, "record": self._record(visit)})
+                if (memory := self._kept(visit)) is not None:
+                    kept.append((str(index), memory))
+            other.writer.send({"number": number, "tasks": tasks}, kept)
+
+    def _record(self, visit: Visit | TestPart) -> str:
+        """What the client has answered in secure sums, as text; empty where it has never been in one."""
+        if self._sessions is None or not isinstance(visit, Visit) or visit.client == EVERYONE:
+            return ""
+        return self._sessions.content(visit.client).hex()
+
+    def _kept(self, visit: Visit | TestPart) -> Tensor | None:
+        """What the client kept at its last visit, as bytes."""
+        if self._memory is None or not isinstance(visit, Visit) or visit.ticket is None:
+            return None
+        return torch.frombuffer(self._memory.content(visit.ticket, visit.client), dtype=torch.uint8)
+
+    def _listen(self, other: _Other) -> None:
+        """Hear all that a rank says, to its goodbye."""
+        try:
+            while True:
+                message, tensors = receive(other.known.rank, SILENT_SECONDS)
+                if "closed" in message:
+                    return
+                if "interrupted" in message:
+                    other.left = True
+                    self._tell(None)
+                    return
+                if ALIVE not in message:
+                    self._hear_well(other, message, tensors)
+        except ConnectionAbortedError:  # the rank that was silent is told by the thread that listens to it
+            return
+        except ConnectionError as error:
+            self._lose(other, str(error))
+
+    def _hear_well(self, other: _Other, message: Message, tensors: Tensors) -> None:
+        try:
+            self._hear(other, message, tensors)
+        except Exception as error:  # noqa: BLE001  raised again in the main thread
+            self._tell(error)
+
+    def _hear(self, other: _Other, message: Message, tensors: Tensors) -> None:
+        if "refused" in message:
+            raise UserError(f"{other.known.name}: {message['refused']}")
+        if "storage" in message:
+            kind = LostMemory if message["lost"] else StorageFailure
+            raise kind(f"{other.known.name}: {message['storage']}")
+        if "ready" in message:
+            with self._changed:
+                other.ready = True
+                self._changed.notify_all()
+            return
+        self._take(other, message, tensors)
+        self._hand_out()
+
+    def _take(self, other: _Other, message: Message, tensors: Tensors) -> None:
+        """A group's results: how each visit ended, and the tensors that came with it."""
+        results: list[Message] = message["results"]
+        with self._changed:
+            schedule = self._schedule if message["number"] == self._number else None
+            if schedule is None:
+                return
+            if (indices := [result["index"] for result in results]) not in other.tasks:
+                raise UserError(f"{other.known.name} answered for visits that it was not given")
+        replies = [self._reply(other, schedule.visits[result["index"]], result, tensors) for result in results]
+        with self._changed:
+            other.tasks.remove(indices)
+            for index, reply in zip(indices, replies, strict=True):
+                if isinstance(reply, str):
+                    schedule.fail(index, reply)
+                else:
+                    schedule.finish(index, reply)
+            self._changed.notify_all()
+
+    def _reply(self, other: _Other, visit: Visit | TestPart, result: Message, tensors: Tensors) -> Reply | str:
+        """A visit's reply, or why it failed; what the client keeps and answered in secure sums is stored."""
+        index = result["index"]
+        if isinstance(visit, Visit) and result.get("record") and self._sessions is not None:
+            self._sessions.join(visit.client, bytes.fromhex(result["record"]))
+        if "failure" in result:
+            return str(result["failure"])
+        if "layout" in result:  # JSON has no tuples
+            other.layout = [(name, kind, shape, start) for name, kind, shape, start in result["layout"]]
+        assert other.layout is not None
+        ticket = None
+        kept = tensors.get(f"{index}/kept")
+        if kept is not None and isinstance(visit, Visit) and visit.slot is not None and self._memory is not None:
+            ticket = self._memory.put(visit.slot, bytearray(kept.numpy()))
+        extra = under(tensors, f"{index}/extra/")
+        return Reply(PackedSums(other.layout, tensors[f"{index}/sums"]), extra, ticket)
+
+    def _lose(self, other: _Other, reason: str) -> None:
+        if not other.left:
+            lost = UserError(f"{other.known.name} is lost: {reason}; {GO_ON}")
+            self._tell(lost, SIGNAL_SECONDS * other.known.ended_with_us)
+
+    def _tell(self, error: BaseException | None, wait: float = 0.0) -> None:
+        """Let the main thread know, out of a visit of its own too; without an error, that it should end."""
+        with self._changed:
+            if error is None:
+                self._interrupted = True
+            elif self._error is None and not self._closing:
+                self._error, self._wait = error, wait
+            if self._busy:
+                self._busy = False
+                self._signals.interrupt()
+            self._changed.notify_all()
+
+    def _raise_what_happened(self) -> None:
+        if self._interrupted and self._error is None:
+            self._changed.wait(0.5)  # the interrupt that this process gets itself is on its way, or a rank has died
+        if self._error is not None or self._interrupted:
+            self._signals.ending = True
+            raise self._error or KeyboardInterrupt
+
 
 _AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
 
@@ -29,7 +326,7 @@ _AT_WORK = threading.Lock()  # the other ranks work for one engine at a time
 class Ranks:
     """This process and the other ranks. One that dies ends the run, which can be resumed."""
 
-    def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Known]) -> None:
+    def __init__(self, blueprint: Blueprint, data: Tensors, side: ClientSide, others: Sequence[Rank]) -> None:
         keep_freed_memory()
         self._side, self._epochs = side, blueprint.local.epochs
         self._numbers: dict[type, int] = {}

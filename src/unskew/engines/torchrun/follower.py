@@ -23,10 +23,9 @@ from unskew.core.machine import device_count, neutral, resolve_device, worker_de
 from unskew.core.tensors import Layout, PackedSums, prefixed
 from unskew.core.types import EVERYONE, Failure, Job, Tensors, TestPart, Visit
 from unskew.engines.blueprint import Blueprint, build, keep_freed_memory
-from unskew.engines.torchrun.join import come
-from unskew.engines.torchrun.launch import Launched
+from unskew.engines.torchrun.engine import INTERRUPTS
+from unskew.engines.torchrun.join import Launched, come
 from unskew.engines.torchrun.link import ALIVE, FOREVER, Message, Writer, receive
-from unskew.engines.torchrun.signals import INTERRUPTS
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import ClientMemory, anonymous_file
