@@ -105,8 +105,8 @@ def test_a_job_gives_what_one_process_gives(asking):
         ({"kind": "erase"}, "it asks for 'erase'"),
         ({"kind": "_open"}, "it asks for '_open'"),
         ({"kind": None}, "'kind' should be str"),
-        ({"run": "x"}, "names no run"),
-        ({"run": "../../etc/passwd"}, "names no run"),
+        ({"run": "x"}, "its run cannot be read"),
+        ({"run": "../../etc/passwd"}, "its run cannot be read"),
         ({"number": 1.5}, "'number' should be int"),
     ],
 )
