@@ -145,7 +145,7 @@ def test_choices_and_tables_are_on_its_page_and_charts_have_its_name(run):
 def test_it_compares_runs_if_it_says_how(run, finished, tmp_path):
     other = copied(finished, tmp_path, "other")
     alone = a_measure()
-    with pytest.raises(UserError, match="--only fact: it does not compare runs; a comparison shows skew"):
+    with pytest.raises(UserError, match="--only fact: it cannot compare runs; measures that can: skew"):
         unskew.write_report(run, other, only=[alone], out=tmp_path / "both.html")
     together = Comparison(
         title="Facts", text="", draw=lambda runs: [Chart("facts", "Facts", ", ".join(runs), [Bars([0], [1])])],
@@ -239,7 +239,7 @@ def test_a_value_may_not_take_the_name_of_a_measure_of_ours(run):
 
 
 def test_a_page_shows_a_measure_once(run):
-    with pytest.raises(UserError, match=r"cka\(clients=3\): cka is chosen already"):
+    with pytest.raises(UserError, match=r"cka\(clients=3\): cka is already chosen"):
         unskew.write_report(run, only=["cka", "cka(clients=3)"])
     assert not (run / "report.html").exists()
 

@@ -189,7 +189,7 @@ def test_a_report_goes_where_it_is_told_and_makes_the_folder(run, capsys, tmp_pa
     assert target.exists()
     assert not (run / "report.html").exists()
     for wrong in ("page.pdf", "page", "page.txt"):
-        assert "a report is written as .html" in refused(capsys, "report", run, "--out", tmp_path / wrong)
+        assert "the file must end in .html" in refused(capsys, "report", run, "--out", tmp_path / wrong)
         assert not (tmp_path / wrong).exists()
     (tmp_path / "taken.html").mkdir()
     assert "cannot be written" in refused(capsys, "report", run, "--only", "skew", "--out", tmp_path / "taken.html")
@@ -213,7 +213,7 @@ def test_two_runs_make_a_comparison(run, runs_of, capsys, tmp_path):
     assert "moon" in page
     assert "Too few seeds to name a winner (one seed each)" in said
     assert not (run / "report.html").exists()
-    assert "a run is named twice" in refused(capsys, "report", run, run, "--out", target)
+    assert "a run is given twice" in refused(capsys, "report", run, run, "--out", target)
 
 
 def test_an_unknown_measure_is_refused_by_report_too(run, capsys):

@@ -105,7 +105,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_seeds_of_one_another(run
 
 def test_a_run_named_twice_is_refused(pair, tmp_path):
     for twice in ((pair[0], pair[0]), (pair[0], tmp_path / "moon" / ".." / "fedavg")):
-        with pytest.raises(UserError, match="a run is named twice"):
+        with pytest.raises(UserError, match="a run is given twice"):
             compared(*twice)
 
 

@@ -59,7 +59,7 @@ def test_the_sentences_on_top_are_each_measure_s_first(whole):
 def test_a_measure_left_out_says_how_to_take_it(whole):
     for name in DEAR:
         (said,) = section(whole, name).missing
-        assert said.startswith("left out; unskew analyse ")
+        assert said.startswith("left out; take it with unskew analyse ")
         assert said.endswith(f" {name}")
         assert section(whole, name).elements == ()
 

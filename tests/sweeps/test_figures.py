@@ -38,7 +38,7 @@ def test_a_chart_by_one_option_is_of_the_best_of_the_others_and_says_so():
     charts = charts_of(["lr=0.1,1", "momentum=0,0.9"], [0.5, 0.75, 0.25, None])
     (line,) = charts["sweep-lr"].marks
     assert list(line.y) == [0.75, 0.25]
-    assert charts["sweep-lr"].title == "Accuracy by lr, the best of the rest"
+    assert charts["sweep-lr"].title == "Accuracy by lr, best over the other options"
     assert charts_of(["lr=0.1,1"], [0.5, 0.75])["sweep-lr"].title == "Accuracy by lr"
 
 

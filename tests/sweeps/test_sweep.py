@@ -112,10 +112,10 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 2}, "has another sweep: epochs 1 there"),
-        ({"validation": 0.2}, r"has another sweep: validation 0.15 there"),
-        ({"over": ["lr=0.3,1000", "batch=8,16"]}, r"has another sweep, over lr=.*; momentum=0,0.9; choose"),
-        ({"trials": 3}, "has another sweep, over"),
+        ({"epochs": 2}, "contains another sweep: epochs 1 there"),
+        ({"validation": 0.2}, r"contains another sweep: validation 0.15 there"),
+        ({"over": ["lr=0.3,1000", "batch=8,16"]}, r"contains another sweep, over lr=.*; momentum=0,0.9; choose"),
+        ({"trials": 3}, "contains another sweep, over"),
     ],
 )
 def test_the_folder_of_another_sweep_is_refused(made, changes, message):
@@ -137,7 +137,7 @@ def test_a_folder_of_something_else_or_with_a_damaged_file_is_refused(made, tmp_
     place = made.path / "runs" / "lr-0.7_momentum-0"
     place.parent.joinpath("lr-0.3_momentum-0").rename(place)
     try:
-        with pytest.raises(UserError, match=r"seed0 has a run with lr 0.3, not 0.7"):
+        with pytest.raises(UserError, match=r"seed0 contains a run with lr 0.3, not 0.7"):
             sweep(over=["lr=0.7", "momentum=0"], out=made.path, **SMALL)
     finally:
         place.rename(place.parent / "lr-0.3_momentum-0")
@@ -195,7 +195,7 @@ def test_a_search_is_the_same_for_the_same_seed_and_goes_on(tmp_path):
     more = sweep(over=over, trials=3, out=tmp_path / "search", **options)
     assert [each.values for each in more.outcomes[:2]] == [each.values for each in first.outcomes]
     assert len(more.outcomes) == 3
-    with pytest.raises(UserError, match="has another sweep"):
+    with pytest.raises(UserError, match="contains another sweep"):
         sweep(over=["lr=0.01..2 log", *over[1:]], trials=3, out=tmp_path / "search", **options)
 
 

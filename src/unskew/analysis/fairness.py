@@ -79,17 +79,17 @@ def take_fairness(run: FinishedRun, *, calibrations: int = 3, model: bool = True
 def _stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient, ByClient | None]]:
     """What the run stored at its end; empty if one of the classifiers is missing."""
     arrays, sizes = read_clients(run.path), run.holdings.sizes
-    places = {str(name): place for place, name in enumerate(arrays.get("classifiers", ()))}
-    if any(name not in places for name in chosen) or arrays["accuracy"].shape[1] != len(sizes):
+    rows_by_name = {str(name): index for index, name in enumerate(arrays.get("classifiers", ()))}
+    if any(name not in rows_by_name for name in chosen) or arrays["accuracy"].shape[1] != len(sizes):
         return {}
     seen: dict[str, tuple[ByClient, ByClient | None]] = {}
     measured = arrays["counted"].astype(np.int64)
     for name in chosen:
-        accuracy, own = arrays["accuracy"][places[name]].astype(np.float64), None
+        accuracy, own = arrays["accuracy"][rows_by_name[name]].astype(np.float64), None
         if "own_images" in arrays:
             counts = arrays["own_counts"].astype(np.int64)
             own = ByClient(
-                arrays["own_images"][places[name]].astype(np.float64), counts, np.ones(len(counts), np.bool_)
+                arrays["own_images"][rows_by_name[name]].astype(np.float64), counts, np.ones(len(counts), np.bool_)
             )
         seen[name or "before"] = (ByClient(accuracy, measured, measured == sizes), own)
     return seen if _agrees(run.result, seen) else {}
@@ -97,10 +97,10 @@ def _stored(run: FinishedRun, chosen: Sequence[str]) -> dict[str, tuple[ByClient
 
 def _agrees(result: Result, seen: Mapping[str, tuple[ByClient, ByClient | None]]) -> bool:
     """Whether the file belongs to the result: an older version may have added a calibration."""
-    for name, (each, _) in seen.items():
-        there = result.clients_accuracy if name == "before" else result.calibrations[name].clients_accuracy
-        here = summarise_clients(each)
-        if there is None or here is None or abs(there.mean - here.mean) > 1e-4:
+    for name, (one, _) in seen.items():
+        expected = result.clients_accuracy if name == "before" else result.calibrations[name].clients_accuracy
+        here = summarise_clients(one)
+        if expected is None or here is None or abs(expected.mean - here.mean) > 1e-4:
             return False
     return True
 
@@ -128,9 +128,9 @@ def _groups(by: Floats, accuracies: Mapping[str, Floats]) -> list[dict[str, Any]
     edges = np.unique(np.quantile(by, np.linspace(0, 1, GROUPS + 1)[1:-1], method="inverted_cdf"))
     group = np.searchsorted(edges, by)
     rows = []
-    for place in np.unique(group):
-        mine = group == place
-        row = {name: float(each[mine].mean()) for name, each in accuracies.items()}
+    for index in np.unique(group):
+        mine = group == index
+        row = {name: float(one[mine].mean()) for name, one in accuracies.items()}
         rows.append({"low": float(by[mine].min()), "high": float(by[mine].max()), "middle": float(np.median(by[mine])),
                      "clients": int(mine.sum()), "accuracy": row})  # fmt: skip
     return rows

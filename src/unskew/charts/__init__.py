@@ -156,10 +156,10 @@ class Chart:
 def grouped(groups: Mapping[str, Numbers], tip: Callable[[str, int], str] | None = None) -> list[Mark]:
     """One set of bars for each name, a colour each, around 0, 1, 2, …; ``tip(name, place)`` says what a bar is."""
     width, marks = 0.8 / max(len(groups), 1), list[Mark]()
-    for place, (name, heights) in enumerate(groups.items()):
-        x = [at + (place - (len(groups) - 1) / 2) * width for at in range(len(heights))]
+    for index, (name, heights) in enumerate(groups.items()):
+        x = [at + (index - (len(groups) - 1) / 2) * width for at in range(len(heights))]
         tips = [] if tip is None else [tip(name, at) for at in range(len(heights))]
-        marks.append(Bars(x, heights, width=0.9 * width, colour=place % PALETTE, name=name, tips=tips))
+        marks.append(Bars(x, heights, width=0.9 * width, colour=index % PALETTE, name=name, tips=tips))
     return marks
 
 
@@ -167,10 +167,10 @@ def shares_in_bins(name: str, title: str, alt: str, bins: Mapping[str, Sequence[
     """How many of ``what`` ("client", ``many`` "clients") have which share, 0 to 1, in equal bins; a group a name."""
     count = max(map(len, bins.values()), default=1)
 
-    def tip(group: str, place: int) -> str:
-        number = bins[group][place]
-        words = f"{number:,} {what if number == 1 else many}"
-        return f"{place / count:.0%} to {(place + 1) / count:.0%}, {group}: {words}"
+    def tip(group: str, index: int) -> str:
+        number = bins[group][index]
+        amount = f"{number:,} {what if number == 1 else many}"
+        return f"{index / count:.0%} to {(index + 1) / count:.0%}, {group}: {amount}"
 
     ticks = tuple((at * count / 5 - 0.5, f"{at * 20}%") for at in range(6))
     return Chart(

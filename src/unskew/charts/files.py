@@ -62,21 +62,21 @@ def svg_sheet(charts: Sequence[Chart]) -> str:
     """Several charts below one another, as the text of one file."""
     pictures = [lay_out(chart) for chart in charts]
     tops = [0, *accumulate(picture.height for picture in pictures)]
-    moved = (
+    groups = (
         f'<g transform="translate(0 {top})">{_content(picture)}</g>'
         for top, picture in zip(tops, pictures, strict=False)
     )
     width, alt = max((picture.width for picture in pictures), default=0), " ".join(picture.alt for picture in pictures)
-    return _document(width, tops[-1], alt, "".join(moved), True)
+    return _document(width, tops[-1], alt, "".join(groups), True)
 
 
 def _document(width: int, height: int, alt: str, content: str, standalone: bool, physical: bool = False) -> str:
     sides = [f"{side / 100:g}in" if physical else str(side) for side in (width, height)]
     size = f'viewBox="0 0 {width} {height}" width="{sides[0]}" height="{sides[1]}"'
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
-    words = _escaped(alt)
+    description = _escaped(alt)
     style = f'<style>{escape(ALONE)}</style><rect class="paper" width="100%" height="100%"/>' if standalone else ""
-    head = f'<svg{space} class="chart" {size} role="img" aria-label="{words}"><desc>{words}</desc>'
+    head = f'<svg{space} class="chart" {size} role="img" aria-label="{description}"><desc>{description}</desc>'
     return f"{head}{style}{content}</svg>\n"
 
 
@@ -108,8 +108,8 @@ def _layer(layer: Layer, clip: str) -> str:
 
 def _shape(shape: Shape) -> str:
     if isinstance(shape, Circle):
-        place = f'<circle cx="{_number(shape.x)}" cy="{_number(shape.y)}" r="{_number(shape.radius)}"'
-        circle = place + _tip(shape.tip, "circle")
+        position = f'<circle cx="{_number(shape.x)}" cy="{_number(shape.y)}" r="{_number(shape.radius)}"'
+        circle = position + _tip(shape.tip, "circle")
         return f'<a href="{_escaped(quote(shape.link))}">{circle}</a>' if shape.link else circle
     if isinstance(shape, Box):
         full = f' fill-opacity="{_number(shape.opacity)}"' if shape.opacity < 1 else ""
@@ -124,8 +124,8 @@ def _shape(shape: Shape) -> str:
 
 
 def _rectangle(shape: Box | Image) -> str:
-    place = f' x="{_number(shape.x)}" y="{_number(shape.y)}"'
-    return f'{place} width="{_number(shape.width)}" height="{_number(shape.height)}"'
+    position = f' x="{_number(shape.x)}" y="{_number(shape.y)}"'
+    return f'{position} width="{_number(shape.width)}" height="{_number(shape.height)}"'
 
 
 def _text(shape: Text) -> str:
@@ -250,8 +250,8 @@ def _image(shape: Image, units: Any) -> Any:
     from matplotlib.image import BboxImage
     from matplotlib.transforms import Bbox, TransformedBbox
 
-    place = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
-    made = BboxImage(TransformedBbox(place, units), cmap="gray", interpolation="nearest", origin="upper")
+    position = Bbox.from_bounds(shape.x, shape.y, shape.width, shape.height)
+    made = BboxImage(TransformedBbox(position, units), cmap="gray", interpolation="nearest", origin="upper")
     pixels = raster(shape)
     made.set_data(pixels if pixels.ndim == 3 else np.repeat(pixels[..., None], 3, axis=2))
     return made
@@ -331,7 +331,7 @@ def for_paper(chart: Chart, width: int | None = None, height: int | None = None)
         short = head_bottom(replace(chart, marks=()))
         return replace(chart, height=round(max(SHAPE * wide, PLOT) + head - short))
     if height < head + PLOT:
-        said = f"the title and the legend take {head / UNITS_PER_INCH * 2.54:.1f} cm of the height"
+        problem = f"the title and the legend take {head / UNITS_PER_INCH * 2.54:.1f} cm of the height"
         least = (head + PLOT) / UNITS_PER_INCH * 2.54
-        raise UserError(f"{said}; give --height {least + 0.05:.1f}cm or more, a larger --width, or fewer runs")
+        raise UserError(f"{problem}; give --height {least + 0.05:.1f}cm or more, a larger --width, or fewer runs")
     return replace(chart, height=height)

@@ -78,15 +78,15 @@ def _cells(mark: Cells, plot: Plot) -> list[Layer]:
             if number is None or left is None or right is None or top is None or bottom is None:
                 continue
             full = shade(number, mark.low, mark.high)
-            said = format(number, mark.numbers) if mark.numbers else ""
+            figures = format(number, mark.numbers) if mark.numbers else ""
             tip = _at(mark.tips[i], j) if i < len(mark.tips) else ""
             corners = ((round(left, 2), round(top, 2)), (round(right, 2), round(bottom, 2)))  # neighbours leave no gap
-            box = _within(*corners, plot, full, tip or ("" if size else said))
+            box = _within(*corners, plot, full, tip or ("" if size else figures))
             boxes += box
             if size and box:
                 x, y = (left + right) / 2, (top + bottom) / 2 + 0.35 * size
                 colour = next(name for name, most in TURNS.items() if full <= most)
-                texts[colour].append(Text(x, y, said, size, "middle"))
+                texts[colour].append(Text(x, y, figures, size, "middle"))
     return [Layer("heat", boxes, crisp=True), *(Layer(name, shapes) for name, shapes in texts.items())]
 
 
@@ -94,8 +94,8 @@ def _letters(mark: Cells, plot: Plot) -> float:
     """The size of the numbers in cells; 0 where they would be too small to read."""
     across = abs((locate(plot.x, 1) or 0) - (locate(plot.x, 0) or 0))
     upwards = abs((locate(plot.y, 1) or 0) - (locate(plot.y, 0) or 0))
-    said = [format(number, mark.numbers) for row in mark.values for v in row if (number := to_number(v)) is not None]
-    longest = max((breadth(text, 1) for text in said), default=1.0)
+    figures = [format(number, mark.numbers) for row in mark.values for v in row if (number := to_number(v)) is not None]
+    longest = max((breadth(text, 1) for text in figures), default=1.0)
     size = min(SMALL, 0.86 * across / longest, 0.85 * upwards)
     return size if size >= LEGIBLE else 0.0
 
@@ -169,7 +169,7 @@ def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
         if y is not None and not _beyond([(frame.x, y)], plot):
             lines.append((mark, Box(frame.x, y, frame.width, 0)))
     made: list[Layer] = []
-    taken = [line for _, line in lines]
+    occupied = [line for _, line in lines]
     for mark, line in lines:
         ends = ((line.x, line.y), (line.x + line.width, line.y + line.height))
         made.append(Layer(colour_name(mark.colour), [Polyline(ends)], stroke=1.2, dashed=True))
@@ -181,15 +181,15 @@ def _draw_rules(marks: Sequence[Rule], plot: Plot) -> list[Layer]:
         else:
             lefts = [x for x in (line.x + 4, line.x - 4 - wide) if frame.x <= x <= right - wide]
             spots = [(x, frame.y + 13 * step) for step in range(int(frame.height / 26) + 1) for x in lefts]
-        made += _label(mark, text, [Box(x, y, wide, 12) for x, y in spots], taken)
+        made += _label(mark, text, [Box(x, y, wide, 12) for x, y in spots], occupied)
     return made
 
 
-def _label(mark: Rule, text: str, free: Sequence[Box], taken: list[Box]) -> list[Layer]:
+def _label(mark: Rule, text: str, free: Sequence[Box], occupied: list[Box]) -> list[Layer]:
     if not text or not free:
         return []
-    spot = next((box for box in free if not any(_touch(box, other) for other in taken)), free[0])
-    taken.append(spot)
+    spot = next((box for box in free if not any(_touch(box, other) for other in occupied)), free[0])
+    occupied.append(spot)
     whole = mark.label if text != mark.label else ""
     return [Layer(colour_name(mark.colour), [Text(spot.x, spot.y + 10, text, SMALL, whole=whole)])]
 
@@ -455,7 +455,7 @@ def _whole_legend(entries: Sequence[tuple[str, Named]], left: float, top: float,
         if x > left and (len(lines) > 1 or x + wide - GAP > left + room):
             x, y = left, y + LINE
         made.append(_swatch(mark, x, y))
-        made.append(Layer("ink", [Text(x + SWATCH, y + 4 + LINE * place, line) for place, line in enumerate(lines)]))
+        made.append(Layer("ink", [Text(x + SWATCH, y + 4 + LINE * i, line) for i, line in enumerate(lines)]))
         x += wide
         if len(lines) > 1:
             x, y = left + room, y + LINE * (len(lines) - 1)  # the next begins a row
@@ -533,8 +533,8 @@ def _reach(mark: Mark, side: int) -> Numbers:
         return [-0.5, count - 0.5] if count else []
     if isinstance(mark, Bars):
         if bool(side) == mark.flat:
-            places = [at for value in mark.x if (at := to_number(value)) is not None]
-            return [at + sign * mark.width / 2 for at in places for sign in (-1, 1)]
+            positions = [at for value in mark.x if (at := to_number(value)) is not None]
+            return [at + sign * mark.width / 2 for at in positions for sign in (-1, 1)]
         feet = [to_number(foot) or 0.0 for foot in mark.base]
         feet += [0.0] * (len(mark.height) - len(feet))
         tops = zip(map(to_number, mark.height), feet, strict=False)

@@ -238,14 +238,14 @@ def wrap(text: str, room: float, size: float = 12.0, *, most: int = 3) -> list[s
 
 # the ten are safe for colour-blind readers, in the order in which charts use them: blue, vermilion, green, lilac, …
 LIGHT = {
-    **{str(place): colour for place, colour in enumerate((
+    **{str(index): colour for index, colour in enumerate((
         "#0072b2", "#d55e00", "#74bd94", "#b585d0", "#d6be00", "#64ccff", "#6a0000", "#261581", "#5d8f4f", "#7d7380",
     ))},
     "ink": "#222222", "quiet": "#666666", "heat": "#0b4f8a", "grid": "#e6e6e6", "axis": "#aaaaaa", "paper": "#ffffff",
     "pale": "#000000", "half": "#000000", "full": "#ffffff",  # text on pale, middling and full shades of heat
 }  # fmt: skip
 DARK = {
-    **{str(place): colour for place, colour in enumerate((
+    **{str(index): colour for index, colour in enumerate((
         "#4ba3e3", "#f0803c", "#5ce39f", "#cf93aa", "#ffe12a", "#bcc7ff", "#c04040", "#6a58ea", "#d0fce2", "#7c798d",
     ))},
     "ink": "#e6e6e6", "quiet": "#a0a4aa", "heat": "#8ecbff", "grid": "#2e3238", "axis": "#666b73", "paper": "#15171c",

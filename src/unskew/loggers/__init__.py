@@ -1,7 +1,7 @@
-"""Loggers: observers that write a run's figures for TensorBoard, Weights & Biases or MLflow.
+"""Loggers: observers that write a run's metrics for TensorBoard, Weights & Biases or MLflow.
 
-The logs are in the run folder, under ``logs/``, and nothing goes over a network unless its user has set WANDB_MODE or
-MLFLOW_TRACKING_URI. Steps are rounds; a resumed run continues the same log, and each round is in it once.
+Logs are written to ``logs/`` in the run directory; nothing goes over a network unless the user sets WANDB_MODE or
+MLFLOW_TRACKING_URI. Steps are rounds; a resumed run continues the same log, with each round in it once.
 """
 
 import re
@@ -33,7 +33,7 @@ TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the 
 
 
 class Logger:
-    """An observer that writes a log. If the log fails, one note says so and the run continues without it."""
+    """An observer that writes a log. If the log fails, one note reports it and the run continues without it."""
 
     def __init__(self, name: str, backend: Backend, note: Callable[[str], None]) -> None:
         self._name, self._note = name, note
@@ -133,9 +133,18 @@ def earlier(seen: Overview) -> list[dict[str, Any]]:
 
 @accepts(name=TEXT, note=optional(FUNCTION))
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
-    """A logger by its name or ``package.module:function(knobs)``, for ``observe``.
+    """A logger to pass as ``observe``.
 
-    The function gives a Backend. ``note`` is called with a message if the log fails; without it there is a warning.
+    Parameters
+    ----------
+    name
+        tensorboard, wandb, mlflow, or ``package.module:function(knobs)``, which returns a Backend.
+    note
+        Called with a message if the log fails; by default that is a warning.
+
+    Returns
+    -------
+    The logger, also a context manager that closes the log.
     """
     make = _outside(name) if ":" in name else LOGGERS.get(name)
     if make is None:
@@ -157,12 +166,12 @@ def _opened(name: str, make: Callable[[], Backend]) -> Backend:
     except UserError:
         raise
     except Exception as error:  # someone else's code may raise anything
-        raise UserError(f"--log {name}: it cannot be opened: {type(error).__name__}: {error}") from error
+        raise UserError(f"--log {name} cannot be opened: {type(error).__name__}: {error}") from error
     missing = [part for part in ("start", "write", "close") if not callable(getattr(backend, part, None))]
     if missing:
         raise UserError(
-            f"--log {name}: it gives {a_kind(backend)} without {', '.join(missing)}; "
-            "give a function whose result has start, write and close"
+            f"--log {name}: it returns {a_kind(backend)} without {', '.join(missing)}; "
+            "return an object with start, write and close"
         )
     return backend
 

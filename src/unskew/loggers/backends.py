@@ -185,9 +185,9 @@ class MLflow:
     def _created(self, folder: Path, seen: Overview) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "unskew")
         experiment = self._client.get_experiment_by_name(name)
-        place = None if self._uri else (folder.absolute() / "artifacts").as_uri()
+        location = None if self._uri else (folder.absolute() / "artifacts").as_uri()
         number = (
-            experiment.experiment_id if experiment else self._client.create_experiment(name, artifact_location=place)
+            experiment.experiment_id if experiment else self._client.create_experiment(name, artifact_location=location)
         )
         created: str = self._client.create_run(number, run_name=seen.path.name).info.run_id
         return created

@@ -1,4 +1,4 @@
-"""From run folders to a page on disk: one run explained, or several compared."""
+"""From run directories to a page on disk: one run explained, or several compared."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,12 +31,12 @@ from unskew.runs.finished import FinishedRun, Say
 from unskew.runs.result import AT_NODES, VALIDATION, Calibration, Result
 from unskew.runs.seeds import spread_over_seeds
 
-MAX_HAPPENED = 500  # rows of the table of what happened
+MAX_EVENTS = 500  # rows of the table of events
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A measure for the page: taken, or the reason why not."""
+    """A measure for the page, or the reason why it is missing."""
 
     request: MeasureRequest
     result: Measured | str
@@ -48,16 +48,16 @@ def take_all(
     without: Sequence[MeasureSource] = (),
     again: bool = False,
 ) -> list[Taken]:
-    """Every measure of the run, or those in ``only``; stored ones are used where they still fit.
+    """Every measure of the run, or those in ``only``; stored ones are reused if they still fit.
 
-    Those in ``without`` are not taken, but shown where they are stored.
+    Measures in ``without`` are not taken, but shown if they are stored.
     """
     left_out = {parse_measure(source).name for source in without}
     taken = []
     for request in order_requests(only):
         result: Measured | str
         if request.name in left_out:
-            result = load_measure(run, request) or f"left out; unskew analyse {run.path} {request.name}"
+            result = load_measure(run, request) or f"left out; take it with unskew analyse {run.path} {request.name}"
         else:
             try:
                 result = load_or_take(run, request, again=again)
@@ -68,16 +68,16 @@ def take_all(
 
 
 def order_requests(only: Sequence[MeasureSource]) -> list[MeasureRequest]:
-    """The measures of a page in the order of the table, those from outside last; without ``only`` the whole table."""
+    """The measures of a page in the order of the registry, your own last; without ``only`` all of them."""
     chosen: dict[str, MeasureRequest] = {}
     for source in only or MEASURES:
         request = parse_measure(source)
         if chosen.setdefault(request.name, request).text != request.text:
             raise UserError(
-                f"--only {request.text}: {chosen[request.name].text} is chosen already; a page shows a measure once"
+                f"--only {request.text}: {chosen[request.name].text} is already chosen; a page shows each measure once"
             )
-    places = {name: place for place, name in enumerate(MEASURES)}
-    return sorted(chosen.values(), key=lambda request: places.get(request.name, len(places)))
+    ranks = {name: rank for rank, name in enumerate(MEASURES)}
+    return sorted(chosen.values(), key=lambda request: ranks.get(request.name, len(ranks)))
 
 
 def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
@@ -89,8 +89,8 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
         findings=_headlines(taken),
         facts=_facts(run),
         sections=[
-            *(_section(run, each) for each in taken),
-            *_happened(run),
+            *(_section(run, item) for item in taken),
+            *_list_events(run),
             Section("cost", "What it cost", _COST, [_costs(run)]),
             Section("made", "How it was made", _made(run), [_settings(run)], notes=result.notes),
         ],
@@ -99,7 +99,7 @@ def run_page(run: FinishedRun, taken: Sequence[Taken]) -> Page:
 
 
 def _section(run: FinishedRun, taken: Taken) -> Section:
-    """A measure's section; where it could not be taken, the reason."""
+    """A measure's section, or the reason why it is missing."""
     request, result = taken.request, taken.result
     name, title, text = request.name, request.title, request.measure.text
     if isinstance(result, str):
@@ -107,42 +107,42 @@ def _section(run: FinishedRun, taken: Taken) -> Section:
     return Section(name, title, text, result.elements(run), findings=result.findings, notes=result.notes)
 
 
-def _happened(run: FinishedRun) -> list[Section]:
-    """Who failed in which round and why, and what else was noted; no section where nothing was."""
+def _list_events(run: FinishedRun) -> list[Section]:
+    """Failed visits and notes by round; no section if there are none."""
     rows: list[list[CellValue]] = []
     for row in run.rows:
         number = int(row["round"])
-        rows += [[number, f"client {each['client']}", each["reason"]] for each in row.get("failures", ())]
+        rows += [[number, f"client {item['client']}", item["reason"]] for item in row.get("failures", ())]
         rows += [[number, "", str(note)] for note in row.get("notes", ())]
     if not rows:
         return []
     columns = [Column("round", "count"), Column("who"), Column("what")]
-    left = f"The first {MAX_HAPPENED:,} of {len(rows):,}; metrics.jsonl has all." if len(rows) > MAX_HAPPENED else ""
-    table = Table("Round by round", columns, rows[:MAX_HAPPENED], left)
-    return [Section("happened", "What happened on the way", _HAPPENED, [table])]
+    left = f"The first {MAX_EVENTS:,} of {len(rows):,}; see metrics.jsonl for all." if len(rows) > MAX_EVENTS else ""
+    table = Table("Round by round", columns, rows[:MAX_EVENTS], left)
+    return [Section("happened", "Events during training", _EVENTS, [table])]
 
 
 def _headlines(taken: Sequence[Taken]) -> list[str]:
-    """The first sentence of each measure, in the order that the measures ask for; the others are in the sections."""
+    """The first finding of each measure, in the order of their headlines; the others are in the sections."""
     ranked = [
-        (each.request.measure.headline, each.result)
-        for each in taken
-        if isinstance(each.result, Measured) and each.request.measure.headline is not None
+        (item.request.measure.headline, item.result)
+        for item in taken
+        if isinstance(item.result, Measured) and item.request.measure.headline is not None
     ]
     sentences = [result.findings for _, result in sorted(ranked, key=lambda pair: pair[0] or 0)]
-    return [each[0] for each in sentences if each]
+    return [item[0] for item in sentences if item]
 
 
 def _costs(run: FinishedRun) -> Table:
     result = run.result
     rows: list[list[CellValue]] = [["training", result.bytes_up, result.bytes_down, result.seconds, result.accuracy]]
     if (start := result.start) is not None:
-        rows.append([f"of it the start, by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
-    for each in result.calibrations.values():
-        rows.append([f"calibration by {each.name}", each.bytes_up, None, each.seconds, each.accuracy])
+        rows.append([f"including the start by {start.name}", start.bytes_up, None, start.seconds, start.accuracy])
+    for item in result.calibrations.values():
+        rows.append([f"calibration by {item.name}", item.bytes_up, None, item.seconds, item.accuracy])
     columns = [Column("what"), Column("sent up", "bytes"), Column("sent down", "bytes"), Column("time", "seconds"),
                Column("accuracy after it", "percent")]  # fmt: skip
-    note = "Bytes are those of all clients together. A calibration's download is its encoder, which clients have."
+    note = "Bytes are summed over all clients. Calibration needs no download: clients already have the encoder."
     return Table("Bytes and time", columns, rows, note)
 
 
@@ -161,8 +161,8 @@ def _facts(run: FinishedRun) -> list[tuple[str, str]]:
     if result.evaluated_on == AT_NODES:
         facts.append(("measured on", "the nodes' own test images, wherever this page says test images"))
     if result.calibrations:
-        usable = [each for each in result.calibrations.values() if not is_bound(each.name)]
-        best = max(usable or result.calibrations.values(), key=lambda each: each.accuracy)
+        usable = [item for item in result.calibrations.values() if not is_bound(item.name)]
+        best = max(usable or result.calibrations.values(), key=lambda item: item.accuracy)
         facts.append((f"after {best.name}", f"{best.accuracy:.2%}"))
     if result.relative_accuracy is not None:
         facts.append(("of central training", f"{result.relative_accuracy:.1%}"))
@@ -185,24 +185,24 @@ def _who(run: FinishedRun) -> str:
         return "all examples in one place"
     if not result.rounds:
         return counted(result.clients, "client")
-    return f"{result.per_round:,} of {counted(result.clients, 'client')} a round"
+    return f"{result.per_round:,} of {counted(result.clients, 'client')} per round"
 
 
 def _made(run: FinishedRun) -> str:
     if run.result.partition == NODES:
         return (
-            "unskew federation run with the same recipe and nodes repeats this run. It gives the same weights, "
-            f"sha256 {run.result.weights_sha256}, where the same nodes answer in every round."
+            "unskew federation run with the same recipe and nodes repeats this run. It produces the same weights, "
+            f"sha256 {run.result.weights_sha256}, if the same nodes answer in every round."
         )
     return (
-        f"unskew run {run.path.name}/config.toml repeats this run and gives the same weights, sha256 "
-        f"{run.result.weights_sha256}. Local models are not stored: they are trained again from the run's keys, as the "
+        f"unskew run {run.path.name}/config.toml repeats this run and produces the same weights, sha256 "
+        f"{run.result.weights_sha256}. Local models are not stored; they are trained again from the run's keys, as "
         "clients would train them in the round after the last."
     )
 
 
-_HAPPENED = "Visits that failed: the round went on without them. And what else a round's line in metrics.jsonl notes."
-_COST = "What was sent and how long it took, for training and for each calibration."
+_EVENTS = "Failed visits, which their round continued without, and other notes from metrics.jsonl."
+_COST = "Bytes and time, for training and for each calibration."
 
 
 MAX_RUNS = 40  # on one page
@@ -211,7 +211,7 @@ MAX_CALIBRATIONS = 8  # columns of the table of results
 
 @dataclass(frozen=True)
 class ComparedMeasure:
-    """One measure of all runs: its values by the run's name, and why it is missing for the others."""
+    """One measure of all runs: its values by run, and why it is missing for the others."""
 
     request: MeasureRequest
     comparison: Comparison[Any]
@@ -222,17 +222,17 @@ class ComparedMeasure:
 def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] = (), again: bool = False) -> Page:
     """The page of several runs.
 
-    Measures that need the data set are shown where they are stored; those in ``only`` are taken of every run that
-    lacks them.
+    Measures that need the data set are shown if they are stored; those in ``only`` are taken of every run that lacks
+    them.
     """
     if len(runs) > MAX_RUNS:
         raise UserError(f"{len(runs)} runs do not fit on one page; give at most {MAX_RUNS}")
     if len({run.path.resolve() for run in runs}) < len(runs):
-        raise UserError("a run is named twice; give each run once")
+        raise UserError("a run is given twice; give each run once")
     named = dict(zip(name_runs(runs), runs, strict=True))
-    compared = [_compared(named, *each, again) for each in _comparisons(only)]
+    compared = [_compared(named, *item, again) for item in _comparisons(only)]
     methods = list(dict.fromkeys(run.result.method for run in runs))
-    sentences = [sentence for each in compared for sentence in _call(each, "findings", each.comparison.findings)]
+    sentences = [sentence for item in compared for sentence in _call(item, "findings", item.comparison.findings)]
     return Page(
         title=f"{counted(len(runs), 'run')} compared",
         heading="What these runs show",
@@ -250,14 +250,14 @@ def comparison_page(runs: Sequence[FinishedRun], only: Sequence[MeasureSource] =
 
 
 def _comparisons(only: Sequence[MeasureSource]) -> list[tuple[MeasureRequest, Comparison[Any], bool]]:
-    """Every measure that compares runs, and whether it was chosen: taken, not only shown where it is stored."""
+    """Every measure that can compare runs, and whether it was chosen: then it is taken, not only loaded."""
     chosen = {request.name: request for request in order_requests(only)} if only else {}
     able = [name for name, measure in MEASURES.items() if measure.compare is not None]
     every = {name: parse_measure(name) for name in able} | chosen
     for name, request in chosen.items():
         if request.measure.compare is None:
-            raise UserError(f"--only {name}: it does not compare runs; a comparison shows {', '.join(able)}")
-    return [(each, each.measure.compare, each.name in chosen) for each in every.values() if each.measure.compare]
+            raise UserError(f"--only {name}: it cannot compare runs; measures that can: {', '.join(able)}")
+    return [(item, item.measure.compare, item.name in chosen) for item in every.values() if item.measure.compare]
 
 
 def _compared(
@@ -275,7 +275,7 @@ def _compared(
 
 
 def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bool) -> Measured:
-    """The measure where it is stored, chosen, or needs the run folder alone."""
+    """The measure if it is stored, chosen, or needs only the run directory."""
     if chosen:
         return load_or_take(run, request, again=again)
     quick = request.measure.folder_only
@@ -284,7 +284,7 @@ def _measured(run: FinishedRun, request: MeasureRequest, chosen: bool, again: bo
         return stored
     if quick:
         return load_or_take(run, parse_measure(quick), again=again)
-    raise Missing(f"not taken yet; add --only {request.name}, or unskew analyse RUN {request.name}")
+    raise Missing(f"not taken yet; add --only {request.name}, or run unskew analyse RUN {request.name}")
 
 
 def _call(compared: ComparedMeasure, part: str, function: Any) -> list[Any]:
@@ -303,11 +303,11 @@ def _comparison_section(compared: ComparedMeasure) -> Section:
 
 
 def _results(runs: Mapping[str, FinishedRun]) -> Table:
-    """A row for each run: the settings in which they differ, then what came out; what they share is the note."""
+    """A row for each run: the settings in which they differ, then the results; what they share is the note."""
     every = list(dict.fromkeys(name for run in runs.values() for name in run.result.calibrations))[:MAX_CALIBRATIONS]
     settings = {name: list_result_settings(run.result) | {"seed": str(run.result.seed)} for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for each in settings.values() for key in each))
-    values = {key: [each.get(key, "") for each in settings.values()] for key in keys}
+    keys = list(dict.fromkeys(key for item in settings.values() for key in item))
+    values = {key: [item.get(key, "") for item in settings.values()] for key in keys}
     differing = [key for key in keys if len(set(values[key])) > 1]
     columns = [
         Column("run"), *(Column(key.replace("_", " "), _kind(values[key])) for key in differing),
@@ -317,16 +317,16 @@ def _results(runs: Mapping[str, FinishedRun]) -> Table:
     rows: list[list[CellValue]] = []
     for name, run in runs.items():
         result, texts = run.result, [settings[name].get(key, "") for key in differing]
-        told: list[CellValue] = [_cell(text) for text in texts]
-        after = [result.calibrations[each].accuracy if each in result.calibrations else None for each in every]
-        rows.append([name, *told, result.emd, result.accuracy, *after, result.loss,
+        cells: list[CellValue] = [_cell(text) for text in texts]
+        after = [result.calibrations[item].accuracy if item in result.calibrations else None for item in every]
+        rows.append([name, *cells, result.emd, result.accuracy, *after, result.loss,
                      result.bytes_up + result.bytes_down, result.seconds])  # fmt: skip
     shared = [f"{key.replace('_', ' ')} {values[key][0]}" for key in keys if key not in differing]
-    return Table("Results", columns, rows, f"The same in all runs: {'; '.join(shared)}." if shared else "")
+    return Table("Results", columns, rows, f"Common to all runs: {'; '.join(shared)}." if shared else "")
 
 
 def _kind(texts: Sequence[str]) -> str:
-    """Of a column of settings: "number" where all that are known are whole numbers."""
+    """The kind of a column of settings: "number" if all known values are integers."""
     return "number" if all(text.isdigit() for text in texts if text) else "text"
 
 
@@ -338,20 +338,20 @@ def _is_number(text: str) -> bool:
 
 
 def _cell(text: str) -> CellValue:
-    """A setting as a number where it is one: it is then sorted as one."""
+    """A setting as a number if it is one, so that it is sorted as one."""
     if not text:
         return None
     return int(text) if text.isdigit() else float(text) if _is_number(text) else text
 
 
 def _over_seeds(results: Sequence[Result]) -> list[Table]:
-    """Mean and deviation over seeds, where any settings were run with several."""
+    """Mean and deviation over seeds, if any setting was run with several."""
     groups = group_by_settings(results)
     if all(len(group) == 1 for group in groups.values()):
         return []
     rows: list[list[CellValue]] = []
     for label, group in groups.items():
-        made = [each for each in list_contenders({label: group}) if each.classifier]
+        made = [item for item in list_contenders({label: group}) if item.classifier]
         best = pick_best(made) if made else None
         after = spread_over_seeds(best.scores.values()) if best else None
         before = spread_over_seeds(result.accuracy for result in group)
@@ -365,17 +365,17 @@ def _over_seeds(results: Sequence[Result]) -> list[Table]:
 
 
 def _usable(result: Result) -> list[Calibration]:
-    """Its calibrations without those that are bounds for study."""
-    return [each for each in result.calibrations.values() if not is_bound(each.name)]
+    """Its calibrations except upper bounds."""
+    return [item for item in result.calibrations.values() if not is_bound(item.name)]
 
 
 def _findings(results: Sequence[Result]) -> list[str]:
-    """Which settings are best, if the seeds say so, what calibration adds, what was sent."""
+    """Which setting is best if the seeds support it, what calibration adds, what was sent."""
     sentences = rank_settings(results)
-    gains = [100 * (max(each.accuracy for each in _usable(one)) - one.accuracy) for one in results if _usable(one)]
+    gains = [100 * (max(item.accuracy for item in _usable(one)) - one.accuracy) for one in results if _usable(one)]
     if gains:
         tried = max(len(_usable(one)) for one in results)
-        how = f", by the best of up to {tried} on the test images" if tried > 1 else ""
+        how = f", the best of up to {tried} on the test images" if tried > 1 else ""
         change = f"{min(gains):+.2f}" if min(gains) == max(gains) else f"{min(gains):+.2f} to {max(gains):+.2f}"
         sentences = [
             *sentences,
@@ -383,13 +383,13 @@ def _findings(results: Sequence[Result]) -> list[str]:
         ]
     sent = [result.bytes_up + result.bytes_down for result in results]
     least, most = format_bytes(min(sent)), format_bytes(max(sent))
-    return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} a run."]
+    return [*sentences, f"Training sent {least if least == most else f'{least} to {most}'} per run."]
 
 
 _RANKED = (
-    "Runs that differ in the seed alone are one setting. The best setting is named where the difference to each other "
-    "one, paired over common seeds, has a t-interval above 0; the intervals hold together with 95%. Calibrated "
-    "classifiers count as well."
+    "Runs that differ only in the seed form one setting. A winner is named only if its difference to every other "
+    "setting, paired over common seeds, has a t-interval above 0; the intervals hold jointly with 95%. Calibrated "
+    "classifiers count too."
 )
 
 
@@ -404,22 +404,43 @@ def write_report(
     engine: str | None = None, workers: int | None = None, device: str | None = None, say: Say | None = None,
     data: Any = None, model: Any = None, method: Any = None,
 ) -> Page:  # fmt: skip
-    """Write the page of one run (by default to its folder), or the comparison of several, and return the page.
+    """Write the page of one run, or the comparison of several, as one self-contained HTML file.
 
-    Measures are taken where they are not stored yet; ``only`` and ``without`` choose among them. A measure of your own
-    is shown with ``only="package.module:function"`` or a Measure. Runs that were given ``data``, ``model`` or
-    ``method`` as values from Python need the same values again.
+    Parameters
+    ----------
+    paths
+        Run directories: one for a report, several for a comparison.
+    out
+        The file, by default ``report.html`` in the run directory; required for a comparison.
+    only, without
+        Measures to show, and measures not to take. Your own is ``"package.module:function"`` or a Measure.
+    again
+        Take measures again, even if they are stored.
+    data_dir
+        The folder of the published data sets (or UNSKEW_DATA).
+    engine, workers, device
+        How local models are trained again, by default as the run was.
+    say
+        Called with what is being done, and how much of how much.
+    data, model, method
+        The same values again, for runs that got them as values from Python.
+
+    Returns
+    -------
+    The page as a value.
     """
     if not paths:
-        raise UserError("no run was given; give the folder of a finished run")
+        raise UserError("no run given; give the directory of a finished run")
     order_requests(only)
     order_requests(without)
     if out is not None and Path(out).suffix not in (".html", ".htm"):
-        raise UserError(f"--out {out}: a report is written as .html")
+        raise UserError(f"--out {out}: the file must end in .html")
     if without and len(paths) > 1:
-        raise UserError("--without is for the report of one run; a comparison shows what is stored, and --only adds")
+        raise UserError(
+            "--without is for the report of one run; a comparison shows what is stored, and --only adds to it"
+        )
     if out is None and len(paths) > 1:
-        raise UserError("a comparison has no run folder to go to; say where to write it with --out FILE.html")
+        raise UserError("a comparison of several runs needs --out FILE.html")
     values = {"data": data, "model": model, "method": method}
     target = Path(out) if out is not None else Path(paths[0]) / "report.html"
     with ExitStack() as stack:

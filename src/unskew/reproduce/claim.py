@@ -132,7 +132,7 @@ class Scenario:
         if own is None:
             return None
         seeds = sorted(one.scores.keys() & other.scores.keys())
-        rows = [[each.scores[s] for s in seeds] for each in self.combinations if each.scores.keys() >= set(seeds)]
+        rows = [[item.scores[s] for s in seeds] for item in self.combinations if item.scores.keys() >= set(seeds)]
         mean, seed_means = fmean(map(fmean, rows)), [fmean(column) for column in zip(*rows, strict=True)]
         residual = sum(
             (score - fmean(row) - seed_mean + mean) ** 2

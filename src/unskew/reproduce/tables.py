@@ -136,15 +136,17 @@ def _list_changes(result: TableResult) -> str:
     for one, theirs in zip(result.cells, published, strict=True):
         if id(one) not in run:
             continue
-        here, there = deciding(one.cell.config), deciding(theirs.config)
-        for name in {**here, **there}:
-            if here.get(name) != there.get(name) and name not in result.variant.changes:
-                found.setdefault(name, set()).add((here.get(name), there.get(name)))
+        here, published_options = deciding(one.cell.config), deciding(theirs.config)
+        for name in {**here, **published_options}:
+            if here.get(name) != published_options.get(name) and name not in result.variant.changes:
+                found.setdefault(name, set()).add((here.get(name), published_options.get(name)))
         if one.cell.reads != theirs.reads:
             found.setdefault("read", set()).add((one.cell.reads, theirs.reads))
     changes = []
     for name, pairs in list(found.items())[:MOST]:
-        values = " or ".join(f"{here} instead of {there}" for here, there in sorted(pairs, key=str))
+        values = " or ".join(
+            f"{here} instead of {published_options}" for here, published_options in sorted(pairs, key=str)
+        )
         changes.append(f"{name.replace('_', ' ')} {values}")
     return ", ".join(changes)
 

@@ -1,4 +1,4 @@
-"""What a sweep came to: every setting with its score over the seeds, the best, the effective learning rate."""
+"""The results of a sweep: every setting with its score over the seeds, the best, the effective learning rate."""
 
 import csv
 import io
@@ -40,22 +40,22 @@ class TriedSetting:
 
     @property
     def score(self) -> SeedSpread | None:
-        """Its score over the seeds; None where a run failed, has no such calibration, or a score beyond all bounds."""
-        scores = [score_of(each, self.by) for each in self.runs]
-        return spread_over_seeds(scores) if all(each is not None and isfinite(each) for each in scores) else None
+        """Its score over the seeds; None if a run failed, lacks that calibration or has an infinite score."""
+        scores = [score_of(item, self.by) for item in self.runs]
+        return spread_over_seeds(scores) if all(item is not None and isfinite(item) for item in scores) else None
 
     @property
     def failure(self) -> str:
-        """What went wrong, in a word or a sentence; empty where nothing did."""
-        failed = [each for each in self.runs if isinstance(each, RunFailure)]
+        """What went wrong; empty if nothing did."""
+        failed = [item for item in self.runs if isinstance(item, RunFailure)]
         if not failed:
             return "" if self.score else "no finite loss" if self.by == "loss" else f"no {self.by}"
-        return "diverged" if all(each.diverged for each in failed) else failed[0].reason
+        return "diverged" if all(item.diverged for item in failed) else failed[0].reason
 
 
 @dataclass(frozen=True, repr=False)
 class Sweep:
-    """What ``unskew.sweep`` gives: the settings in the order in which they were tried, and the folder that has them."""
+    """The result of ``unskew.sweep``: the settings in the order they were tried, and their folder."""
 
     path: Path
     over: tuple[Dimension, ...]
@@ -65,13 +65,13 @@ class Sweep:
 
     @property
     def ranked(self) -> list[TriedSetting]:
-        """The best first, those that failed last; equal ones in the order in which they were tried."""
+        """The best first, failed ones last; ties in the order they were tried."""
         sign = 1 if self.by == "loss" else -1
-        return sorted(self.outcomes, key=lambda each: (each.score is None, sign * each.score.mean if each.score else 0))
+        return sorted(self.outcomes, key=lambda item: (item.score is None, sign * item.score.mean if item.score else 0))
 
     @property
     def best(self) -> TriedSetting | None:
-        """The setting with the best mean; None where all failed."""
+        """The setting with the best mean; None if all failed."""
         first = self.ranked[0]
         return first if first.score else None
 
@@ -92,7 +92,7 @@ def score_of(run: Result | RunFailure, by: str) -> float | None:
 def effective_rate(config: Config) -> float | None:
     """γ·η / ((1 − μ)·(1 − β)): η and μ are the clients' rate and momentum, γ and β the server's (fedavg, fedavgm).
 
-    Of clients that step with Adam μ = 0. None for methods whose server moves otherwise.
+    μ = 0 for clients that use Adam. None for methods with another server optimizer.
 
     Reference: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
     Classification", 2019, with μ = 0 and γ = 1.
@@ -102,12 +102,12 @@ def effective_rate(config: Config) -> float | None:
 
 
 def _momentum(config: Config) -> float:
-    """The clients' own."""
+    """The clients' momentum."""
     return config.momentum if uses_sgd(config.local()) else 0.0
 
 
 def server_step(method: str) -> tuple[float, float] | None:
-    """The server's rate γ and momentum β; None where it moves in another way."""
+    """The server's rate γ and momentum β; None for another server optimizer."""
     try:
         calls = {call.name: call for call in text.parse_calls(method, "method")}
         if OTHER_SERVERS & set(calls):
@@ -131,12 +131,12 @@ def _with_momentum(beta: float = 0.9, lr: float = 1.0, damped: bool = False) -> 
 
 
 def effective_rates(outcomes: Sequence[TriedSetting]) -> list[float] | None:
-    """The effective rate of each setting, where they differ in the rate and in momentum; None otherwise."""
-    rates = [effective_rate(each.config) for each in outcomes]
+    """The effective rate of each setting, if they differ in rate and momentum; None otherwise."""
+    rates = [effective_rate(item.config) for item in outcomes]
     known = [rate for rate in rates if rate is not None]
-    if len(known) < len(rates) or len({each.config.lr for each in outcomes}) < 2:
+    if len(known) < len(rates) or len({item.config.lr for item in outcomes}) < 2:
         return None
-    return known if len({momentum_words(each.config) for each in outcomes}) > 1 else None
+    return known if len({momentum_words(item.config) for item in outcomes}) > 1 else None
 
 
 def momentum_words(config: Config) -> str:
@@ -152,9 +152,9 @@ CELL = 34  # height of a row
 
 
 def sweep_charts(sweep: Sweep) -> list[Chart]:
-    """Every chart that the sweep has something for."""
-    varied = [each for each in sweep.over if len(_tried(sweep, each)) > 1]
-    charts = [_one(sweep, each) for each in varied]
+    """Every chart that the sweep has data for."""
+    varied = [item for item in sweep.over if len(_tried(sweep, item)) > 1]
+    charts = [_one(sweep, item) for item in varied]
     for across, upwards in combinations(varied, 2):
         listed = max(len(_tried(sweep, across)), len(_tried(sweep, upwards))) <= MOST
         if listed and not (across.ranged or upwards.ranged):
@@ -166,24 +166,26 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
 
 
 def _one(sweep: Sweep, option: Dimension) -> Chart:
-    """The best score for each value of an option, over all that is varied with it."""
+    """The best score for each value of an option, over all else that is varied."""
     tried, name = _tried(sweep, option), option.option.replace("_", " ")
-    best = [_best(sweep, lambda each, value=value: each.values[option.option] == value) for value in tried]  # type: ignore[misc]
-    means = [each.score.mean if each and each.score else None for each in best]
-    places = [float(value) for value in tried] if _numeric(option) else [float(at) for at in range(len(tried))]
-    ticks = None if option.ranged else tuple((at, spell_value(value)) for at, value in zip(places, tried, strict=True))
+    best = [_best(sweep, lambda item, value=value: item.values[option.option] == value) for value in tried]  # type: ignore[misc]
+    means = [item.score.mean if item and item.score else None for item in best]
+    positions = [float(value) for value in tried] if _numeric(option) else [float(at) for at in range(len(tried))]
+    ticks = (
+        None if option.ranged else tuple((at, spell_value(value)) for at, value in zip(positions, tried, strict=True))
+    )
     marks: list[Mark] = []
-    if any(each and each.score and each.score.deviation is not None for each in best):
-        spans = [each.score.deviation or 0.0 if each and each.score else 0.0 for each in best]
+    if any(item and item.score and item.score.deviation is not None for item in best):
+        spans = [item.score.deviation or 0.0 if item and item.score else 0.0 for item in best]
         low = [None if mean is None else mean - span for mean, span in zip(means, spans, strict=True)]
         high = [None if mean is None else mean + span for mean, span in zip(means, spans, strict=True)]
-        marks.append(Band(places, low, high, 0))
-    tips = [_tip(each) if each else "all diverged or failed" for each in best]
+        marks.append(Band(positions, low, high, 0))
+    tips = [_tip(item) if item else "all diverged or failed" for item in best]
     if option.ranged or not _numeric(option):
-        marks.append(Dots(places, means, 0, radius=4.0, tips=tips))
+        marks.append(Dots(positions, means, 0, radius=4.0, tips=tips))
     else:
-        marks.append(Line(places, means, "", 0, points=True, tips=tips))
-    others = "" if len(sweep.over) == 1 else ", the best of the rest"
+        marks.append(Line(positions, means, "", 0, points=True, tips=tips))
+    others = "" if len(sweep.over) == 1 else ", best over the other options"
     return Chart(
         f"sweep-{option.option}", f"{_score(sweep).capitalize()} by {name}{others}",
         f"Validation {_score(sweep)} by {name}{others}.", marks,
@@ -192,15 +194,15 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
 
 
 def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
-    """A heat map; where more is varied, each cell is the best of the rest."""
+    """A heat map; each cell shows the best over the other options."""
     columns, rows = _tried(sweep, across), _tried(sweep, upwards)
     best = [
         [_best(sweep, _has({across.option: column, upwards.option: row})) for column in columns] for row in rows
     ]  # fmt: skip
     scale = 1 if sweep.by == "loss" else 100
-    values = [[scale * each.score.mean if each and each.score else None for each in line] for line in best]
+    values = [[scale * item.score.mean if item and item.score else None for item in line] for line in best]
     known = [value for line in values for value in line if value is not None] or [0.0, 1.0]
-    tips = [[_tip(each) if each else "diverged or failed" for each in line] for line in best]
+    tips = [[_tip(item) if item else "diverged or failed" for item in line] for line in best]
     marks: list[Mark] = [Cells(values, min(known), max(known), ".3f" if sweep.by == "loss" else ".1f", tips)]
     marks += [
         Words(float(j), float(i), "×", "quiet")
@@ -209,11 +211,11 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
         if v is None
     ]
     x, y = across.option.replace("_", " "), upwards.option.replace("_", " ")
-    rest = "" if len(sweep.over) == 2 else ", the best of the rest"
+    rest = "" if len(sweep.over) == 2 else ", best over the other options"
     unit = "" if sweep.by == "loss" else ", %"
     return Chart(
         f"sweep-{across.option}-{upwards.option}", f"Validation {_score(sweep)}{unit}{rest}",
-        f"Validation {_score(sweep)} by {x} and {y}{rest}; × is what diverged or failed.", marks,
+        f"Validation {_score(sweep)} by {x} and {y}{rest}; × diverged or failed.", marks,
         x=Axis(x, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(columns))),
         y=Axis(y, ticks=tuple((float(at), spell_value(value)) for at, value in enumerate(rows))),
         width=max(440, 160 + 44 * len(columns)), height=max(220, 110 + CELL * len(rows)),
@@ -221,42 +223,42 @@ def _two(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
 
 
 def _scattered(sweep: Sweep, across: Dimension, upwards: Dimension) -> Chart:
-    """Where values were searched: a dot for each setting, the larger the better."""
-    scored = [(each, each.score.mean) for each in sweep.outcomes if each.score]
+    """For a search: a dot for each setting, larger is better."""
+    scored = [(item, item.score.mean) for item in sweep.outcomes if item.score]
     x, y = across.option.replace("_", " "), upwards.option.replace("_", " ")
     low, high = min((score for _, score in scored), default=0.0), max((score for _, score in scored), default=1.0)
     better = [(score - low) / (high - low) if high > low else 1.0 for _, score in scored]
     area = [0.05 + 0.95 * (1 - share if sweep.by == "loss" else share) for share in better]
     dots = Dots(
-        [float(each.values[across.option]) for each, _ in scored],
-        [float(each.values[upwards.option]) for each, _ in scored],
-        0, area, 9.0, "", [_tip(each) for each, _ in scored],
+        [float(item.values[across.option]) for item, _ in scored],
+        [float(item.values[upwards.option]) for item, _ in scored],
+        0, area, 9.0, "", [_tip(item) for item, _ in scored],
     )  # fmt: skip
-    failed = [each for each in sweep.outcomes if not each.score]
-    crosses = [Words(float(each.values[across.option]), float(each.values[upwards.option]), "×", "quiet")
-               for each in failed]  # fmt: skip
+    failed = [item for item in sweep.outcomes if not item.score]
+    crosses = [Words(float(item.values[across.option]), float(item.values[upwards.option]), "×", "quiet")
+               for item in failed]  # fmt: skip
     return Chart(
-        f"sweep-{across.option}-{upwards.option}", f"The larger the dot, the better the validation {_score(sweep)}",
-        f"{counted(len(scored), 'setting')} by {x} and {y}; × is what diverged or failed.", [dots, *crosses],
+        f"sweep-{across.option}-{upwards.option}", f"Validation {_score(sweep)}: larger dots are better",
+        f"{counted(len(scored), 'setting')} by {x} and {y}; × diverged or failed.", [dots, *crosses],
         x=Axis(x, log=_log(across, _tried(sweep, across))), y=Axis(y, log=_log(upwards, _tried(sweep, upwards))),
     )  # fmt: skip
 
 
 def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
-    """Settings with the same effective rate below each other, a line for each momentum."""
+    """The best score by effective rate, a line for each momentum."""
     lines: dict[str, list[tuple[float, TriedSetting]]] = {}
-    for each, rate in zip(sweep.outcomes, rates, strict=True):
-        lines.setdefault(momentum_words(each.config), []).append((rate, each))
-    if len(lines) > LINES or max(map(len, lines.values())) == 1:  # a search: hardly two settings share a momentum
+    for item, rate in zip(sweep.outcomes, rates, strict=True):
+        lines.setdefault(momentum_words(item.config), []).append((rate, item))
+    if len(lines) > LINES or max(map(len, lines.values())) == 1:  # a search: settings rarely share a momentum
         lines = {"": [point for points in lines.values() for point in points]}
     marks: list[Mark] = []
     for colour, (name, points) in enumerate(sorted(lines.items())):
         best: dict[float, TriedSetting] = {}
-        for rate, each in points:  # of settings that differ in something else the best
-            best[rate] = _better(sweep, best.get(rate), each)
+        for rate, item in points:  # keep the best of settings with the same rate
+            best[rate] = _better(sweep, best.get(rate), item)
         ordered = sorted(best.items())
-        scores = [each.score.mean if each.score else None for _, each in ordered]
-        tips = [f"η_eff {rate:.4g}: {_tip(each)}" for rate, each in ordered]
+        scores = [item.score.mean if item.score else None for _, item in ordered]
+        tips = [f"η_eff {rate:.4g}: {_tip(item)}" for rate, item in ordered]
         x = [rate for rate, _ in ordered]
         marks.append(Line(x, scores, name, colour, points=True, tips=tips) if name else Dots(x, scores, 0, tips=tips))
     return Chart(
@@ -268,8 +270,8 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
 
 
 def _tried(sweep: Sweep, option: Dimension) -> list[Value]:
-    """The values of an option that were tried: numbers in their order, texts as they were listed."""
-    found = dict.fromkeys(each.values[option.option] for each in sweep.outcomes)
+    """The values of an option that were tried: numbers sorted, texts as they were listed."""
+    found = dict.fromkeys(item.values[option.option] for item in sweep.outcomes)
     return sorted(found) if _numeric(option) else [value for value in option.values if value in found]
 
 
@@ -287,22 +289,22 @@ def _log(option: Dimension, tried: Sequence[Value]) -> bool:
 
 
 def _has(values: dict[str, Value]) -> Callable[[TriedSetting], bool]:
-    return lambda each: all(each.values[name] == value for name, value in values.items())
+    return lambda item: all(item.values[name] == value for name, value in values.items())
 
 
 def _best(sweep: Sweep, chosen: Callable[[TriedSetting], bool]) -> TriedSetting | None:
-    return next((each for each in sweep.ranked if chosen(each) and each.score), None)
+    return next((item for item in sweep.ranked if chosen(item) and item.score), None)
 
 
 def _better(sweep: Sweep, one: TriedSetting | None, other: TriedSetting) -> TriedSetting:
-    return other if one is None else next(each for each in sweep.ranked if each in (one, other))
+    return other if one is None else next(item for item in sweep.ranked if item in (one, other))
 
 
 def _tip(outcome: TriedSetting) -> str:
     if outcome.score is None:
         return f"{describe_values(outcome.values)}: {outcome.failure}"
-    told = outcome.score.words(decimals=4) if outcome.by == "loss" else f"{outcome.score.words(100)} %"
-    return f"{describe_values(outcome.values)}: {told}"
+    score_text = outcome.score.words(decimals=4) if outcome.by == "loss" else f"{outcome.score.words(100)} %"
+    return f"{describe_values(outcome.values)}: {score_text}"
 
 
 def _score(sweep: Sweep) -> str:
@@ -318,32 +320,32 @@ def _kind(sweep: Sweep) -> str:
 
 
 def tabulate(sweep: Sweep) -> list[dict[str, str]]:
-    """A row for each setting, the best first: its values, its score and deviation over the seeds, what went wrong."""
+    """A row for each setting, the best first: values, score and deviation over the seeds, failure."""
     rates = effective_rates(sweep.outcomes)
-    by_name = dict(zip((each.name for each in sweep.outcomes), rates or (), strict=False))
+    by_name = dict(zip((item.name for item in sweep.outcomes), rates or (), strict=False))
     rows = []
-    for each in sweep.ranked:
-        row = {name.replace("_", " "): spell_value(value) for name, value in each.values.items()}
+    for item in sweep.ranked:
+        row = {name.replace("_", " "): spell_value(value) for name, value in item.values.items()}
         if rates:
-            row["effective lr"] = f"{by_name[each.name]:.4g}"
-        row |= _scores(sweep, each)
+            row["effective lr"] = f"{by_name[item.name]:.4g}"
+        row |= _scores(sweep, item)
         rows.append(row)
     return rows
 
 
-def _scores(sweep: Sweep, each: TriedSetting) -> dict[str, str]:
-    score, loss = each.score, sweep.by == "loss"
+def _scores(sweep: Sweep, item: TriedSetting) -> dict[str, str]:
+    score, loss = item.score, sweep.by == "loss"
     name = sweep.by if sweep.by in ("accuracy", "loss") else f"after {sweep.by}"
     scale, decimals = (1, 4) if loss else (100, 2)
     row = {name: f"{scale * score.mean:.{decimals}f}" if score else ""}
     if len(sweep.seeds) > 1:
         row["±"] = f"{scale * score.deviation:.{decimals}f}" if score and score.deviation is not None else ""
         row["n"] = str(score.count) if score else ""
-    return row | {"failed": each.failure}
+    return row | {"failed": item.failure}
 
 
 def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
-    """Write table.csv, best.toml and the charts; the files that were written."""
+    """Write table.csv, best.toml and the charts; returns the files."""
     check_format(form)
     rows, text = tabulate(sweep), io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -360,7 +362,7 @@ def write_summary(sweep: Sweep, form: str = "svg") -> list[Path]:
 
 
 def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
-    """The best setting as a recipe that trains on all training images and is evaluated on the test images."""
+    """The best setting as a recipe that trains on all training images and evaluates on the test images."""
     assert best.score is not None
     several = len(sweep.seeds) > 1
     config = replace(best.config, seed=sweep.seeds[0])
@@ -370,13 +372,13 @@ def best_recipe(sweep: Sweep, best: TriedSetting) -> str:
     over = f" over {counted(len(sweep.seeds), 'seed')}" if several else ""
     header = [
         f"# The best of {counted(len(sweep.outcomes), 'setting')}: {describe_values(best.values)}.",
-        f"# On the validation images: {sweep.by} {score}{over}. This recipe holds nothing out.",
+        f"# On the validation images: {sweep.by} {score}{over}. This recipe trains on all training images.",
     ]
     seeds = [f"seeds = {list(sweep.seeds)}"] if several else []
     return "\n".join([*header, *kept, *seeds]) + "\n"
 
 
 def check_format(form: str) -> None:
-    """Refuse a format that charts are not written in."""
+    """Reject an unknown chart format."""
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")

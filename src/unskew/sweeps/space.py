@@ -43,7 +43,7 @@ class Dimension:
 
     @property
     def ends(self) -> tuple[Value, ...]:
-        """The values that show whether all are possible."""
+        """The values to check: all of them, or the ends of the range."""
         if self.values:
             return self.values
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
@@ -52,27 +52,27 @@ class Dimension:
 def parse_over(texts: Sequence[str]) -> tuple[Dimension, ...]:
     """The options to vary, each once, their values typed and within the options' limits."""
     if not texts:
-        raise UserError('a sweep needs something to vary; give --over "lr=0.01,0.03,0.1"')
+        raise UserError('a sweep needs an option to vary; give --over "lr=0.01,0.03,0.1"')
     found: dict[str, Dimension] = {}
     for text in texts:
         if not isinstance(text, str):
             raise UserError(f"over: give texts such as lr=0.01,0.1, not {brief(text)}")
         dimension = _parsed(text)
         if dimension.option in found:
-            raise UserError(f"--over {language.cut(text)}: {dimension.option} is given twice; list its values once")
+            raise UserError(f"--over {language.cut(text)}: {dimension.option} is given twice; list all its values once")
         found[dimension.option] = dimension
     return tuple(found.values())
 
 
 def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Value]]:
     """Every combination of the values, the last option changing fastest."""
-    if ranges := [each.text for each in dimensions if each.ranged]:
-        raise UserError(f"--over {ranges[0]}: a range is searched; give --trials N with it, or list values")
-    count = prod(len(each.values) for each in dimensions)
+    if ranges := [one.text for one in dimensions if one.ranged]:
+        raise UserError(f"--over {ranges[0]}: a range needs --trials N; give it, or list values")
+    count = prod(len(one.values) for one in dimensions)
     if count > MAX_SETTINGS:
-        raise UserError(f"{count:,} settings: {MAX_SETTINGS:,} are the most; list fewer values, or give --trials N")
-    names = [each.option for each in dimensions]
-    return [dict(zip(names, values, strict=True)) for values in product(*(each.values for each in dimensions))]
+        raise UserError(f"{count:,} settings are more than {MAX_SETTINGS:,}; list fewer values, or give --trials N")
+    names = [one.option for one in dimensions]
+    return [dict(zip(names, values, strict=True)) for values in product(*(one.values for one in dimensions))]
 
 
 def describe_values(values: Mapping[str, Value]) -> str:
@@ -86,7 +86,7 @@ def spell_value(value: Value) -> str:
 
 
 def folder_name(values: Mapping[str, Value]) -> str:
-    """A setting as a folder's name; where letters had to go, a hash tells it from others."""
+    """A setting as a folder name; where characters were dropped, a hash keeps it unique."""
     whole = "_".join(f"{name.replace('_', '-')}-{spell_value(value)}" for name, value in values.items())
     plain = re.sub(r"[^A-Za-z0-9._+-]+", "-", whole).strip("-.")
     if plain == whole and len(plain) <= LONGEST:
@@ -100,8 +100,8 @@ def _parsed(text: str) -> Dimension:
     if not equals:
         raise UserError(f'--over {language.cut(text)}: write it as NAME=VALUES, such as "lr=0.01,0.1"')
     if option is None:
-        able = [each.name for each in OPTIONS.values() if each.decides and each.name not in _OTHERWISE]
-        raise UserError(f"--over {language.cut(text)}: no option is called {name.strip()!r}; {nearest(name, able)}")
+        able = [one.name for one in OPTIONS.values() if one.decides and one.name not in _OTHERWISE]
+        raise UserError(f"--over {language.cut(text)}: there is no option {name.strip()!r}; {nearest(name, able)}")
     if not option.decides or option.name in _OTHERWISE:
         why = _OTHERWISE.get(option.name, "it does not change the result")
         raise UserError(f"--over {language.cut(text)}: {option.name} cannot be varied; {why}")
@@ -122,7 +122,7 @@ def _ranged(option: Option, text: str, ends: re.Match[str]) -> Dimension:
     if not low < high:
         raise UserError(f"--over {language.cut(text)}: the range is empty; give the lower end first")
     if ends[3] and low <= 0:
-        raise UserError(f"--over {language.cut(text)}: a logarithmic range begins above 0")
+        raise UserError(f"--over {language.cut(text)}: a logarithmic range must start above 0")
     for end in (low, high):
         _check(option, end, text)
     return Dimension(option.name, text, (), float(low), float(high), bool(ends[3]))
@@ -151,19 +151,19 @@ def _typed(option: Option, text: str, whole: str) -> Value:
     """A value in the option's type."""
     shown = f"--over {language.cut(whole)}: "
     if not text:
-        raise UserError(f"{shown}a value is empty; give NAME=VALUE,VALUE")
+        raise UserError(f"{shown}a value is empty; write NAME=VALUE,VALUE")
     if option.kind is str:
         quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
         return text[1:-1] if quoted else text
     if option.kind is bool:
         if text.lower() in ("true", "false"):
             return text.lower() == "true"
-        raise UserError(f"{shown}{option.name} is true or false, {language.cut(text)!r} given")
+        raise UserError(f"{shown}{option.name} must be true or false, not {language.cut(text)!r}")
     try:
         return int(text) if option.kind is int else float(text)
     except ValueError:
-        kind = "a whole number" if option.kind is int else "a number"
-        raise UserError(f"{shown}{option.name} takes {kind}, {language.cut(text)!r} given") from None
+        kind = "an integer" if option.kind is int else "a number"
+        raise UserError(f"{shown}{option.name} must be {kind}, not {language.cut(text)!r}") from None
 
 
 def _check(option: Option, value: Value, text: str) -> None:

@@ -33,7 +33,7 @@ ABOUT, RUNS = "sweep.json", "runs"
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What a sweep was asked for."""
+    """What a sweep tries."""
 
     base: Config  # what all settings share; varied options and the seed do not count
     over: tuple[Dimension, ...]
@@ -43,22 +43,22 @@ class SweepRequest:
 
     @property
     def searched(self) -> bool:
-        """Whether settings are chosen from what earlier ones came to."""
+        """Whether settings are chosen from earlier results."""
         return self.trials is not None
 
 
 @contextmanager
 def open_sweep(path: Path, asked: SweepRequest) -> Iterator[dict[str, RunFailure]]:
-    """The sweep's folder, locked for this process, with the failures that are known by run; another's is refused."""
+    """Open and lock the sweep's folder; yields the known failures by run. Another sweep's folder is rejected."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     there = (path / ABOUT).exists()
-    if path.exists() and not there and any(each.name != ".lock" for each in path.iterdir()):
-        raise UserError(f"{path} exists and is not the folder of a sweep; choose another --out")
+    if path.exists() and not there and any(one.name != ".lock" for one in path.iterdir()):
+        raise UserError(f"{path} exists but is not the folder of a sweep; choose another --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"the folder {path} cannot be made: {error.strerror}") from error
+        raise UserError(f"the folder {path} cannot be created: {error.strerror}") from error
     with locked_folder(path):
         failures = _read_failures(path, asked) if there else {}
         write_about(path, asked, failures)
@@ -72,21 +72,23 @@ def write_about(path: Path, asked: SweepRequest, failures: Mapping[str, RunFailu
 
 
 def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
-    """Refuse a run folder whose varied options, seed or validation part are not the task's."""
+    """Reject a run directory whose varied options, seed or validation part differ from the task's."""
     if not (path / CONFIG).exists():
         return
     found = configs.read_run(path)
-    for name in ("seed", "validation", *(each.option for each in asked.over)):
+    for name in ("seed", "validation", *(one.option for one in asked.over)):
         there, here = getattr(found, name), getattr(task.config, name)
         if OPTIONS[name].kind is not str and here is not None and there != here:
-            raise UserError(f"{path} has a run with {name} {there}, not {here}; move it away, or choose another --out")
+            raise UserError(
+                f"{path} contains a run with {name} {there}, not {here}; move it away, or choose another --out"
+            )
 
 
 def _describe_request(asked: SweepRequest) -> dict[str, Any]:
-    varied = {"seed", *(each.option for each in asked.over)}
+    varied = {"seed", *(one.option for one in asked.over)}
     return {
         "settings": {name: value for name, value in configs.deciding(asked.base).items() if name not in varied},
-        "over": [each.text for each in asked.over],
+        "over": [one.text for one in asked.over],
         "seeds": list(asked.seeds),
         "by": asked.by,
         "trials": asked.trials,
@@ -94,21 +96,23 @@ def _describe_request(asked: SweepRequest) -> dict[str, Any]:
 
 
 def _read_failures(path: Path, asked: SweepRequest) -> dict[str, RunFailure]:
-    """The failures in a folder that has this sweep already; more values, seeds and trials may be asked for now."""
+    """The failures in a folder that already has this sweep; values, seeds and trials may have been added."""
     found, now = read_json(path / ABOUT), _describe_request(asked)
     try:
         settings, over, kept = found["settings"], found["over"], found["diverged"]
-        names = [each.option for each in parse_over(over)]
+        names = [one.option for one in parse_over(over)]
         failures = {run: RunFailure(str(reason), diverged=True) for run, reason in kept.items()}
     except (LookupError, TypeError, AttributeError, UserError) as error:
-        raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a copy, or delete it") from error
-    asked_names = [each.option for each in asked.over]
+        raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a backup, or delete it") from error
+    asked_names = [one.option for one in asked.over]
     same = over == now["over"] and found.get("by") == asked.by if asked.searched else set(names) == set(asked_names)
     if not same or (found.get("trials") is None) == asked.searched:
-        raise UserError(f"{path} has another sweep, over {'; '.join(map(str, over))}; choose another --out")
-    if odd := [name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)]:
-        said = ", ".join(f"{name} {settings.get(name, 'left out')} there" for name in odd)
-        raise UserError(f"{path} has another sweep: {said}; choose another --out")
+        raise UserError(f"{path} contains another sweep, over {'; '.join(map(str, over))}; choose another --out")
+    if differing := [
+        name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)
+    ]:
+        there = ", ".join(f"{name} {settings.get(name, 'not set')} there" for name in differing)
+        raise UserError(f"{path} contains another sweep: {there}; choose another --out")
     return failures
 
 
@@ -117,7 +121,7 @@ DIGITS = 4  # of a number that is tried: folders and tables have it in full
 
 
 class Search:
-    """Asks for settings, and takes what they came to. A setting that failed counts as ``worst``."""
+    """Optuna's search: ``ask`` for settings, ``tell`` their scores. A failed setting counts as ``worst``."""
 
     def __init__(self, dimensions: Sequence[Dimension], key: Key, *, maximise: bool, worst: float) -> None:
         optuna = require_extra("optuna", "sweeps")
@@ -127,19 +131,19 @@ class Search:
         self._dimensions, self._worst = dimensions, worst
 
     def ask(self) -> tuple[Any, dict[str, Value]]:
-        """The next setting, and what ``tell`` knows it by."""
+        """The next setting, and its handle for ``tell``."""
         trial = self._study.ask()
-        return trial, {each.option: _suggest(trial, each) for each in self._dimensions}
+        return trial, {one.option: _suggest(trial, one) for one in self._dimensions}
 
     def tell(self, trial: Any, score: float | None) -> None:
-        """What the setting came to; None where it failed."""
+        """Report a setting's score; None if it failed."""
         self._study.tell(trial, self._worst if score is None else score)
 
 
 def _suggest(trial: Any, dimension: Dimension) -> Value:
     if dimension.values:
-        place: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
-        return dimension.values[place]
+        index: int = trial.suggest_categorical(dimension.option, list(range(len(dimension.values))))
+        return dimension.values[index]
     if dimension.whole:
         return int(trial.suggest_int(dimension.option, int(dimension.low), int(dimension.high), log=dimension.log))
     value = trial.suggest_float(dimension.option, dimension.low, dimension.high, log=dimension.log)
@@ -160,7 +164,7 @@ class Told:
 
 
 class Trials:
-    """The runs of a sweep's folder, ``jobs`` at a time. A setting is a folder, a seed a run in it."""
+    """The runs of a sweep's folder, ``jobs`` at a time: one folder per setting, one run per seed."""
 
     def __init__(self, path: Path, asked: SweepRequest, failures: dict[str, RunFailure], jobs: int, told: Told) -> None:
         self._path, self._asked, self._jobs, self._told = path, asked, jobs, told
@@ -168,7 +172,7 @@ class Trials:
         self._known: dict[str, TriedSetting] = {}
 
     def do(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
-        """An outcome for each of these settings; what is not finished is trained."""
+        """The outcome of each of these settings; unfinished runs are trained."""
         named = {folder_name(values): values for values in settings}
         new = {name: values for name, values in named.items() if name not in self._known}
         tasks = {run: task for name, values in new.items() for run, task in self._tasks(name, values).items()}
@@ -178,8 +182,8 @@ class Trials:
         waiting = {name: sum(_setting(run) == name for run in left) for name in new}
         rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
 
-        def ended(place: int, failure: RunFailure | None) -> None:
-            run = left[place]
+        def ended(index: int, failure: RunFailure | None) -> None:
+            run = left[index]
             if failure is not None:
                 self._failures[run] = failure
                 write_about(self._path, self._asked, self._failures)
@@ -187,8 +191,8 @@ class Trials:
             if not waiting[_setting(run)]:
                 self._conclude(_setting(run), new[_setting(run)])
 
-        def progressed(place: int, number: int) -> None:
-            rounds[left[place]] = number
+        def progressed(index: int, number: int) -> None:
+            rounds[left[index]] = number
             if self._told.rounds is not None:
                 self._told.rounds(sum(rounds.values()), whole)
 
@@ -199,8 +203,8 @@ class Trials:
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:
         config = with_values(self._asked.base, values, "--over")
-        places = {seed: f"{name}/seed{seed}" for seed in self._asked.seeds}
-        return {run: Task(replace(config, seed=seed), self._path / RUNS / run) for seed, run in places.items()}
+        run_names = {seed: f"{name}/seed{seed}" for seed in self._asked.seeds}
+        return {run: Task(replace(config, seed=seed), self._path / RUNS / run) for seed, run in run_names.items()}
 
     def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
         tasks = self._tasks(name, values)
@@ -243,7 +247,7 @@ def sweep(
         total = asked.trials or len(settings or ())
         work = Trials(path, asked, failures, jobs or _default_jobs(asked), Told(total, finished, progress))
         outcomes = _search(work, asked) if settings is None else work.do(settings)
-        once = {each.name: each for each in outcomes}  # a search may come back to a setting
+        once = {one.name: one for one in outcomes}  # a search may come back to a setting
         return Sweep(path, asked.over, asked.seeds, asked.by, tuple(once.values()))
 
 
@@ -253,9 +257,9 @@ def _asked(
 ) -> SweepRequest:  # fmt: skip
     dimensions = parse_over(over)
     base, listed = configs.read_recipe(Path(recipe)) if recipe else (Config(), ())
-    for each in dimensions:
-        if options.get(each.option) is not None:
-            raise UserError(f"{each.option} is given and varied (--over {each.text}); leave one of them out")
+    for one in dimensions:
+        if options.get(one.option) is not None:
+            raise UserError(f"{one.option} is given and varied (--over {one.text}); leave one of them out")
     if seeds is not None and options.get("seed") is not None:
         raise UserError("seed and seeds were both given; give one of them")
     config = configs.with_values(base, options, "sweep")
@@ -273,17 +277,17 @@ def _asked(
 
 def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | None, say: Say) -> None:
     """Refuse what could not run: every combination as texts, and each value once with the whole set-up of a run."""
-    first = {each.option: each.ends[0] for each in asked.over}
-    tried = [first, *({**first, each.option: value} for each in asked.over for value in each.ends[1:])]
+    first = {one.option: one.ends[0] for one in asked.over}
+    tried = [first, *({**first, one.option: value} for one in asked.over for value in one.ends[1:])]
     use_sgd = [_check_texts(asked, values) for values in settings or tried]
     if "momentum" in first and not any(use_sgd):
         raise UserError(
             f"--over momentum: --optimizer {asked.base.optimizer} has none; vary it with sgd, or leave it out"
         )
-    costly = {each.option for each in asked.over if OPTIONS[each.option].kind in (str, bool)} | {"clients", "per_round"}
-    for place, values in enumerate(tried):
+    costly = {one.option for one in asked.over if OPTIONS[one.option].kind in (str, bool)} | {"clients", "per_round"}
+    for index, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}
-        if place and not changed & costly:
+        if index and not changed & costly:
             continue
         with _name_setting(values):
             prepare(replace(configs.with_values(asked.base, values, "--over"), seed=asked.seeds[0]), say=say)
@@ -297,7 +301,7 @@ def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
         check_rounds(algorithm.local, config.rounds)
         if config.start:
             parse_start(config.start, algorithm)
-    made = [named(each, algorithm) for each in algorithm.finish]
+    made = [named(one, algorithm) for one in algorithm.finish]
     if asked.by not in SCORES and asked.by not in made:
         there = f"makes {', '.join(made)}" if made else "makes no calibration"
         raise UserError(
@@ -308,7 +312,7 @@ def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
 
 @contextmanager
 def _name_setting(values: dict[str, Value]) -> Iterator[None]:
-    """Put the setting before what is wrong with it."""
+    """Prefix an error with the setting."""
     try:
         yield
     except UserError as error:
@@ -316,8 +320,8 @@ def _name_setting(values: dict[str, Value]) -> Iterator[None]:
 
 
 def _own_folder(parent: Path, asked: SweepRequest) -> Path:
-    """``sweep-name`` where that is unused or has this sweep, or the first of ``sweep-name-2``, … that is unused."""
-    name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(each.option for each in asked.over)}"[:100]
+    """``sweep-name`` if that is unused or contains this sweep, otherwise the first unused ``sweep-name-2``, …"""
+    name = f"sweep-{slug(asked.base, seed=False)}-over-{'-'.join(one.option for one in asked.over)}"[:100]
     try:
         with open_sweep(parent / name, asked):
             return parent / name
@@ -326,18 +330,18 @@ def _own_folder(parent: Path, asked: SweepRequest) -> Path:
 
 
 def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
-    """Ask for a few settings at a time, train them, say what they came to."""
+    """Ask for a few settings at a time, train them, and report their scores."""
     count, outcomes = asked.trials or 0, list[TriedSetting]()
     search = Search(asked.over, Key(asked.seeds[0]), maximise=asked.by != "loss", worst=WORST.get(asked.by, 0.0))
     for start in range(0, count, TOGETHER):
         some = [search.ask() for _ in range(min(TOGETHER, count - start))]
-        came = trials.do([values for _, values in some])
-        for (trial, _), outcome in zip(some, came, strict=True):
+        tried = trials.do([values for _, values in some])
+        for (trial, _), outcome in zip(some, tried, strict=True):
             search.tell(trial, outcome.score.mean if outcome.score else None)
-        outcomes += came
+        outcomes += tried
     return outcomes
 
 
 def _default_jobs(asked: SweepRequest) -> int:
-    """One for each core; on a GPU one at a time."""
+    """One per core; on a GPU one at a time."""
     return cores() if resolve_device(asked.base.device).type == "cpu" else 1
