@@ -1,5 +1,7 @@
 """``package.module:function`` as a data set and as a partition: what it gives is checked before anything is trained."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -52,9 +54,8 @@ def test_checking_a_function_says_what_it_gives():
     ],
 )
 def test_a_function_that_gives_no_data_set_is_refused(name, complaint):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(complaint)):
         load(name, None)
-    assert complaint in str(caught.value)
 
 
 def test_a_function_gives_the_client_of_each_example():
@@ -88,10 +89,8 @@ def test_a_function_cannot_change_the_labels():
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_refused_with_the_functions_name(what, complaint):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=f"outside_data:answer.*{re.escape(complaint)}"):
         split(f"outside_data:answer(what={what})")
-    assert complaint in str(caught.value)
-    assert "outside_data:answer" in str(caught.value)
 
 
 @pytest.mark.parametrize("value", [LABELS, LABELS.tolist(), torch.from_numpy(LABELS), LABELS.astype(np.uint8)])

@@ -1,4 +1,5 @@
 import json
+import re
 
 import numpy as np
 import pytest
@@ -112,9 +113,8 @@ def test_a_photograph_without_bytes_is_broken(tmp_path, cache, table):
     ],
 )
 def test_columns_of_other_types_are_refused(tmp_path, cache, columns, message):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)):
         load_table(str(write(tmp_path / "t.parquet", columns)), cache)
-    assert message in str(caught.value)
 
 
 def test_whole_numbers_among_which_some_are_missing_are_read(tmp_path, cache, table):
@@ -182,7 +182,7 @@ def test_a_damaged_file_is_refused(tmp_path, cache, table):
     whole = path.read_bytes()
     for content in (b"", b"PAR1", whole[:-20], whole[:1000], b"PAR1" + bytes(3000) + whole[-200:]):
         path.write_bytes(content)
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match=r"is not a parquet file|is damaged|has no column"):
             load_table(f"{path}(size=16)", cache)
     with pytest.raises(UserError, match="does not exist"):
         load_table(str(tmp_path / "none.parquet"), cache)

@@ -241,10 +241,9 @@ def _rows(
     notes: tuple[str, ...] = (),
 ) -> Rows:
     paths, labels, test = (list(column) for column in zip(*listed, strict=True))
-    return Rows(
-        folder, np.array(paths, np.str_), np.array(labels, np.int64), tuple(classes), np.array(test, np.bool_),
-        None if users is None else np.array(users, np.str_), notes=notes,
-    )  # fmt: skip
+    owners = None if users is None else np.array(users, np.str_)
+    numbers, flags = np.array(labels, np.int64), np.array(test, np.bool_)
+    return Rows(folder, np.array(paths, np.str_), numbers, tuple(classes), flags, owners, notes=notes)
 
 
 def _folders(directory: Path) -> list[str]:

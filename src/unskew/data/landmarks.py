@@ -57,10 +57,9 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
         f"{follow} follow the rules of Landmarks-User-160k",
         f"test: at most {test} images of each landmark, by authors without a training image (seed {seed})",
     )
-    return Rows(
-        folder, _paths([images[row] for row in kept], below), labels.astype(np.int64),
-        tuple(map(str, classes.tolist())), held[kept], np.array([people[n] for n in user[kept]], np.str_), notes=notes,
-    )  # fmt: skip
+    paths, names = _paths([images[row] for row in kept], below), tuple(map(str, classes.tolist()))
+    owners = np.array([people[n] for n in user[kept]], np.str_)
+    return Rows(folder, paths, labels.astype(np.int64), names, held[kept], owners, notes=notes)
 
 
 def _published(folder: Path, split: str, below: str) -> Rows:

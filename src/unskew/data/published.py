@@ -314,9 +314,13 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
     if layout.kind == "idx":
         pixels, numbers = (_read_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
         images, labels = binary.join(
-            pixels, numbers, (paths[0], paths[1]),
-            classes=len(facts.classes), first=facts.first, transposed=facts.transposed,
-        )  # fmt: skip
+            pixels,
+            numbers,
+            (paths[0], paths[1]),
+            classes=len(facts.classes),
+            first=facts.first,
+            transposed=facts.transposed,
+        )
         images = np.array(images, order="C")
     else:
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]

@@ -220,14 +220,21 @@ def population(
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)
     images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed, noise=noise)])
     train = np.flatnonzero(~rows.test)
-    moments = images[train].reshape(len(train), 3, -1) / 255
+    pixels = images[train].reshape(len(train), 3, -1) / 255
+    mean, std = tuple(pixels.mean((0, 2)).tolist()), tuple(pixels.std((0, 2)).tolist())
+    owners = [None if rows.users is None else rows.users[part] for part in (train, rows.test)]
     return ImageSet(
-        "population", rows.classes, Split(images[train], rows.labels[train]),
-        Split(images[rows.test], rows.labels[rows.test]), tuple(moments.mean((0, 2)).tolist()),
-        tuple(moments.std((0, 2)).tolist()), users=None if rows.users is None else rows.users[train], notes=rows.notes,
+        "population",
+        rows.classes,
+        Split(images[train], rows.labels[train]),
+        Split(images[rows.test], rows.labels[rows.test]),
+        mean,
+        std,
+        users=owners[0],
+        notes=rows.notes,
         places=None if rows.places is None else rows.places[train],
-        test_users=None if rows.users is None else rows.users[rows.test],
-    )  # fmt: skip
+        test_users=owners[1],
+    )
 
 
 def _pixels(content: bytes) -> np.ndarray:

@@ -176,13 +176,10 @@ def check_columns(columns: Columns) -> Facts:
         raise UserError(f"{columns.where} has a header but no rows; give one row per photograph")
     test, kept, notes = _split(columns, count)
     labels, classes = _numbered(columns)
-    users = _users(columns)
-    places = _places(columns)
-    notes += _repeated(columns, kept, test)
-    return Facts(
-        kept, labels[kept], classes, test[kept], None if users is None else users[kept],
-        None if places is None else places[kept], (*columns.notes, *notes),
-    )  # fmt: skip
+    users, places = _users(columns), _places(columns)
+    users, places = None if users is None else users[kept], None if places is None else places[kept]
+    notes = [*columns.notes, *notes, *_repeated(columns, kept, test)]
+    return Facts(kept, labels[kept], classes, test[kept], users, places, tuple(notes))
 
 
 def _repeated(columns: Columns, kept: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> list[str]:
