@@ -13,6 +13,7 @@ from unskew.data.arrays import image_set_from
 X = np.random.default_rng(0).integers(0, 256, (12, 4, 5, 3), dtype=np.uint8)
 Y = np.arange(12) % 3
 FIRST = X.transpose(0, 3, 1, 2)
+COLOURED = ("x", ("a", "b", "c"), Split(FIRST, Y), Split(FIRST, Y), (0.5,) * 3, (0.5,) * 3)
 
 
 class Examples(Dataset):
@@ -221,6 +222,8 @@ def broken(place):
         (ImageSet("x", ("a", "b", "c"), Split(X, Y), Split(X, Y), (0.5,), (0.5,)), "need 4 numbers each"),
         (ImageSet("x", ("a", "b", "c"), Split(FIRST, Y), Split(FIRST, Y), (0.5,) * 3, (0.5, 0.0, 1.0)), "std above 0"),
         (ImageSet("x", ("a",), Split(FIRST, Y * 0), Split(FIRST, Y * 0), (0.5,) * 3, (0.5,) * 3), "the same class"),
+        (ImageSet(*COLOURED, users=np.array(["a"])), "1 users for 12 training examples"),
+        (ImageSet(*COLOURED, places=np.zeros((1, 2))), "places must be an array [12, 2]; this is float64 [1, 2]"),
     ],
 )  # fmt: skip
 def test_what_is_not_an_image_set_is_refused(value, complaint):

@@ -358,6 +358,8 @@ def check_image_set(images: ImageSet, name: str) -> ImageSet:
         raise UserError(
             f"{name}: {len(images.users)} users for {len(images.train)} training examples; give one per example"
         )
+    if images.places is not None and np.shape(images.places) != (len(images.train), 2):
+        raise UserError(f"{name}: places must be an array [{len(images.train)}, 2]; {_is(images.places)}")
     return images
 
 

@@ -363,7 +363,10 @@ def partition_from(
         if clients != value.clients:
             raise UserError(f"{scheme} has {value.clients} clients, {clients} were asked for; leave --clients out")
     else:
-        client = _array(value, scheme)
+        try:
+            client = np.asarray(value.cpu() if hasattr(value, "cpu") else value)
+        except (ValueError, TypeError) as error:
+            raise UserError(f"{scheme} is not an array ({error}); give one client number per example") from error
     if client.shape != (len(labels),):
         given = f"{list(client.shape)} numbers for {len(labels):,} training examples"
         raise UserError(f"{scheme} gives {given}; give a flat array with one client number per example")
@@ -403,13 +406,6 @@ def from_function(call: Call, labels: Ints, clients: int, key: Key) -> Partition
     return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
 
 
-def _array(value: Any, scheme: str) -> np.ndarray[Any, Any]:
-    try:
-        return np.asarray(value.cpu() if hasattr(value, "cpu") else value)
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{scheme} is not an array ({error}); give one client number per example") from error
-
-
 def partition_examples(
     text: str,
     labels: Ints,
@@ -425,27 +421,21 @@ def partition_examples(
     ``users``, ``geo`` and ``file:`` bring their own number of clients; ``clients`` must then be that number or None. A
     file's text stays the scheme, since another seed would not give the same; its notes say how it was made.
     """
-    if len(labels) == 0:
-        raise UserError("there are no training examples to deal out")
-    if clients is not None and clients < 1:
-        raise UserError(f"{clients} clients: give at least 1")
     if text.strip().startswith("file:"):
         kept = read_partition(text.strip().removeprefix("file:"), labels, classes, seed=key.seed)
         return _agree(replace(kept, scheme=text.strip()), clients)
-    call = _single(text)
+    call, *more = parse_calls(text, "partition")
+    if more:
+        raise complain(text, more[0].start, "partition takes one scheme; schemes cannot be added")
     if call.name == "users":
         apply(call, lambda: None, "partition")
         if users is None:
             raise UserError("partition users: this data set has no users; use dirichlet, iid or file:FILE")
-        if len(users) != len(labels):
-            raise UserError(f"partition users: {len(users)} user ids for {len(labels)} training examples")
         return _agree(_by_user(users, key.seed), clients)
     if call.name == "geo":
         geo = apply(call, Geo, "partition")
         if places is None:
             raise UserError("partition geo: this data set has no places; use users, dirichlet-client or file:FILE")
-        if len(places) != len(labels):
-            raise UserError(f"partition geo: {len(places)} places for {len(labels)} training examples")
         return _agree(deal_by_cell(geo, places, scheme=_canonical(call.name, geo), seed=key.seed), clients)
     if ":" in call.name:
         return from_function(call, labels, _enough(call.name, clients, labels), key)
@@ -479,17 +469,9 @@ def _enough(name: str, clients: int | None, labels: Ints) -> int:
     """How many clients there are, if there are examples for all of them."""
     if clients is None:
         raise UserError(f"partition {name}: give the number of clients (--clients 10)")
-    if clients > len(labels):
-        raise UserError(f"{clients} clients for {len(labels)} training examples: give at most {len(labels)}")
+    if not 1 <= clients <= len(labels):
+        raise UserError(f"{clients} clients for {len(labels)} training examples: give 1 to {len(labels)}")
     return clients
-
-
-def _single(text: str) -> Call:
-    """The one call of the text."""
-    calls = parse_calls(text, "partition")
-    if len(calls) > 1:
-        raise complain(text, calls[1].start, "partition takes one scheme; schemes cannot be added")
-    return calls[0]
 
 
 def _canonical(name: str, scheme: Scheme | Geo) -> str:

@@ -111,14 +111,15 @@ def read_csv(path: Path) -> Columns:
             header = [name.strip().lower() for name in next(rows, [])]
             places, notes = choose_columns(header, str(path), without=("image",))
             columns: dict[str, Any] = {name: [] for name in places}
+            wanted = [(columns[name], column) for name, column in places.items()]
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
                     fields = f"{len(row)} values under {len(header)} columns"
                     raise UserError(f"{path} line {lines.line_num}: {fields}; give one for each")
                 numbers.append(lines.line_num)
-                for name, column in places.items():
-                    columns[name].append(row[column])
+                for texts, column in wanted:
+                    texts.append(row[column])
     except FileNotFoundError as error:
         raise UserError(f"{path} does not exist; give the path of a table") from error
     except OSError as error:
