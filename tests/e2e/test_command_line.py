@@ -91,7 +91,7 @@ WRONG = {
     "more rounds than can be": (["run", "--rounds", "1" + 300 * "0"], "1,000,000,000 is the most"),
     "a policy that is none": (["run", "--on-failure", "cry"], "stop, skip"),
     "a recipe that is not there": (["run", "none.toml"], "there is no recipe none.toml"),
-    "a run that is not there": (["resume", "none"], "none is not a run folder"),
+    "a run that is not there": (["resume", "none"], "none is not a run directory"),
     "a comparison with nothing": (["compare", "none"], "there is no folder none"),
     "a format that is none": (["compare", "none", "--format", "tabel"], "did you mean 'table'?"),
     "a partition without a file": (["partition"], "--out"),
@@ -149,7 +149,7 @@ def test_a_run_that_exists_is_not_written_over(capsys, tmp_path):
     before = (tmp_path / "a" / "result.json").read_bytes()
     code, _, error = unskew(capsys, "run", *FAST, "--out", "a")
     assert code == 2
-    assert "a holds a finished run; choose another --out" in error
+    assert "a has a finished run; choose another --out" in error
     assert (tmp_path / "a" / "result.json").read_bytes() == before
     code, _, error = unskew(capsys, "resume", "a")
     assert code == 2

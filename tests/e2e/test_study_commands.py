@@ -232,7 +232,7 @@ def spoil(file, length=None):
 
 SPOILT = {
     "no folder": (lambda run: run.rename(run.parent / "gone"), "there is no folder"),
-    "no run": (lambda run: [file.unlink() for file in run.iterdir() if file.is_file()], "it is not a run folder"),
+    "no run": (lambda run: [file.unlink() for file in run.iterdir() if file.is_file()], "it is not a run directory"),
     "not finished": (lambda run: (run / "result.json").unlink(), "finish it with: unskew resume"),
     "result": (lambda run: spoil(run / "result.json"), "result.json"),
     "config": (lambda run: (run / "config.toml").write_text("rounds = ["), "config.toml"),

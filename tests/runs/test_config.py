@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import tomllib
 from dataclasses import asdict, replace
 
@@ -101,10 +102,8 @@ def test_any_text_survives_a_recipe(text):
     [("round", "did you mean 'rounds'?"), ("batchsize", "did you mean 'batch'?"), ("qqqq", "there are: data")],
 )
 def test_an_unknown_key_is_told_the_nearest(key, hint):
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=rf"^recipe.toml: no option is called '{key}'; {re.escape(hint)}"):
         with_values(Config(), {key: 1}, "recipe.toml")
-    assert str(caught.value).startswith(f"recipe.toml: no option is called {key!r}; ")
-    assert hint in str(caught.value)
 
 
 def test_a_table_in_a_recipe_is_no_option(tmp_path):
@@ -145,9 +144,9 @@ def test_with_values_changes_what_is_given_and_nothing_else():
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
-    with pytest.raises(UserError) as caught:
+    message = f"recipe.toml: {key} must be {wanted}, {value!r} given"
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         with_values(Config(), {key: value}, "recipe.toml")
-    assert str(caught.value) == f"recipe.toml: {key} must be {wanted}, {value!r} given"
 
 
 @pytest.mark.parametrize(
@@ -165,9 +164,8 @@ def test_a_value_of_another_type_is_refused_by_name(key, value, wanted):
 )
 def test_an_impossible_value_is_refused_under_its_flag(key, values):
     for value in values:
-        with pytest.raises(UserError) as caught:
+        with pytest.raises(UserError, match=rf"^--{key.replace('_', '-')} {value}: "):
             checked(replace(Config(), **{key: value}))
-        assert str(caught.value).startswith(f"--{key.replace('_', '-')} {value}: ")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,7 @@ def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
         (b"rounds = 1\nrounds = 2\n", "is not TOML"),
         (b"just words", "is not TOML"),
         (b"\x89PNG\r\n\x1a\n\xff\xfe", "cannot be read"),
-        (b"seed = " + b"1" * 5000, ""),
+        (b"seed = " + b"1" * 5000, "recipe"),
         (b"method = " + b"[" * 50_000, "is nested too deeply"),
         (b"method = " + b"{a = " * 50_000, "is nested too deeply"),
         (b"method" + b".a" * 3_000 + b" = 1", "method must be a text, a deeply nested dict given"),
@@ -210,10 +208,9 @@ def test_an_integer_too_large_for_a_float_is_the_users_mistake(tmp_path):
 )
 def test_a_file_that_is_no_recipe_is_refused_by_name(tmp_path, content, message):
     file = write(tmp_path, content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
         read(file)
     assert str(file) in str(caught.value)
-    assert message in str(caught.value)
     assert len(str(caught.value)) < 1000
 
 

@@ -107,7 +107,7 @@ def test_the_run_folder_is_sealed_and_can_be_loaded_and_studied(tmp_path):
         analyse(path, "skew")
     with pytest.raises(UserError, match="name the calibration in the recipe's method"):
         calibrate_run(path, "ccvr")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="is finished: it has a result"):
         unskew.resume(path)
 
 
@@ -290,7 +290,7 @@ def test_the_servers_own_test_images_must_fit(tmp_path):
 
 def test_a_federation_of_which_too_few_come_does_not_begin(tmp_path):
     nodes = {1: make_node(tmp_path, 0)}
-    with pytest.raises(UserError, match="only 1 client came within 30 seconds, 2 are needed"):
+    with pytest.raises(UserError, match="only 1 client joined within 30 seconds, 2 are needed"):
         federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=2, wait=30))
     assert not (tmp_path / "run").exists()
 
@@ -306,7 +306,7 @@ def test_those_that_come_are_enough_where_the_rules_say_so_and_the_others_join_l
         exchange.pause(5)
 
     result = federated(tmp_path, exchange, rules=Rules(min_replies=2, wait=30), rounds=4, said=said, observe=observe)
-    assert "2 of 3 clients came within 30 seconds; others may join later" in said
+    assert "2 of 3 clients joined within 30 seconds; others may join later" in said
     assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
     terms = json.loads((tmp_path / "run" / "federation.json").read_text())
     assert {each["name"]: each["late"] for each in terms["clients"]} == {

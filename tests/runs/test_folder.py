@@ -130,7 +130,7 @@ def test_a_folder_that_holds_something_is_refused_with_the_way_on(tmp_path):
         create_run_folder(tmp_path / "new" / "run")
     with pytest.raises(UserError, match="is not a folder; choose another --out"):
         create_run_folder(tmp_path / "new" / "run" / "x")
-    with pytest.raises(UserError, match="cannot be made"):
+    with pytest.raises(UserError, match="cannot be created"):
         create_run_folder(tmp_path / "new" / "run" / "x" / "below a file")
 
 

@@ -69,7 +69,7 @@ def test_what_is_written_is_read_and_what_is_changed_is_not(tmp_path):
     ):
         read_sealed(tmp_path, "a")
     (tmp_path / "a").unlink()
-    with pytest.raises(SealBroken, match=r"a is missing; manifest\.json says"):
+    with pytest.raises(SealBroken, match=r"a is missing, but listed in manifest\.json"):
         require_sealed(tmp_path, "a")
     (tmp_path / "c").write_bytes(b"three")
     with pytest.raises(SealBroken, match="c was added by hand"):
@@ -96,7 +96,7 @@ def test_every_bit_of_the_manifest_counts(tmp_path):
     for place in range(len(whole)):
         changed = bytes([whole[place] ^ 1 << place % 8])
         (tmp_path / MANIFEST).write_bytes(whole[:place] + changed + whole[place + 1 :])
-        with pytest.raises(SealBroken, match=r"manifest\.json is damaged .*delete it to use the folder unsealed"):
+        with pytest.raises(SealBroken, match=r"manifest\.json is damaged .*delete it to use the run directory"):
             read_sealed(tmp_path, "a")
     for length in range(0, len(whole) - 1, 5):
         (tmp_path / MANIFEST).write_bytes(whole[:length])
@@ -293,7 +293,7 @@ def test_a_folder_without_a_manifest_works_and_a_note_says_so(run, capsys):
     ):
         code, _, error = command(capsys, *words)
         assert code == 0
-        assert error == f"note: {run} is not sealed, as it has no manifest.json: a changed file may go unnoticed\n"
+        assert error == f"note: {run} is not sealed, as it has no manifest.json: changed files may go unnoticed\n"
     assert not (run / MANIFEST).exists()
 
 
@@ -310,9 +310,9 @@ def test_check_tells_what_is_sealed_and_seals(run, capsys):
     done(capsys, "check", run)
     (run / "result.json").write_text("{}")
     before = (run / MANIFEST).read_bytes()
-    assert "nothing is sealed" in refused(capsys, "check", run, "--seal")
+    assert "nothing was sealed" in refused(capsys, "check", run, "--seal")
     assert (run / MANIFEST).read_bytes() == before
-    assert "is not a run folder" in refused(capsys, "check", run.parent)
+    assert "is not a run directory" in refused(capsys, "check", run.parent)
 
 
 def test_a_folder_sealed_again_is_as_good_as_new(finished, tmp_path, capsys):

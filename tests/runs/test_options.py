@@ -9,11 +9,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-import typer
 
 import unskew
 from unskew import api
-from unskew.console.main import app
+from unskew.console.main import load_command
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs.config import OPTIONS, Config, checked, fingerprint
@@ -46,7 +45,7 @@ def test_resume_takes_options_of_run():
 
 
 def test_the_command_line_has_a_flag_for_each_option():
-    command = typer.main.get_command(app).commands["run"]
+    command = load_command("run")
     flags = {flag: each for each in command.params for flag in (*each.opts, *each.secondary_opts)}
     for option in OPTIONS.values():
         assert f"(default: {option.default_text})" in flags[option.flag].help

@@ -224,7 +224,7 @@ def test_a_data_set_that_has_moved_is_found_in_the_folder_that_is_named(run, tmp
     elsewhere.mkdir()
     (tmp_path / "digits.npz").rename(elsewhere / "digits.npz")
     with finished_run(run) as opened:
-        with pytest.raises(Missing, match=r"digits\.npz is not there"):
+        with pytest.raises(Missing, match=r"digits\.npz does not exist"):
             _ = opened.prepared
         assert opened.classes == [str(c) for c in range(10)]
     with finished_run(run, data_dir=elsewhere) as opened:

@@ -37,7 +37,8 @@ from unskew.core.errors import COUNT, FUNCTION, PATH, SEVERAL, TEXT, Missing, Us
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.plugins import load_function
-from unskew.runs.finished import FinishedRun, Say
+from unskew.data.photographs import Say
+from unskew.runs.finished import FinishedRun
 from unskew.runs.seeds import finished_runs
 
 MEASURES: dict[str, Measure[Any]] = {

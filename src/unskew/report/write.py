@@ -25,9 +25,10 @@ from unskew.core.errors import COUNT, FLAG, FUNCTION, PATH, SEVERAL, TEXT, Missi
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
+from unskew.data.photographs import Say
 from unskew.report.page import Page, Section, to_html
 from unskew.runs.config import NODES
-from unskew.runs.finished import FinishedRun, Say
+from unskew.runs.finished import FinishedRun
 from unskew.runs.result import AT_NODES, VALIDATION, Calibration, Result
 from unskew.runs.seeds import spread_over_seeds
 

@@ -56,9 +56,9 @@ class ClientSpread:
 
     def words(self) -> str:
         """The summary in a line."""
-        told = f"{self._marks()}; fairness {self.jain:.3f} (Jain)"
-        told += f"; {self.left_out:,} left out" if self.left_out else ""
-        return told + ("" if self.own_images is None else f"; on their own test images {self.own_images._marks()}")
+        summary = f"{self._marks()}; fairness {self.jain:.3f} (Jain)"
+        summary += f"; {self.left_out:,} left out" if self.left_out else ""
+        return summary + ("" if self.own_images is None else f"; on their own test images {self.own_images._marks()}")
 
     def _marks(self) -> str:
         return f"worst {self.worst:.2%}, tenth {self.p10:.2%}, median {self.p50:.2%}"
@@ -112,9 +112,9 @@ def test_owners(names: tuple[str, ...] | None, users: npt.NDArray[np.str_] | Non
         return None
     order = np.argsort(np.asarray(names, np.str_))
     ranked = np.asarray(names, np.str_)[order]
-    place = np.minimum(np.searchsorted(ranked, users), len(ranked) - 1)
-    found = ranked[place] == users
-    return np.where(found, order[place], -1).astype(np.int32) if found.any() else None
+    rank = np.minimum(np.searchsorted(ranked, users), len(ranked) - 1)
+    found = ranked[rank] == users
+    return np.where(found, order[rank], -1).astype(np.int32) if found.any() else None
 
 
 def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpread | None:
@@ -135,7 +135,7 @@ def summarise_clients(seen: ByClient, own: ByClient | None = None) -> ClientSpre
         deviation=float(values.std()),
         jain=float(values.sum()) ** 2 / (len(values) * squares) if squares else 1.0,  # all the same: all wrong
         own_images=None if own is None else summarise_clients(own),
-        **{f"p{place}0": value for place, value in enumerate(deciles, 1)},
+        **{f"p{decile}0": value for decile, value in enumerate(deciles, 1)},
     )
 
 

@@ -42,8 +42,8 @@ MAX_VIEWS = 81  # an augmented view is one of 162 crops and flips
 class Option:
     """One option of a run.
 
-    ``default`` is None where the data or the machine decides; ``otherwise`` then says in words what is taken. An option
-    that does not ``decide`` the result may differ between a run and its resumption.
+    ``default`` is None if the data or the machine decides; ``otherwise`` then describes what is used. An option that
+    does not ``decide`` the result may differ when a run is resumed.
     """
 
     name: str
@@ -94,7 +94,7 @@ def _count(default: int | None, help: str, **facts: Any) -> Any:
 
 
 def _work(default: Value | None, help: str, **facts: Any) -> Any:
-    """How the work is done, or what is looked at: nothing that decides the result."""
+    """An option that does not decide the result: how the work is done, or what is recorded."""
     return _option(default, help, decides=False, **facts)
 
 
@@ -111,24 +111,26 @@ class Config:
         None, "The folder of the published data sets.", metavar="DIR", otherwise="the variable UNSKEW_DATA"
     )
     cache_dir: str | None = _work(
-        None, "Where decoded photographs and the features of a frozen part are kept.", metavar="DIR",
+        None,
+        "Where decoded photographs and the features of a frozen part are kept.",
+        metavar="DIR",
         otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew",
-    )  # fmt: skip
-    cache_disk: str = _work(
-        DISK, "What decoded photographs may take on disk.", metavar="SIZE", check=check_size("cache-disk"),
-    )  # fmt: skip
+    )
+    cache_disk: str = _work(DISK, "Disk space for decoded photographs.", metavar="SIZE", check=check_size("cache-disk"))
     cache_memory: str = _work(
-        MEMORY, "What decoded photographs may take in memory: in this process, and in its workers together.",
-        metavar="SIZE", check=check_size("cache-memory"),
-    )  # fmt: skip
+        MEMORY,
+        "Memory for decoded photographs, for this process and its workers together.",
+        metavar="SIZE",
+        check=check_size("cache-memory"),
+    )
     partition: str = _option(
         "dirichlet(alpha=0.1)",
         "Which client holds which example: dirichlet(alpha=0.1) | iid | users | geo(max=1000) | file:FILE | … | "
         "package.module:function",
         metavar="TEXT",
     )
-    clients: int | None = _count(None, "How many clients.", otherwise="10, or what the partition says")
-    per_round: int | None = _count(None, "How many clients come to each round.", otherwise="all")
+    clients: int | None = _count(None, "Number of clients.", otherwise="10, or what the partition says")
+    per_round: int | None = _count(None, "Clients per round.", otherwise="all")
     method: str = _option(
         "fedavg",
         '"fedavgm(0.9) + fedvc(256) + fedir + ccvr"; unskew methods lists them; also package.module:function',
@@ -142,114 +144,160 @@ class Config:
         otherwise="the one that suits the images",
     )
     pretrained: str | None = _option(
-        None, "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
-        metavar="FILE", otherwise="none: drawn from the seed",
-    )  # fmt: skip
+        None,
+        "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
+        metavar="FILE",
+        otherwise="none: drawn from the seed",
+    )
     train: str = _option(
-        "all", 'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
-        metavar="TEXT", check=parse_train,
-    )  # fmt: skip
+        "all",
+        'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
+        metavar="TEXT",
+        check=parse_train,
+    )
     resize: int | None = _option(
-        None, "Scale the images to N×N pixels before the network.", metavar="N", least=1, most=MAX_SIDE,
+        None,
+        "Scale the images to N×N pixels before the network.",
+        metavar="N",
+        least=1,
+        most=MAX_SIDE,
         otherwise="as they are",
-    )  # fmt: skip
+    )
     normalise: str | None = _option(
-        None, "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.", metavar="NAME",
-        otherwise="as the pretrained network expects, or as the data set says", choices=NORMALISATIONS,
-    )  # fmt: skip
+        None,
+        "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.",
+        metavar="NAME",
+        otherwise="as the pretrained network expects, or as the data set says",
+        choices=NORMALISATIONS,
+    )
     views: int | None = _option(
-        None, "How many augmented views of each image are stored behind a frozen part.", metavar="N", least=1,
-        most=MAX_VIEWS, otherwise="none: only the plain image",
-    )  # fmt: skip
+        None,
+        "Augmented views of each image that are stored behind a frozen part.",
+        metavar="N",
+        least=1,
+        most=MAX_VIEWS,
+        otherwise="none: only the plain image",
+    )
     rounds: int = _option(
-        20, "How many rounds; 0 trains nothing and calibrates the initial model.", metavar="N", least=0, most=MAX_COUNT
+        20, "Number of rounds; 0 trains nothing and calibrates the initial model.", metavar="N", least=0, most=MAX_COUNT
     )
     start: str | None = _option(
-        None, "A calibration whose classifier training starts from: lda | ridge | ccvr | …", metavar="TEXT",
+        None,
+        "A calibration whose classifier training starts from: lda | ridge | ccvr | …",
+        metavar="TEXT",
         otherwise="the model's own classifier",
-    )  # fmt: skip
-    epochs: int = _count(5, "How often a client passes over its examples in a round.")
-    batch: int = _count(64, "How many examples make a step.")
+    )
+    epochs: int = _count(5, "Local epochs: passes over a client's examples per round.")
+    batch: int = _count(64, "Examples per step.")
     lr: float = _option(0.01, "The clients' learning rate.", metavar="X", above=0)
     momentum: float = _option(0.9, "The clients' momentum.", metavar="X", least=0, below=1)
     weight_decay: float = _option(1e-5, "The clients' weight decay.", metavar="X", least=0)
     schedule: str = _option(
         "constant",
-        "The clients' rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
-        metavar="TEXT", check=parse_schedule,
-    )  # fmt: skip
+        "The clients' learning rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
+        metavar="TEXT",
+        check=parse_schedule,
+    )
     optimizer: str = _option(
-        "sgd", "How clients step: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
-        metavar="TEXT", check=parse_optimizer,
-    )  # fmt: skip
+        "sgd",
+        "The clients' optimizer: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
+        metavar="TEXT",
+        check=parse_optimizer,
+    )
     clip: float = _option(
-        0.0, "The longest gradient that is used as it is, longer ones are scaled down to it; 0: none is.",
-        metavar="X", least=0,
-    )  # fmt: skip
+        0.0,
+        "Clip longer gradients to this norm; 0: no clipping.",
+        metavar="X",
+        least=0,
+    )
     decay: str = _option(
-        "all", "What --weight-decay shrinks: all parameters, or weights alone (no biases, no norms).",
-        metavar="|".join(DECAYS), choices=DECAYS,
-    )  # fmt: skip
+        "all",
+        "What --weight-decay applies to: all parameters, or weights alone (no biases, no norms).",
+        metavar="|".join(DECAYS),
+        choices=DECAYS,
+    )
     patience: int | None = _count(
-        None, "Stop after this many rounds without a better --monitor; the best round's model is the result.",
+        None,
+        "Stop after this many rounds without a better --monitor; the best round's model is the result.",
         otherwise="no stopping",
-    )  # fmt: skip
+    )
     monitor: str = _option("accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS)
     augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
     augmentation: str = _option(
-        "auto", "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
-        "of 64 pixels or more.", metavar="NAME", choices=AUGMENTATIONS,
-    )  # fmt: skip
+        "auto",
+        "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
+        "of 64 pixels or more.",
+        metavar="NAME",
+        choices=AUGMENTATIONS,
+    )
     engine: str = _work(
         "auto", "auto | loop | pool | torchrun | package.module:function", metavar="NAME", check=check_name
     )
     workers: int | None = _count(
-        None, "Processes of the pool.", otherwise="one for each core, or each GPU", decides=False
+        None, "Worker processes of the pool.", otherwise="one for each core, or each GPU", decides=False
     )
     seed: int = _option(0, "The same seed gives the same weights.", metavar="N", least=0, below=2**63)
     validation: float = _option(
         0.0,
-        "The share of the training images that is held out; accuracy is then measured on it, never on the test images.",
-        metavar="SHARE", least=0, below=1,
-    )  # fmt: skip
+        "Share of the training images to hold out; accuracy is then measured on them, never on the test images.",
+        metavar="SHARE",
+        least=0,
+        below=1,
+    )
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(
-        "stop", "What happens when a client fails: stop the run, or skip the client.", metavar="stop|skip",
+        "stop",
+        "What happens when a client fails: stop the run, or skip the client.",
+        metavar="stop|skip",
         choices=FAILURE_POLICIES,
-    )  # fmt: skip
+    )
     checkpoint_seconds: float = _work(
         10.0, "Time between checkpoints; 0: one after every round.", metavar="SECONDS", least=0
     )
     baseline: str | None = _work(
-        None, "A finished run to compare the accuracy with, such as one of --method centralised.", metavar="RUN",
+        None,
+        "A finished run to compare the accuracy with, such as one of --method centralised.",
+        metavar="RUN",
         otherwise="none",
-    )  # fmt: skip
+    )
     during: str | None = _work(
-        None, 'What to record while training: "silhouette(every=5) + norms + drift + model"', metavar="TEXT",
+        None,
+        'What to record while training: "silhouette(every=5) + norms + drift + model"',
+        metavar="TEXT",
         otherwise="nothing",
-    )  # fmt: skip
+    )
     device: str = _work(
-        "auto", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", metavar="NAME", check=check_device_name,
-    )  # fmt: skip
+        "auto", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", metavar="NAME", check=check_device_name
+    )
 
     def local(self) -> Local:
         """The clients' training settings."""
         return Local(
-            self.epochs, self.batch, self.lr, self.momentum, self.weight_decay, bool(self.augment), self.schedule,
-            self.optimizer, self.clip, self.decay, RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT,
-        )  # fmt: skip
+            self.epochs,
+            self.batch,
+            self.lr,
+            self.momentum,
+            self.weight_decay,
+            bool(self.augment),
+            self.schedule,
+            self.optimizer,
+            self.clip,
+            self.decay,
+            RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT,
+        )
 
 
-def _described() -> dict[str, Option]:
+def _describe_options() -> dict[str, Option]:
     types = get_type_hints(Config)
     options = {}
-    for each in fields(Config):
-        kinds = get_args(types[each.name]) if isinstance(types[each.name], UnionType) else (types[each.name],)
-        options[each.name] = Option(each.name, kinds[0], getattr(Config, each.name), **each.metadata["option"])
+    for field_ in fields(Config):
+        name, declared = field_.name, types[field_.name]
+        kind = get_args(declared)[0] if isinstance(declared, UnionType) else declared
+        options[name] = Option(name, kind, getattr(Config, name), **field_.metadata["option"])
     return options
 
 
-OPTIONS: dict[str, Option] = _described()
+OPTIONS: dict[str, Option] = _describe_options()
 
 # In fingerprints and settings even at their defaults. A new option must not be: runs without it keep theirs.
 ALWAYS_LISTED = (
@@ -278,7 +326,7 @@ def read(path: Path) -> Config:
 
 
 def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
-    """A recipe, and the ``seeds`` that it lists for several runs, as they are there."""
+    """A recipe, and the ``seeds`` that it lists for several runs, unchecked."""
     check_plain(path)
     content = read_content(path, MAX_RECIPE)
     if content is None:
@@ -294,7 +342,7 @@ def read_recipe(path: Path) -> tuple[Config, tuple[Any, ...]]:
 
 
 def federation_table(path: Path) -> dict[str, Any]:
-    """What a recipe says for a federation alone; empty where it says nothing."""
+    """A recipe's table for federations; empty if it has none."""
     table = _table(read_content(path, MAX_RECIPE) or b"", path).get(TABLE, {})
     if not isinstance(table, dict):
         raise UserError(f"{path}: {TABLE} must be a table such as [federation], {brief(table)} given")
@@ -302,10 +350,10 @@ def federation_table(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> Config:
-    """The configuration of a run folder, as it was written."""
+    """The configuration of a run directory, as it was written."""
     content = read_sealed(path, CONFIG)
     if content is None:
-        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     return with_values(Config(), _table(content, path / CONFIG), str(path / CONFIG))
 
 
@@ -323,10 +371,10 @@ def _table(content: bytes, path: Path) -> dict[str, Any]:
 def with_values(config: Config, values: Mapping[str, Any], where: str) -> Config:
     """The configuration with these values over it, of the right types; keys may be written with dashes."""
     changes = {}
-    for given, value in values.items():
-        key = str(given).replace("-", "_")
+    for name, value in values.items():
+        key = str(name).replace("-", "_")
         if key not in OPTIONS:
-            raise UserError(f"{where}: no option is called {brief(given)}; {nearest(key, OPTIONS)}")
+            raise UserError(f"{where}: no option is called {brief(name)}; {nearest(key, OPTIONS)}")
         if key in changes:
             raise UserError(f"{where}: {key} is given twice, with a dash and without")
         changes[key] = _typed(OPTIONS[key], value, where)

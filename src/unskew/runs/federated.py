@@ -65,10 +65,10 @@ def terms_bytes(terms: Terms) -> bytes:
 
 
 def read_terms(path: Path) -> Terms:
-    """What a run folder says of its federation."""
+    """What a run directory says of its federation."""
     content = read_sealed(path, FEDERATION)
     if content is None:
-        raise UserError(f"{path} is not the folder of a federated run: it has no {FEDERATION}")
+        raise UserError(f"{path} is not the run directory of a federation: it has no {FEDERATION}")
     values = json_object(content, path / FEDERATION)
     try:
         return record_from(Terms, {**values, "clients": {each["name"]: each for each in values["clients"]}})
@@ -76,67 +76,62 @@ def read_terms(path: Path) -> Terms:
         raise UserError(f"{path / FEDERATION} is damaged: {error}; restore it from a copy") from error
 
 
-def agreed_terms(terms: Terms, said: Sequence[Description], classes: tuple[str, ...], config: Config) -> Terms:
+def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[str, ...]) -> Terms:
     """The classes (those that were asked for, or all that a node has), the images' shape and their normalisation."""
-    if not said:
+    if not nodes:
         raise UserError("no node has described itself; look at the nodes' logs")
-    shapes = [each.shape for each in said]
+    shapes = [node.shape for node in nodes]
     shape = max(set(shapes), key=lambda each: (shapes.count(each), each))  # what most nodes have
-    fitting = [each for each in said if each.shape == shape]
-    mean, std = _pooled(fitting)
+    fitting = [node for node in nodes if node.shape == shape]
+    if not classes and len({node.classes for node in fitting}) == 1:
+        classes = fitting[0].classes  # in the nodes' own order
+    mean, std = _pool_pixels(fitting)
     return replace(
         terms,
-        classes=classes or _union(fitting),
+        classes=classes or tuple(sorted({name for node in fitting for name in node.classes})),
         shape=shape,
         mean=mean,
         std=std,
-        augment=all(each.augment for each in fitting),
+        augment=all(node.augment for node in fitting),
         augmentation=fitting[0].augmentation,
     )
 
 
-def why_not(said: Description, terms: Terms) -> str | None:
-    """Why a node's data do not fit what was agreed; None where they do."""
-    if odd := [name for name in said.classes if name not in terms.classes]:
+def why_not(node: Description, terms: Terms) -> str | None:
+    """Why a node's data do not fit what was agreed; None if they do."""
+    if unknown := [name for name in node.classes if name not in terms.classes]:
         return (
-            f"it has the class {odd[0]!r}, which is not among the {counted(len(terms.classes), 'class')} agreed on "
+            f"it has the class {unknown[0]!r}, which is not among the {counted(len(terms.classes), 'class')} agreed on "
             f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
             "recipe"
         )
-    if said.shape != terms.shape:
+    if node.shape != terms.shape:
         return (
-            f"its images are {_shape(said.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
+            f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
         )
-    if not any(facts.examples for facts in said.clients):
+    if not any(facts.examples for facts in node.clients):
         return "it has no training images"
     return None
 
 
-def why_too_late(said: Description, terms: Terms) -> str | None:
+def why_too_late(node: Description, terms: Terms) -> str | None:
     """Why a node cannot join a run whose ε counts on a draw among the clients that it began with; None if it can."""
-    late = [facts.name for facts in said.clients if facts.name not in terms.clients]
+    late = [facts.name for facts in node.clients if facts.name not in terms.clients]
     return f"private-updates counts on the clients that the run began with, and {late[0]!r} is new" if late else None
 
 
-def _union(said: Sequence[Description]) -> tuple[str, ...]:
-    """The classes of all nodes: in their own order where all have the same, otherwise by name."""
-    if len({each.classes for each in said}) == 1:
-        return said[0].classes
-    return tuple(sorted({name for each in said for name in each.classes}))
-
-
-def _pooled(said: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _pool_pixels(nodes: Sequence[Description]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of all nodes' pixels together, from each node's own and its number of examples."""
-    if len({(each.mean, each.std) for each in said}) == 1:
-        return said[0].mean, said[0].std
-    sizes = [sum(facts.examples for facts in each.clients) for each in said]
+    if len({(node.mean, node.std) for node in nodes}) == 1:
+        return nodes[0].mean, nodes[0].std
+    sizes = [sum(facts.examples for facts in node.clients) for node in nodes]
     total = sum(sizes)
     mean, std = [], []
-    for channel in range(len(said[0].mean)):
-        middle = sum(n * each.mean[channel] for n, each in zip(sizes, said, strict=True)) / total
+    for channel in range(len(nodes[0].mean)):
+        middle = sum(n * node.mean[channel] for n, node in zip(sizes, nodes, strict=True)) / total
         square = sum(
-            n * (each.std[channel] ** 2 + (each.mean[channel] - middle) ** 2)
-            for n, each in zip(sizes, said, strict=True)
+            n * (node.std[channel] ** 2 + (node.mean[channel] - middle) ** 2)
+            for n, node in zip(sizes, nodes, strict=True)
         )
         mean.append(middle)
         std.append(math.sqrt(square / total))
@@ -151,7 +146,7 @@ ENGINE = "flower"
 
 
 def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
-    """What the server has of the images: their classes and shape, and its own test images where it has some."""
+    """What the server has of the images: their classes and shape, and its own test images if it has some."""
     empty = Split(np.zeros((0, *terms.shape), np.uint8), np.zeros(0, np.int64))
     if own is not None and own.shape != terms.shape:
         raise UserError(
@@ -162,7 +157,7 @@ def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
         name=config.data if own else "the nodes' images",
         classes=terms.classes,
         train=empty,
-        test=_relabelled(own, terms.classes) if own else empty,
+        test=_relabel(own, terms.classes) if own else empty,
         mean=terms.mean,
         std=terms.std,
         augment=terms.augment,
@@ -177,15 +172,15 @@ def nodes_of(terms: Terms, config: Config) -> Nodes:
 
 
 def _nobody(setup: EngineSetup) -> Engine:
-    raise Missing("the clients of this run are the nodes of a federation; only while it runs can they be asked")
+    raise Missing("the clients of this run are the nodes of a federation, which can only be asked while it runs")
 
 
-def _relabelled(own: ImageSet, classes: tuple[str, ...]) -> Split:
+def _relabel(own: ImageSet, classes: tuple[str, ...]) -> Split:
     """The server's test images under the numbers of the classes agreed on."""
     if own.classes == classes:
         return own.test
-    if odd := [name for name in own.classes if name not in classes]:
-        raise UserError(f"the server's test images have the class {odd[0]!r}, which the nodes have not agreed on")
+    if unknown := [name for name in own.classes if name not in classes]:
+        raise UserError(f"the server's test images have the class {unknown[0]!r}, which the nodes have not agreed on")
     table = np.array([classes.index(name) for name in own.classes], np.int64)
     return Split(own.test.images, table[own.test.labels], own.test.rows)
 
@@ -208,7 +203,7 @@ class Request:
 
 @neutral()
 def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: Any) -> Result:
-    """Train over the nodes that the exchange reaches; the run folder is like any other's."""
+    """Train over the nodes that the exchange reaches; the run directory is like any other's."""
     config = _config(asked)
     before = read_terms(asked.out) if asked.resume else None
     terms = before or Terms(run=os.urandom(16).hex())
@@ -219,8 +214,8 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
         wanted = asked.classes or (own.classes if own else ())
         session.hold_back()
         _gather(session, config.clients or 0, asked.rules.wait)
-        terms = agreed_terms(terms, [session.described[node] for node in sorted(session.described)], wanted, config)
-    session.fits = lambda said: why_not(said, terms)
+        terms = agree_on_terms(terms, [session.described[node] for node in sorted(session.described)], wanted)
+    session.fits = lambda node: why_not(node, terms)
     session.admit_described()
     if before is not None:  # those that were there when the run began: with fewer the bits would differ
         _gather(session, sum(not known.late for known in terms.clients.values()), min(BACK, asked.rules.wait))
@@ -228,7 +223,7 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
     if prepared.algorithm.mechanism is not None:
-        session.fits = lambda said: why_not(said, terms) or why_too_late(said, terms)
+        session.fits = lambda node: why_not(node, terms) or why_too_late(node, terms)
     path = asked.out
     if before is None:
         rehearse(prepared)
@@ -271,32 +266,32 @@ def _uncalibrated(path: Path, config: Config) -> bool:
 
 
 def _gather(session: Session, wanted: int, seconds: float) -> None:
-    """Wait until so many clients have described themselves; with 0, until no new one comes any more.
+    """Wait until so many clients have described themselves; with 0, until no more join.
 
-    After ``seconds`` it goes on with those that came, if they are as many as a round needs.
+    After ``seconds`` it continues with those that joined, if a round needs no more.
     """
     exchange = session.post.exchange
     began, changed, known = exchange.now(), exchange.now(), -1
     least = max(1, session.rules.min_replies)
-    told = False
+    announced = False
     while exchange.now() - began < (seconds if known >= least else session.rules.wait):
         list(session.answers())
-        clients = sum(len(said.clients) for said in session.described.values())
+        clients = sum(len(node.clients) for node in session.described.values())
         if clients != known:
             known, changed = clients, exchange.now()
         settled = not session.post.waiting("describe") and exchange.now() - changed >= SETTLE
         if (wanted and clients >= wanted) or (not wanted and clients >= least and settled):
             return
-        if not told:
+        if not announced:
             session.say(f"waiting for {counted(wanted or least, 'client')}, {seconds:,.0f} seconds at most")
-            told = True
+            announced = True
         exchange.pause(0.2)
     if known < least:
         raise UserError(
-            f"only {counted(max(known, 0), 'client')} came within {session.rules.wait:,.0f} seconds, {least} are "
+            f"only {counted(max(known, 0), 'client')} joined within {session.rules.wait:,.0f} seconds, {least} are "
             "needed; start more nodes, or give a longer wait"
         )
-    session.note(f"{known} of {wanted or known} clients came within {seconds:,.0f} seconds; others may join later")
+    session.note(f"{known} of {wanted or known} clients joined within {seconds:,.0f} seconds; others may join later")
 
 
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:
@@ -320,8 +315,8 @@ def settings_of(run_config: Mapping[str, Any]) -> Request:
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
     recipe, out = Path(str(given.get("recipe", ""))), Path(str(given["out"]))
     table = configs.federation_table(recipe) if recipe.is_file() else {}
-    if odd := [name for name in table if name not in TABLE_KEYS]:
-        raise UserError(f"{recipe}: [federation] has no {brief(odd[0])}; {nearest(odd[0], TABLE_KEYS)}")
+    if unknown := [name for name in table if name not in TABLE_KEYS]:
+        raise UserError(f"{recipe}: [federation] has no {brief(unknown[0])}; {nearest(unknown[0], TABLE_KEYS)}")
     values = {**table, **given}
     rules = Rules(
         deadline=_number(values, "deadline", Rules.deadline),

@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,7 +28,7 @@ from unskew.core.machine import default_workers, neutral
 from unskew.core.types import Engine, ImageSet, ServerState, Tensors, Visit
 from unskew.data.batches import steps_for
 from unskew.data.partition_files import Holdings, read_holdings
-from unskew.engines.blueprint import build
+from unskew.data.photographs import Say, silent
 from unskew.models.any_module import AnyNetwork
 from unskew.models.cut import cut
 from unskew.privacy.ledger import add_release
@@ -50,7 +50,7 @@ from unskew.runs.checkpoint import (
     open_memories,
 )
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
-from unskew.runs.config import NODES, Config
+from unskew.runs.config import NODES
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
 from unskew.runs.folder import (
@@ -78,78 +78,117 @@ from unskew.runs.seals import unsealed_note
 
 @neutral()
 @accepts(
-    path=PATH, engine=optional(TEXT), workers=optional(COUNT), data_dir=optional(PATH), device=optional(TEXT),
+    path=PATH,
+    engine=optional(TEXT),
+    workers=optional(COUNT),
+    data_dir=optional(PATH),
+    device=optional(TEXT),
     observe=optional(FUNCTION),
-)  # fmt: skip
+)
 def calibrate_run(
-    path: str | Path, *sources: str | Finisher, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, device: str | None = None, observe: Callable[[Event], None] | None = None,
-    data: Any = None, model: Any = None, method: Any = None,
-) -> Result:  # fmt: skip
-    """Add calibrations such as ``"ccvr(per_class=2000) + secure"`` to a finished run; its own weights stay as they are.
+    path: str | Path,
+    *sources: str | Finisher,
+    engine: str | None = None,
+    workers: int | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    observe: Callable[[Event], None] | None = None,
+    data: Any = None,
+    model: Any = None,
+    method: Any = None,
+) -> Result:
+    """Add calibrations to a finished run; its own weights stay as they are.
 
-    A Finisher is a calibration too. One of another package is written ``package.module:function(…)``.
+    Each calibration is written as soon as it is ready, so an interrupt loses at most the current one.
 
-    Each is written as soon as it is ready, so that an interrupt loses at most the one under way. A run that was given
-    ``data``, ``model`` or ``method`` as values from Python needs the same values again.
+    Parameters
+    ----------
+    path : str or Path
+        The run directory.
+    *sources : str or Finisher
+        Calibrations such as ``"ccvr(per_class=2000) + secure"`` or ``"package.module:function(…)"``.
+    engine, workers, device : optional
+        As in ``unskew.run``; by default as in the run.
+    data_dir : str or Path, optional
+        The folder of the data set, if it was moved since the run.
+    observe : callable, optional
+        Called with the progress and with each calibration.
+    data, model, method : optional
+        The run's own values, if it was given values from Python.
     """
     engines.work_beside(engine)
     path = usable_path(path)
     result = read_result(path)
-    if odd := [
-        each for each in sources if not isinstance(each, Finisher) and not (isinstance(each, str) and each.strip())
-    ]:
-        raise UserError(f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {odd[0]!r}")
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
-    asked = [_parse_calibration(source) for source in sources]
-    given = {"data": data, "model": model, "method": method}
-    prepared = prepared_of(path, result, engine, workers, data_dir, device, given)
+    for source in sources:
+        if not isinstance(source, Finisher) and not (isinstance(source, str) and source.strip()):
+            raise UserError(
+                f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {source!r}"
+            )
+    algorithms = [_parse_calibration(source) for source in sources]
+
+    def say(words: str, done: int, total: int) -> None:
+        if observe is not None:
+            observe(Stage(words, done, total))
+
+    values = {"data": data, "model": model, "method": method}
+    prepared = prepared_of(path, result, engine, workers, data_dir, device, values, say)
     if prepared.nodes is not None:
         raise UserError(
-            f"{path} is of a federation, whose images are at its nodes; name the calibration in the recipe's method"
+            f"{path} is the run of a federation, whose images are at its nodes; name the calibration in the recipe's "
+            "method"
         )
-    if observe is not None:
-        tell = observe
-        prepared = replace(prepared, say=lambda words, done, total: tell(Stage(words, done, total)))
-    held = prepared.data
-    side = build(prepared.blueprint, held)
-    for algorithm in asked:
+    side, key = prepared.side, Key(prepared.config.seed)
+    for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
     weights = weights_of(path, result, side.network)
-    chosen, count = engine_for(prepared, side)
+    chosen, count = engine_for(prepared)
     with locked_folder(path):
-        working = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, held, count))
+        opened = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, prepared.data, count))
 
         def keep(event: Event) -> None:
             nonlocal result
             if isinstance(event, Calibrated):
-                result = _added(path, event, prepared)
+                result = _add_calibration(path, event, prepared)
             if observe is not None:
                 observe(event)
 
         known: Known = {}
-        by_image = prepared.test_owners is not None
         try:
-            for algorithm in asked:
-                finish(working, side, weights, algorithm, Key(prepared.config.seed), keep, known, by_image=by_image)
+            for algorithm in algorithms:
+                finish(opened, side, weights, algorithm, key, keep, known, by_image=prepared.test_owners is not None)
         finally:
-            working.close()
+            opened.close()
     return result
 
 
 @neutral()
 @accepts(path=PATH, calibration=optional(TEXT), data_dir=optional(PATH))
 def load(
-    path: str | Path, calibration: str | None = None, *, data_dir: str | Path | None = None, data: Any = None,
-    model: Any = None, method: Any = None,
-) -> nn.Module:  # fmt: skip
-    """A finished run's model in eval mode, [B, ch, H, W] -> [B, C]; with its own classifier or a calibrated one.
+    path: str | Path,
+    calibration: str | None = None,
+    *,
+    data_dir: str | Path | None = None,
+    data: Any = None,
+    model: Any = None,
+    method: Any = None,
+) -> nn.Module:
+    """A finished run's model in eval mode, [B, ch, H, W] -> [B, C].
 
-    ``data_dir`` is the data set's folder, if it has moved since the run. Images are normalised as
-    the run's overview says: (x/255 − mean) / std. ``data``, ``model`` and ``method`` are the run's values, where it was
-    given values from Python.
+    Images are normalised as the run's overview says: (x/255 − mean) / std.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory.
+    calibration : str, optional
+        The calibrated classifier to use instead of the run's own.
+    data_dir : str or Path, optional
+        The folder of the data set, if it was moved since the run.
+    data, model, method : optional
+        The run's own values, if it was given values from Python.
     """
     path = usable_path(path)
     result = read_result(path)
@@ -158,12 +197,11 @@ def load(
     if calibration is not None and calibration not in result.calibrations:
         with suppress(UserError):
             calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
-    if calibration is not None and calibration not in result.calibrations:
-        there = ", ".join(result.calibrations) or "none"
-        raise UserError(f"{path} has no calibration {calibration!r}; there are: {there}")
-    given = {"data": data, "model": model, "method": method}
-    prepared = prepared_of(path, result, data_dir=data_dir, device="cpu", values=given)
-    network = prepared.blueprint.whole()
+        if calibration not in result.calibrations:
+            names = ", ".join(result.calibrations) or "none"
+            raise UserError(f"{path} has no calibration {calibration!r}; there are: {names}")
+    values = {"data": data, "model": model, "method": method}
+    network = prepared_of(path, result, data_dir=data_dir, device="cpu", values=values).blueprint.whole()
     tensors.overwrite(network, weights_of(path, result, network))
     network.eval()
     if calibration is None:
@@ -178,16 +216,16 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
         return load_calibrated(values, lambda layers: cut(network, layers))
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         file = calibration_file(path, name)
-        words = " ".join(str(error).split())  # PyTorch complains in several lines
-        raise UserError(f"{file} does not fit the network: {words}; restore it from a copy") from error
+        reason = " ".join(str(error).split())  # PyTorch's messages have several lines
+        raise UserError(f"{file} does not fit the network: {reason}; restore it from a copy") from error
 
 
 def _parse_calibration(source: str | Finisher) -> Algorithm:
     """The calibrations of a text; methods that need training are refused."""
-    if isinstance(source, Finisher):
-        changed: Algorithm = source(Algorithm())
-        return changed
-    return methods.parse_calibrations(source)
+    if isinstance(source, str):
+        return methods.parse_calibrations(source)
+    algorithm: Algorithm = source(Algorithm())
+    return algorithm
 
 
 def plain_name(source: str) -> str:
@@ -197,68 +235,65 @@ def plain_name(source: str) -> str:
 
 
 def prepared_of(
-    path: Path, result: Result, engine: str | None = None, workers: int | None = None,
-    data_dir: str | Path | None = None, device: str | None = None, values: Mapping[str, Any] | None = None,
-) -> Prepared:  # fmt: skip
-    """A finished run's federation as it was, its data set read from where it was or from ``data_dir``.
+    path: Path,
+    result: Result,
+    engine: str | None = None,
+    workers: int | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    say: Say = silent,
+) -> Prepared:
+    """A finished run's federation as it was, its data set read from its old location or from ``data_dir``.
 
     ``values`` are the data, model and method of a run that was given them from Python.
     """
     config = configs.read_run(path)
+    data = config.data
+    if data_dir is not None and data.startswith(("arrays:", "folder:", "table:")):  # found by its name in the folder
+        kind, _, location = data.partition(":")
+        data = f"{kind}:{Path(data_dir) / Path(location).name}"
     config = replace(
         config,
-        data=config.data if data_dir is None else _moved(config.data, Path(data_dir)),
+        data=data,
         data_dir=config.data_dir if data_dir is None else str(data_dir),
-        cache_dir=os.environ.get(CACHE_VARIABLE) or config.cache_dir,  # the run's own may have been another machine's
+        cache_dir=os.environ.get(CACHE_VARIABLE) or config.cache_dir,  # the run may be from another machine
         engine=engines.inherited(config.engine) if engine is None else engine,
         workers=config.workers if workers is None else workers,
         device=config.device if device is None else device,
+        baseline=None,
     )
-    given = take_same(values or {}, config)
+    given, kept = take_same(values or {}, config), None
     config = configs.checked(config)
-    if (path / FEDERATION).exists():
-        return _federated(path, result, config)
-    kept = (path / "partition.npz").absolute()
-    if not kept.is_file():
-        raise UserError(f"{kept} is not there; it says which client holds what")
-    require_sealed(path, kept.name)
-    whole = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
-    prepared = prepare(replace(config, baseline=None), f"file:{kept}", given, whole)
+    if (path / FEDERATION).exists():  # as its server has it: without a training image
+        terms = read_terms(path)
+        own = None if config.data == NODES else read_data(config)
+        given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
+    else:
+        file = (path / "partition.npz").absolute()
+        if not file.is_file():
+            raise UserError(f"{file} is not there; it says which client holds what")
+        require_sealed(path, file.name)
+        kept = f"file:{file}"
+    weights = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
+    prepared = prepare(config, kept, given, weights, say)
     if prepared.data_sha256 != result.data_sha256:
         raise UserError(
-            f"the data set {config.data} is not the one that {path} was trained on; restore what was changed since"
+            f"the data set {config.data} is not the one that {path} was made with; restore what was changed since"
         )
-    if prepared.partition.hash != result.partition_hash:
-        raise UserError(f"{kept} is not the partition that {path} was trained with")
+    if kept is not None and prepared.partition.hash != result.partition_hash:
+        raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
     return prepared
-
-
-def _federated(path: Path, result: Result, config: Config) -> Prepared:
-    """A finished run over nodes, as its server has it: without a training image."""
-    terms = read_terms(path)
-    own = None if config.data == NODES else read_data(config)
-    whole = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
-    given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
-    prepared = prepare(replace(config, baseline=None), given=given, finished=whole)
-    if prepared.data_sha256 != result.data_sha256:
-        raise UserError(f"the data set {config.data} is not the one that {path} was evaluated on")
-    return prepared
-
-
-def _moved(data: str, folder: Path) -> str:
-    """A user's own ``arrays:`` or ``folder:`` is looked for by its last name in the folder."""
-    kind, colon, place = data.partition(":")
-    return f"{kind}:{folder / Path(place).name}" if colon and kind in ("arrays", "folder", "table") else data
 
 
 def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
     """The run's final weights, if they are those of its result and fit the network."""
     names, weights = tensors.of_module(network), final_weights(path, result)[0]
     for name, own in plain_names(names).items():
-        there = weights.get(name)
-        if there is None or there.dtype != own.dtype or there.shape != own.shape:
-            found = "nothing" if there is None else f"{_kind(there)}"
-            raise UserError(f"{path / MODEL} does not fit the network: {name} must be {_kind(own)}, there is {found}")
+        found = weights.get(name)
+        if found is None or found.dtype != own.dtype or found.shape != own.shape:
+            given = "is missing" if found is None else f"is {_kind(found)}"
+            raise UserError(f"{path / MODEL} does not fit the network: {name} must be {_kind(own)}, but {given}")
     return {name: weights[plain] for name, plain in zip(names, plain_names(names), strict=True)}
 
 
@@ -277,35 +312,37 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def engine_for(prepared: Prepared, side: ClientSide, passes: float = 1 / 3) -> tuple[str, int]:
-    """The run's engine; ``auto`` weighs the start of a pool against passes over all images.
+def engine_for(prepared: Prepared, passes: float = 1 / 3) -> tuple[str, int]:
+    """The run's engine and its workers; ``auto`` weighs the start of a pool against passes over all images.
 
     A pass without gradient counts as a third of one with it.
     """
-    config: Config = prepared.config
-    sizes: Sequence[int] = prepared.population.sizes.tolist()
+    config, sizes = prepared.config, prepared.population.sizes
     count = min(config.workers or default_workers(config.device), len(sizes))
     if not prepared.blueprint.crosses:
         return "loop", count
-    step = engines.seconds_per_step(side, config.batch) if config.engine == "auto" else 0.0
-    work = step * passes * steps_for(sum(sizes), replace(config.local(), epochs=1))
+    step = engines.seconds_per_step(prepared.side, config.batch) if config.engine == "auto" else 0.0
+    work = step * passes * steps_for(int(sizes.sum()), replace(config.local(), epochs=1))
     return engines.choose(config.engine, count, work, len(sizes)), count
 
 
-def _added(path: Path, event: Calibrated, prepared: Prepared) -> Result:
-    """The run's result with one calibration more; one of the same name is replaced."""
+def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Result:
+    """The run's result with one more calibration; one of the same name is replaced."""
     result, name = read_result(path), event.result.name
     spent = add_release(result.privacy, event.classifier.report.release)
-    seen = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
-    added = replace(event.result, clients_accuracy=summarise_clients(*seen))
+    by_client = measure_clients(prepared.partition, prepared.images.train.labels, prepared.test_owners, event.score)
+    added = replace(event.result, clients_accuracy=summarise_clients(*by_client))
     result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
     files = {
         calibration_file(path, name).name: calibration_bytes(name, event.classifier),
-        CLIENTS: arrays_bytes(with_classifier(read_clients(path), name, seen)),
+        CLIENTS: arrays_bytes(with_classifier(read_clients(path), name, by_client)),
         RESULT: json_bytes(to_json(result)),
     }
     write_sealed(path, files)
     return result
+
+
+# States and local models of any round
 
 
 MAX_BYTES = 2**30  # of local models in memory at one time
@@ -350,10 +387,10 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
         )
     # a run's own memories must not be written over
     engine = run.opened(None) if run.algorithm.remember else run.engine
+    per_round, skip = config.per_round or 0, config.on_failure == "skip"
     rounds = driver.run(
-        run.algorithm, engine, state, run.key, rounds=config.rounds, per_round=config.per_round or 0,
-        skip_failures=config.on_failure == "skip",
-    )  # fmt: skip
+        run.algorithm, engine, state, run.key, rounds=config.rounds, per_round=per_round, skip_failures=skip
+    )
     try:
         while state.round < number:
             state, _ = next(rounds)
@@ -411,11 +448,11 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
     run.prepared.initialise(run.side.network)
     model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
     if run.prepared.start is not None:
-        model = calibrate_start(tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, _unheard)[0]
+        model = calibrate_start(tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, _ignore)[0]
     return driver.start(run.algorithm, model, run.side.classifier)
 
 
-def _unheard(event: object) -> None:
+def _ignore(event: object) -> None:
     return
 
 
@@ -452,11 +489,8 @@ def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
     """At most ``most`` of the visits, evenly by client."""
     clients = sorted(coming)
     if len(clients) > most:
-        clients = [clients[place] for place in np.linspace(0, len(clients) - 1, most).round().astype(int)]
+        clients = [clients[index] for index in np.linspace(0, len(clients) - 1, most).round().astype(int)]
     return [coming[client] for client in clients]
-
-
-Say = Callable[[str, int, int], None]  # progress: the stage, how much is done, of how much
 
 
 @dataclass(frozen=True, eq=False)
@@ -472,10 +506,16 @@ class FinishedRun:
     """A finished run, read from its folder. ``close`` ends the worker processes that it may have started."""
 
     def __init__(
-        self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
-        workers: int | None = None, device: str | None = None, say: Say | None = None,
+        self,
+        path: str | Path,
+        *,
+        data_dir: str | Path | None = None,
+        engine: str | None = None,
+        workers: int | None = None,
+        device: str | None = None,
+        say: Say | None = None,
         values: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if engine == "torchrun":
             raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
         self.path = usable_path(path)
@@ -483,10 +523,10 @@ class FinishedRun:
         self.config = configs.read_run(self.path)
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
-        self.say: Say = say or _silent
-        self._asked = {
-            "engine": engine, "workers": workers, "data_dir": data_dir, "device": device, "values": values,
-        }  # fmt: skip
+        self.say: Say = say or silent
+        self._prepare = partial(
+            prepared_of, self.path, self.result, engine, workers, data_dir, device, values, self.say
+        )
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
@@ -525,7 +565,7 @@ class FinishedRun:
             raise self._lacking
         try:
             self.say("reading the data set", 0, 0)
-            return prepared_of(self.path, self.result, **self._asked)  # type: ignore[arg-type]
+            return self._prepare()
         except SealBroken:
             raise
         except UserError as error:
@@ -549,14 +589,10 @@ class FinishedRun:
         """The data set."""
         return self.prepared.images
 
-    @cached_property
-    def _data(self) -> Tensors:
-        return replace(self.prepared, say=self.say).data
-
-    @cached_property
+    @property
     def side(self) -> ClientSide:
         """A network to work with, and all images; its weights are scratch."""
-        return build(self.prepared.blueprint, self._data)
+        return self.prepared.side
 
     @property
     def algorithm(self) -> Algorithm:
@@ -622,9 +658,11 @@ class FinishedRun:
     def opened(self, memories: int | None) -> Engine:
         """An engine; without a file for what clients remember, it has one that goes with it."""
         if self.prepared.nodes is not None:
-            return self.prepared.nodes.open_engine(engines.EngineSetup(self.prepared.blueprint, self._data))
-        chosen, workers = engine_for(self.prepared, self.side, passes=self.config.epochs)
-        return engines.open_engine(chosen, engines.EngineSetup(self.prepared.blueprint, self._data, workers, memories))
+            return self.prepared.nodes.open_engine(engines.EngineSetup(self.prepared.blueprint, self.prepared.data))
+        chosen, workers = engine_for(self.prepared, passes=self.config.epochs)
+        return engines.open_engine(
+            chosen, engines.EngineSetup(self.prepared.blueprint, self.prepared.data, workers, memories)
+        )
 
     @cached_property
     def outputs(self) -> Outputs:
@@ -670,7 +708,3 @@ class FinishedRun:
     def number(self, round: int) -> int:
         """The round that a knob means: −1 is the one whose model is the result (the last; with --patience the best)."""
         return self.result.final_round if round == -1 else round
-
-
-def _silent(stage: str, done: int, total: int) -> None:
-    return

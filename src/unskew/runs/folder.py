@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 class SealBroken(UserError):
-    """A file of a run folder is not the one that was written."""
+    """A file of a run directory is not the one that was written."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """By a file's path below the run folder, its SHA-256; and that of the files about to be written."""
+    """By a file's path below the run directory, its SHA-256; and that of the files about to be written."""
 
     files: Mapping[str, str]
     coming: Mapping[str, str]
@@ -62,55 +62,55 @@ class Manifest:
 
 
 def start_manifest(path: Path, contents: Mapping[str, bytes]) -> None:
-    """Begin a run folder with these files: what is written with ``write_sealed`` from now on is sealed too."""
+    """Begin a run directory with these files: what is written with ``write_sealed`` from now on is sealed too."""
     with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
         _replace_files(path, Manifest({}, {}), contents, {})
 
 
 def read_manifest(path: Path) -> Manifest | None:
-    """The manifest of a run folder; None where it has none."""
-    return None if (content := _content(path)) is None else _parsed(content, path)
+    """The manifest of a run directory; None where it has none."""
+    return None if (content := read_content(path / MANIFEST)) is None else _parse_manifest(content, path)
 
 
 def write_sealed(path: Path, contents: Mapping[str, bytes], *, grown: Mapping[str, str] | None = None) -> None:
-    """Replace files of the run folder, in this order, and seal them; ``grown`` are hashes of files that are complete.
+    """Replace files of the run directory, in this order, and seal them.
 
-    A folder without a manifest gets the files alone.
+    ``grown`` are the hashes of growing files that are complete now. Without a manifest, nothing is sealed.
     """
     if not (path / MANIFEST).exists():
         for name, content in contents.items():
             write_whole(path / name, content)
         return
     with _locked(path / MANIFEST_LOCK, wait=True):  # measures and calibrations of one run may be made at once
-        _replace_files(path, _settled(path), contents, grown or {})
+        _replace_files(path, _settle(path), contents, grown or {})
 
 
 def read_sealed(path: Path, name: str) -> bytes | None:
-    """A file of the run folder, if it is as it was written; None where it is missing and may be."""
-    return _checked(path, name, read_content, lambda content: None if content is None else _sha256(content))
+    """A file of the run directory, if it is as it was written; None where it is missing and may be."""
+    return _read_verified(path, name, read_content, lambda content: None if content is None else _sha256(content))
 
 
 def require_sealed(path: Path, name: str) -> None:
-    """Refuse a file of the run folder that is not as it was written; for files that are read elsewhere."""
-    _checked(path, name, file_sha256, lambda sha256: sha256)
+    """Refuse a file of the run directory that is not as it was written; for files that are read elsewhere."""
+    _read_verified(path, name, file_sha256, lambda sha256: sha256)
 
 
-def _checked(
+def _read_verified(
     path: Path, name: str, read: Callable[[Path], T | None], hashed: Callable[[T | None], str | None]
 ) -> T | None:
     """What ``read`` gives of the file, if the manifest accepts it.
 
     A writer may come between: what does not fit counts only where the manifest is the same before and after.
     """
-    content = _content(path)
+    content = read_content(path / MANIFEST)
     while True:
         found = read(path / name)
         if content is None:
             return found
-        manifest = _parsed(content, path)
+        manifest = _parse_manifest(content, path)
         if _fits(path, name, manifest, hashed(found)):
             return found
-        before, content = content, _content(path)
+        before, content = content, read_content(path / MANIFEST)
         if content == before:
             raise _broken(path, name, manifest, missing=found is None)
 
@@ -153,16 +153,18 @@ def _fits(path: Path, name: str, manifest: Manifest, sha256: str | None) -> bool
 
 def _broken(path: Path, name: str, manifest: Manifest, *, missing: bool) -> SealBroken:
     if missing:
-        what = f"{path / name} is missing; {MANIFEST} says that the run has it"
+        what = f"{path / name} is missing, but listed in {MANIFEST}"
     elif name in manifest.files or name in manifest.coming:
         what = f"{path / name} was changed after it was written: it does not match its hash in {MANIFEST}"
     else:
-        what = f"{path / name} was added by hand: {MANIFEST} does not name it"
+        what = f"{path / name} was added by hand: it is not in {MANIFEST}"
     again = " or delete it to have it made again," if name.startswith(REPLACEABLE) else ""
-    return SealBroken(f"{what}; restore it from a copy,{again} or delete {path / MANIFEST} to use the folder unsealed")
+    return SealBroken(
+        f"{what}; restore it from a copy,{again} or delete {path / MANIFEST} to use the run directory unsealed"
+    )
 
 
-def _settled(path: Path) -> Manifest:
+def _settle(path: Path) -> Manifest:
     """The manifest with what a crash left open decided by the files; what fits neither hash stays open."""
     manifest = read_manifest(path) or Manifest({}, {})
     files, coming = dict(manifest.files), dict(manifest.coming)
@@ -175,7 +177,7 @@ def _settled(path: Path) -> Manifest:
     return Manifest(files, coming)
 
 
-def _parsed(content: bytes, path: Path) -> Manifest:
+def _parse_manifest(content: bytes, path: Path) -> Manifest:
     try:
         values = json_object(content, path / MANIFEST)
         found = values.pop("seal", None)
@@ -185,7 +187,8 @@ def _parsed(content: bytes, path: Path) -> Manifest:
     except (UserError, LookupError, TypeError, ValueError) as error:
         reason = str(error).removeprefix(f"{path / MANIFEST} cannot be read: ")
         raise SealBroken(
-            f"{path / MANIFEST} is damaged ({reason}); restore it from a copy, or delete it to use the folder unsealed"
+            f"{path / MANIFEST} is damaged ({reason}); restore it from a copy, or delete it to use the run "
+            "directory unsealed"
         ) from error
 
 
@@ -196,10 +199,6 @@ def _write(path: Path, manifest: Manifest) -> None:
 
 def _seal(values: Mapping[str, Any]) -> str:
     return _sha256(json.dumps(values, sort_keys=True).encode())
-
-
-def _content(path: Path) -> bytes | None:
-    return read_content(path / MANIFEST)
 
 
 def _sha256(content: bytes) -> str:
@@ -219,9 +218,17 @@ def _locked(file: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-UNREADABLE = (  # all that safetensors was seen to raise for files with a few bytes changed
-    OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RuntimeError, OverflowError, MemoryError,
-)  # fmt: skip
+UNREADABLE = (  # everything that safetensors was seen to raise for files with a few bytes changed
+    OSError,
+    SafetensorError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    MemoryError,
+)
 
 
 def seal(entries: Tensors, about: Mapping[str, str]) -> str:
@@ -249,17 +256,17 @@ MODEL = "model.safetensors"
 
 
 def create_run_folder(path: Path) -> None:
-    """A new run folder, empty but for what a run that was killed before it began may have left; others are refused."""
+    """Create a run directory; one that exists may only have what a run left that was killed before it began."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder; choose another --out")
     if (path / "result.json").exists():
-        raise UserError(f"{path} holds a finished run; choose another --out")
+        raise UserError(f"{path} has a finished run; choose another --out")
     if path.exists() and not is_blank(path):
         raise UserError(f"{path} exists and is not empty; choose another --out, or continue with: unskew resume {path}")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"the run folder {path} cannot be made: {error.strerror}") from error
+        raise UserError(f"the run directory {path} cannot be created: {error.strerror}") from error
 
 
 def is_blank(path: Path) -> bool:
@@ -291,9 +298,8 @@ def arrays_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     Large arrays, those of a million clients, are packed in the quick way.
     """
     content = io.BytesIO()
-    odd = [name for name, value in arrays.items() if value.dtype.hasobject]
-    if odd:
-        raise TypeError(f"object arrays would have to be pickled: {', '.join(odd)}")
+    if pickled := [name for name, value in arrays.items() if value.dtype.hasobject]:
+        raise TypeError(f"object arrays would have to be pickled: {', '.join(pickled)}")
     if sum(value.nbytes for value in arrays.values()) <= LARGE_BYTES:
         np.savez_compressed(content, **dict[str, Any](arrays))
         return content.getvalue()
@@ -341,8 +347,8 @@ def calibration_bytes(name: str, classifier: CalibratedClassifier) -> bytes:
 
 def calibration_file(path: Path, name: str) -> Path:
     """The file of the calibrated classifier of that name."""
-    words = re.sub(r"[^a-z0-9_.]+", "-", name.lower().replace("e+", "e")).strip("-")  # 1e+16 is not 1e-16
-    return path / f"calibration-{words}.safetensors"
+    plain = re.sub(r"[^a-z0-9_.]+", "-", name.lower().replace("e+", "e")).strip("-")  # 1e+16 is not 1e-16
+    return path / f"calibration-{plain}.safetensors"
 
 
 def read_calibration(path: Path, name: str) -> Tensors:
@@ -351,11 +357,11 @@ def read_calibration(path: Path, name: str) -> Tensors:
     require_sealed(path, file.name)
     try:
         values, about = read_tensors(file)
-        there = parse_json(about["unskew"])["method"]
+        found = parse_json(about["unskew"])["method"]
     except UNREADABLE as error:
         raise _unreadable(file, error) from error
-    if there != name:
-        raise UserError(f"{file} has another calibration, {there!r}; restore it from a copy, or calibrate again")
+    if found != name:
+        raise UserError(f"{file} has another calibration, {found!r}; restore it from a copy, or calibrate again")
     return values
 
 

@@ -58,8 +58,8 @@ class Given:
 def take_values(options: Mapping[str, Any]) -> tuple[dict[str, Any], Given]:
     """The options with a text for every value, and the values."""
     texts, given = dict(options), dict[str, Any]()
-    for name, take in (("data", _data), ("model", _model), ("method", _method), ("partition", _partition),
-                       ("engine", _engine)):  # fmt: skip
+    takers = {"data": _data, "model": _model, "method": _method, "partition": _partition, "engine": _engine}
+    for name, take in takers.items():
         value = options.get(name)
         if value is None or isinstance(value, str | PathLike):
             continue
@@ -112,8 +112,8 @@ def importable(function: Any) -> str | None:
 def description(value: Any) -> str:
     """A function by its name and the plain values that it was made with: the same for the same value in another run."""
     if isinstance(value, functools.partial):
-        knobs = {str(place): each for place, each in enumerate(value.args)} | value.keywords
-        return description(value.func) + _spelled({name: each for name, each in knobs.items() if _plain(each)})
+        knobs = {str(index): knob for index, knob in enumerate(value.args)} | value.keywords
+        return description(value.func) + _spelled({name: knob for name, knob in knobs.items() if _plain(knob)})
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     return f"{getattr(value, '__module__', None) or type(value).__module__}.{name}{_spelled(dict(_captured(value)))}"
 
@@ -214,8 +214,8 @@ def _reads_back(calibration: Finisher) -> bool:
 def _slots(algorithm: Algorithm) -> str:
     base = Algorithm()
     changed = {each.name: getattr(algorithm, each.name) for each in fields(Algorithm)}
-    words = [f"{name}={_value_text(value)}" for name, value in changed.items() if value != getattr(base, name)]
-    return f"Algorithm({', '.join(words)})"
+    slots = [f"{name}={_value_text(value)}" for name, value in changed.items() if value != getattr(base, name)]
+    return f"Algorithm({', '.join(slots)})"
 
 
 def _value_text(value: Any) -> str:
@@ -224,12 +224,11 @@ def _value_text(value: Any) -> str:
     if _plain(value):
         return repr(value)
     if is_dataclass(value):
-        said = [
-            each
+        parts = [
+            f"{each.name}={_value_text(getattr(value, each.name))}"
             for each in fields(value)
             if not (each.metadata.get("added_later") and getattr(value, each.name) == each.default)
         ]
-        parts = [f"{each.name}={_value_text(getattr(value, each.name))}" for each in said]
         return f"{type(value).__name__}({', '.join(parts)})"
     return description(value)
 

@@ -35,7 +35,7 @@ class Calibration:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """The fields of result.json, and the run folder."""
+    """The fields of result.json, and the run directory."""
 
     path: Path
     method: str
@@ -168,7 +168,7 @@ def clients_rows(result: Result) -> list[tuple[str, str]]:
         f"{name}: ": each.clients_accuracy for name, each in result.calibrations.items()
     }
     known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
-    return [("clients" if not place else "", words) for place, words in enumerate(known)]
+    return [("clients" if not number else "", summary) for number, summary in enumerate(known)]
 
 
 def start_rows(result: Result) -> list[tuple[str, str]]:
@@ -226,7 +226,9 @@ def read_result(path: Path) -> Result:
     if content is None:
         if not path.exists():
             raise UserError(f"there is no folder {path}")
-        hint = f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run folder"
+        hint = (
+            f"finish it with: unskew resume {path}" if (path / "config.toml").is_file() else "it is not a run directory"
+        )
         raise UserError(f"{path} has no result.json; {hint}")
     return result_from(json_object(content, file), file, path)
 

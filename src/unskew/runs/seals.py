@@ -6,14 +6,13 @@ from pathlib import Path
 
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_whole
-from unskew.runs import journal
 from unskew.runs.checkpoint import CHECKPOINT, MEMORIES, load_state
 from unskew.runs.client_accuracy import CLIENTS, read_clients
 from unskew.runs.config import CONFIG, read_run
 from unskew.runs.federated import FEDERATION, read_terms
 from unskew.runs.folder import GROWING, LOCK, MANIFEST, MODEL, Manifest, read_manifest, require_sealed, seal_as_it_is
 from unskew.runs.folder import MANIFEST_LOCK as MANIFEST_LOCK
-from unskew.runs.journal import DURING, METRICS, check_beginning, read_metrics
+from unskew.runs.journal import DURING, METRICS, check_beginning, read_during, read_metrics
 from unskew.runs.result import RESULT, read_result
 
 WHOLE, DAMAGED, UNSEALED = "unchanged", "damaged", "not sealed"
@@ -31,14 +30,18 @@ SEALED_KINDS = (
 
 _OWN = (LOCK, MANIFEST_LOCK, MANIFEST, str(MEMORIES))  # MEMORIES is checked slot by slot when it is read
 _READERS: dict[str, Callable[[Path], object]] = {
-    CONFIG: read_run, METRICS: read_metrics, DURING: journal.read_during, RESULT: read_result, CLIENTS: read_clients,
+    CONFIG: read_run,
+    METRICS: read_metrics,
+    DURING: read_during,
+    RESULT: read_result,
+    CLIENTS: read_clients,
     FEDERATION: read_terms,
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
 class Examined:
-    """One file of a run folder: whether it is as it was written, and what is wrong if it is not."""
+    """One file of a run directory: whether it is as it was written, and what is wrong if it is not."""
 
     name: str
     state: str
@@ -46,26 +49,26 @@ class Examined:
 
 
 def examine(path: Path) -> list[Examined]:
-    """Every file of a run folder; a damaged manifest is refused."""
+    """Every file of a run directory; a damaged manifest is refused."""
     _require_run_folder(path)
     manifest = read_manifest(path)
-    there = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
-    names = sorted((there | set(manifest.names if manifest else ())) - set(_OWN))
-    return [_examined(path, name, manifest) for name in names]
+    found = {str(file.relative_to(path)) for file in path.rglob("*") if file.is_file()}
+    names = sorted((found | set(manifest.names if manifest else ())) - set(_OWN))
+    return [_examine_file(path, name, manifest) for name in names]
 
 
 def seal_folder(path: Path) -> list[str]:
-    """Take the files of a run folder as they are from now on: a new manifest; the files that it names.
+    """Take the files of a run directory as they are from now on: a new manifest; the files that it names.
 
     Those that cannot be read are refused.
     """
     _require_run_folder(path)
     before = read_content(path / MANIFEST)
     (path / MANIFEST).unlink(missing_ok=True)
-    if odd := [each for each in examine(path) if each.state == DAMAGED]:
+    if damaged := [each for each in examine(path) if each.state == DAMAGED]:
         if before is not None:
             write_whole(path / MANIFEST, before)
-        raise UserError(f"{odd[0].problem}; nothing is sealed")
+        raise UserError(f"{damaged[0].problem}; nothing was sealed")
     finished = (path / RESULT).exists()
     files = [str(file.relative_to(path)) for kind in SEALED_KINDS for file in sorted(path.glob(kind))]
     names = [name for name in files if finished or name not in GROWING]
@@ -74,18 +77,18 @@ def seal_folder(path: Path) -> list[str]:
 
 
 def unsealed_note(path: Path) -> str | None:
-    """What to say of a run folder that is not sealed; None where it is sealed, or no run folder at all."""
+    """A note on a run directory that is not sealed; None if it is sealed, or not a run directory at all."""
     if not (path / CONFIG).exists() or (path / MANIFEST).exists():
         return None
-    return f"{path} is not sealed, as it has no {MANIFEST}: a changed file may go unnoticed"
+    return f"{path} is not sealed, as it has no {MANIFEST}: changed files may go unnoticed"
 
 
 def _require_run_folder(path: Path) -> None:
     if not (path / CONFIG).exists() and not (path / MANIFEST).exists():
-        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
 
 
-def _examined(path: Path, name: str, manifest: Manifest | None) -> Examined:
+def _examine_file(path: Path, name: str, manifest: Manifest | None) -> Examined:
     checkpoint = Path(name) == CHECKPOINT or name.startswith("states/")
     try:
         if checkpoint:

@@ -1,4 +1,4 @@
-"""One setting with several seeds: a run folder each, kept where finished, resumed where begun.
+"""One setting with several seeds: a run directory each, kept where finished, resumed where begun.
 
 The seed decides everything that is drawn: the partition, the initial weights, who comes, the batches.
 """
@@ -49,13 +49,13 @@ def spread_over_seeds(values: Iterable[float | None]) -> SeedSpread | None:
     return SeedSpread(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
-DEPTH = 3  # folders in folders that are looked into
+DEPTH = 3  # levels of folders that are searched
 
 
 def finished_runs(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """The run folders that these paths name, and those in folders of runs that are not finished.
+    """The run directorys that these paths name, and those in folders of runs that are not finished.
 
-    A path that is a run, or nothing at all, stays as it is: whatever reads it says what is wrong.
+    A path that is a run, or does not exist, is returned as it is: whatever reads it reports what is wrong.
     """
     found: list[Path] = []
     begun: list[Path] = []
@@ -155,18 +155,28 @@ class SeedRuns:
 
 @neutral()
 def run_seeds(
-    recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
-    observe: Observer | None = None, home: Path = Path(), **options: Any,
-) -> SeedRuns:  # fmt: skip
+    recipe: str | Path | None = None,
+    *,
+    seeds: str | Iterable[int] | None = None,
+    out: str | Path | None = None,
+    observe: Observer | None = None,
+    home: Path = Path(),
+    **options: Any,
+) -> SeedRuns:
     """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped."""
     plan = plan_seeds(recipe, seeds=seeds, out=out, home=home, **options)
     return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
 
 
 def plan_seeds(
-    recipe: str | Path | None = None, *, seeds: str | Iterable[int] | None = None, out: str | Path | None = None,
-    home: Path = Path(), say: Say = silent, **options: Any,
-) -> SeedPlan:  # fmt: skip
+    recipe: str | Path | None = None,
+    *,
+    seeds: str | Iterable[int] | None = None,
+    out: str | Path | None = None,
+    home: Path = Path(),
+    say: Say = silent,
+    **options: Any,
+) -> SeedPlan:
     """The runs that are asked for, and how far each is; a folder that has something else is refused now.
 
     ``say`` is told how far the images are read for that.
@@ -216,7 +226,7 @@ def progress_of(path: Path, config: Config) -> str:
     """How far the run of this configuration is in that folder; a folder that has something else is refused."""
     if not (path / CONFIG).exists():
         if path.exists() and not (path.is_dir() and is_blank(path)):
-            raise UserError(f"{path} exists and is not a run folder; choose another --out")
+            raise UserError(f"{path} exists and is not a run directory; choose another --out")
         return NEW
     found = configs.read_run(path)
     if configs.fingerprint(found) != configs.fingerprint(config):
@@ -254,5 +264,5 @@ def _fits(path: Path, config: Config) -> bool:
 def describe_steps(steps: Sequence[SeedStep]) -> str:
     """How many runs there are, and how far they are."""
     counts = {state: sum(step.state == state for step in steps) for state in (FINISHED, BEGUN)}
-    told = [f"{count} {state}" for state, count in counts.items() if count]
-    return f"{len(steps)} seeds" + (f", {' and '.join(told)} already" if told else "")
+    parts = [f"{count} {state}" for state, count in counts.items() if count]
+    return f"{len(steps)} seeds" + (f", {' and '.join(parts)} already" if parts else "")

@@ -1,4 +1,4 @@
-"""Running and resuming: from a configuration to a prepared federation and its run folder."""
+"""Running and resuming: from a configuration to a prepared federation and its run directory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ STOP: Final = Stop()  # what an observer answers to end the run after the curren
 class StopRun(Exception):
     """A run that an observer ended: its checkpoint is written. An observer may also raise it.
 
-    ``path`` is the run folder and ``round`` the last round that is done, None where none was done yet.
+    ``path`` is the run directory and ``round`` the last round that is done, None where none was done yet.
     """
 
     def __init__(self, path: str = "", round: int | None = None, values: Sequence[str] = ()) -> None:
@@ -56,82 +56,99 @@ class StopRun(Exception):
 
 
 PARTITION = "partition.npz"
-WORK = (  # the options that may be others when a run is resumed
-    "on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline",
-)  # fmt: skip
+WORK = (  # the options that may change when a run is resumed
+    "on_failure",
+    "device",
+    "engine",
+    "workers",
+    "data_dir",
+    "cache_dir",
+    "cache_disk",
+    "cache_memory",
+    "baseline",
+)
 
 
 @neutral()
 def run(
-    recipe: str | Path | Config | None = None, *, out: str | Path | None = None, observe: Observer | None = None,
-    home: Path = Path(), **options: Any,
-) -> Result:  # fmt: skip
-    """Train, evaluate, write the run folder. ``unskew.run`` is this function with every option spelled out.
+    recipe: str | Path | Config | None = None,
+    *,
+    out: str | Path | None = None,
+    observe: Observer | None = None,
+    home: Path = Path(),
+    **options: Any,
+) -> Result:
+    """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
 
-    Whatever is refused is refused before the run folder is made. ``home`` is what a relative ``out`` is below: with an
-    absolute one the run goes on where it is, even if the observer changes the working directory.
+    Whatever is refused is refused before the run directory is made.
+
+    Parameters
+    ----------
+    recipe : str, Path or Config, optional
+        What ``options`` are laid over.
+    out : str or Path, optional
+        The run directory; by default an unused one below ``runs``.
+    observe : callable, optional
+        Called with the Overview, each round's Metrics and every other event.
+    home : Path
+        What a relative ``out`` is below. If it is absolute, the run does not depend on the working directory.
+    **options
+        Options of the run; texts, or values from Python.
     """
     base = recipe if isinstance(recipe, Config) else _one_run(recipe, options) if recipe else Config()
-    place = usable_path(out) if out else None
+    directory = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
     engines.work_beside(config.engine)
-    prepared = prepare(config, given=given, say=_telling(observe))
+    prepared = prepare(config, given=given, say=_report_stages(observe))
     del given  # a partition of millions of examples would be kept twice
     rehearse(prepared)
-    path = home / place if place else unused_path(home / "runs", slug(prepared.config))
+    path = home / directory if directory else unused_path(home / "runs", slug(prepared.config))
     create_run_folder(path)
     with locked_folder(path):
         if (path / CONFIG).exists():
-            raise UserError(f"{path} has a run that another process has begun meanwhile; choose another --out")
+            raise UserError(f"another process has just started a run in {path}; choose another --out")
         config_text = configs.to_toml(prepared.config).encode()
         start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
 @neutral()
-def resume(
-    path: str | Path, *, observe: Observer | None = None, on_failure: str | None = None, device: str | None = None,
-    engine: str | None = None, workers: int | None = None, data_dir: str | Path | None = None,
-    cache_dir: str | Path | None = None, cache_disk: str | None = None, cache_memory: str | None = None,
-    baseline: str | Path | None = None, **values: Any,
-) -> Result:  # fmt: skip
+def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any) -> Result:
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
-    ``values`` are the data, model and method of a run that was given them from Python.
+    Parameters
+    ----------
+    path : str or Path
+        The run directory.
+    observe : callable, optional
+        As in ``run``.
+    **changes
+        New values of the options in ``WORK``; the data, model and method of a run that was given them from Python.
     """
-    engines.work_beside(engine)
+    engines.work_beside(changes.get("engine"))
     path = usable_path(path)
     if path.is_dir() and not (path / CONFIG).exists() and is_blank(path):
         raise UserError(
-            f"{path} has nothing to resume: no run was begun there; start one with: unskew run --out {path}"
+            f"{path} has nothing to resume: no run was started there; start one with: unskew run --out {path}"
         )
     if not (path / CONFIG).is_file():
         require_sealed(path, CONFIG)
-        raise UserError(f"{path} is not a run folder: it has no {CONFIG}")
+        raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     with locked_folder(path):
         if read_sealed(path, RESULT) is not None:
             raise UserError(
                 f"{path} is finished: it has a result.json; start another run with: unskew run {path / CONFIG}"
             )
         config = configs.read_run(path)
-        config = replace(
-            config,
-            on_failure=on_failure or config.on_failure,
-            device=device or config.device,
-            engine=engine or engines.inherited(config.engine),
-            workers=config.workers if workers is None else workers,
-            data_dir=str(data_dir) if data_dir else config.data_dir,
-            cache_dir=str(cache_dir) if cache_dir else config.cache_dir,
-            cache_disk=cache_disk or config.cache_disk,
-            cache_memory=cache_memory or config.cache_memory,
-            baseline=str(baseline) if baseline else config.baseline,
-        )
-        given = take_same(values, config)
+        config = replace(config, engine=engines.inherited(config.engine))
+        work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
+        config = configs.with_values(config, work, "resume")
+        given = take_same(changes, config)
         require_sealed(path, PARTITION)
         kept = (path / PARTITION).absolute()
         before = f"file:{kept}" if kept.exists() else None
-        prepared = prepare(configs.checked(config), before, given, say=_telling(observe))
+        prepared = prepare(configs.checked(config), before, given, say=_report_stages(observe))
         if not kept.exists():
             write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         rehearse(prepared)
@@ -153,8 +170,8 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
     return watch
 
 
-def _telling(observe: Observer | None) -> Say:
-    """Tell the observer how far work before the first round is."""
+def _report_stages(observe: Observer | None) -> Say:
+    """Report the progress of work before the first round to the observer."""
 
     def say(words: str, done: int, total: int) -> None:
         if observe is not None:
