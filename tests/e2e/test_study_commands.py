@@ -77,7 +77,7 @@ def test_without_names_all_are_taken_and_what_is_missing_is_said(run, capsys):
     for name in ("skew", "curves", "norms", "drift", "separability"):
         assert re.search(rf"^{name}: (?!not shown)", said, re.M), name
     for name in ("cka", "projection", "confusion", "inversion"):
-        assert re.search(rf"^{name}: not shown: .*digits\.npz is not there", said, re.M), name
+        assert re.search(rf"^{name}: not shown: .*digits\.npz does not exist", said, re.M), name
     assert re.search(r"^norms: note: norms of local classifiers are not shown", said, re.M)
 
 
@@ -85,7 +85,7 @@ def test_a_measure_named_that_cannot_be_taken_is_one_message(run, capsys):
     away(run)
     error = refused(capsys, "analyse", run, "cka")
     assert "cka" in error
-    assert "digits.npz is not there" in error
+    assert "digits.npz does not exist" in error
     assert error.count("\n") == 1
 
 
@@ -149,10 +149,10 @@ def test_a_report_without_its_data_set_is_made_with_what_can_be_shown(run, capsy
     said = done(capsys, "report", run)
     page = (run / "report.html").read_text()
     for text in (said, page):
-        assert "digits.npz is not there" in text
+        assert "digits.npz does not exist" in text
     assert "Who has what" in page
     said = done(capsys, "report", run, "--data-dir", other, "--only", "cka", "--only", "confusion")
-    assert "is not there" not in said
+    assert "does not exist" not in said
 
 
 def test_a_report_with_its_data_set_again_lacks_nothing(run, capsys):
@@ -160,8 +160,8 @@ def test_a_report_with_its_data_set_again_lacks_nothing(run, capsys):
     other = away(run)
     done(capsys, "report", run, *FAST)
     said = done(capsys, "report", run, *FAST, "--data-dir", other)
-    assert "is not there" not in said
-    assert "is not there" not in (run / "report.html").read_text()
+    assert "does not exist" not in said
+    assert "does not exist" not in (run / "report.html").read_text()
 
 
 def test_values_taken_by_analyse_are_used_by_the_report_and_again_takes_them_anew(run, capsys):
