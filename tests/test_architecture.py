@@ -98,7 +98,6 @@ def test_modules_do_not_import_each_other_in_a_circle():
     assert cycle({key_of(path): path.read_text() for path in MODULES}) == ""
 
 
-@pytest.mark.xfail(reason="privacy/secure_statistics.py is being merged into calibration/jobs.py", strict=False)
 def test_calibration_imports_privacy_and_never_the_other_way_round():
     upwards = [
         path.name for path in (ROOT / "privacy").glob("*.py") if ("calibration",) in {i[:1] for i in imports(path)}
