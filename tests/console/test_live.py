@@ -136,7 +136,7 @@ def test_the_view_shows_bar_curve_clients_rate_memory_and_the_best():
     assert lines[7].startswith("25.0% │")
     assert BRAILLE.search(text)
     assert lines[8].startswith("      └round 1")
-    assert "clients round 3: 3 came" in lines
+    assert "clients round 3: 3 participated" in lines
     assert "rate    2,400 examples/s, 1,920 on average" in lines  # 2400 examples in 1.25 s
     assert "test    50.00%, loss 0.5000, round 3; best 75.00%, round 2" in lines
     assert re.search(r"^memory  [\d.]+ [MG]B resident in \d+ process", text, re.MULTILINE)
@@ -191,10 +191,12 @@ def test_failures_are_noted_above_the_view_and_counted_in_it():
     terminal = console()
     rows = [replace(ROW, failures=(Failure(7, "lost"), Failure(8, "lost"))), replace(ROW, round=2)]
     text = last_view(terminal, overview(), *rows)
-    assert "clients round 3: 0, 1; round 2: 3 came; 2 failures so far" in text
+    assert "clients round 3: 0, 1; round 2: 3 participated; 2 failures so far" in text
     assert "continued without" not in text
     assert "round 1: continued without client 7: lost" in terminal.file.getvalue()
-    assert "round 1: 3 came, 1 failed" in last_view(console(), overview(), replace(ROW, failures=(Failure(7, "x"),)))
+    assert "round 1: 3 participated, 1 failed" in last_view(
+        console(), overview(), replace(ROW, failures=(Failure(7, "x"),))
+    )
 
 
 def test_a_note_is_printed_above_the_view():
@@ -211,6 +213,7 @@ def test_a_resumed_run_shows_the_rounds_before(tmp_path):
     common = {
         "clients": 2,
         "examples": 10,
+        "batches_max": 1,
         "train_loss": 2.0,
         "seconds": 1.0,
         "bytes_up": 1,
@@ -218,7 +221,7 @@ def test_a_resumed_run_shows_the_rounds_before(tmp_path):
         "loss": 0.5,
     }
     rows = [
-        {**common, "round": number, "accuracy": accuracy, "failures": [{"client": 1}]}
+        {**common, "round": number, "accuracy": accuracy, "failures": [{"client": 1, "reason": "x"}]}
         for number, accuracy in ((1, 0.9), (2, 0.3), (3, 0.3))
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

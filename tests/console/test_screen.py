@@ -73,10 +73,10 @@ def test_piped_output_is_plain_lines_a_line_a_round():
 @pytest.mark.parametrize(
     ("visits", "words"),
     [
-        ((Visit(1, 3.0),), "1 client a round"),
-        ((Visit(0, 1.0, take=256), Visit(0, 1.0, take=256, repeat=1)), "2 visits a round of 256 examples each"),
-        ((Visit(EVERYONE, 12.0),), "all examples in one place"),
-        ((Visit(EVERYONE, 12.0, take=6),), "6 examples a round, all in one place"),
+        ((Visit(1, 3.0),), "1 client per round"),
+        ((Visit(0, 1.0, take=256), Visit(0, 1.0, take=256, repeat=1)), "2 visits per round of 256 examples each"),
+        ((Visit(EVERYONE, 12.0),), "all examples on one client"),
+        ((Visit(EVERYONE, 12.0, take=6),), "6 examples per round, all on one client"),
     ],
 )
 def test_the_overview_says_who_comes(visits, words):
@@ -99,27 +99,27 @@ def test_how_clients_step_is_said_and_what_is_as_usual_is_not():
     )
     seen = overview(local=local, config=replace(overview().config, **vars(local)))
     assert (
-        "lr 0.01 (cosine(warmup=5)), adamw(beta2=0.99), gradients clipped to 2, weight decay 1e-05 of weights alone"
+        "lr 0.01 (cosine(warmup=5)), adamw(beta2=0.99), gradients clipped to 2, weight decay 1e-05 on weights only"
         in " ".join(shown(seen, width=300).split())
     )
 
 
 def test_clients_that_stay_away_are_said():
     text = " ".join(shown(overview(algorithm=parse_method("absent(0.3)")), width=300).split())
-    assert "fedavg; at most 2 clients a round, epochs 5" in text
+    assert "fedavg; at most 2 clients per round, epochs 5" in text
     nobody = replace(ROW, clients=0, examples=0, train_loss=None, available=0, accuracy=0.5)
     text = shown(
         overview(), replace(ROW, absent=2, lr=0.025), replace(nobody, round=2), replace(ROW, round=3, absent=0)
     )
     rounds = [line for line in text.split("\n") if line.startswith("round ")]
-    assert rounds[0].startswith("round 1/3  loss 1.235  lr 0.025  3 came, 2 did not  1,200 examples/s")
-    assert rounds[1].startswith("round 2/3  nobody came  accuracy 50.00%  ")
+    assert rounds[0].startswith("round 1/3  loss 1.235  lr 0.025  3 participated, 2 did not  1,200 examples/s")
+    assert rounds[1].startswith("round 2/3  no client participated  accuracy 50.00%  ")
     assert "came" not in rounds[2]
 
 
 def test_patience_says_that_it_peeks_and_the_summary_which_round_the_model_is_of():
     text = " ".join(shown(overview(config=replace(overview().config, patience=1, monitor="loss")), width=300).split())
-    assert "note: the run stops after 1 round without a better loss; the best round is chosen with the images" in text
+    assert "note: the run stops after 1 round without a better loss; the best round is chosen on the images" in text
     console = Console(file=io.StringIO(), width=200)
     console.print(summary(replace(RESULT, best_round=1, stopped_at=3)))
     assert "stopped after round 3; the model is that of round 1, the best" in console.file.getvalue()
@@ -134,7 +134,7 @@ def test_one_of_anything_is_not_many():
     console = Console(file=io.StringIO(), width=200)
     console.print(summary(replace(RESULT, rounds=1, failures=1)))
     assert "1 round, " in console.file.getvalue()
-    assert "1 visit; metrics.jsonl" in console.file.getvalue()
+    assert "1 visit; see metrics.jsonl" in console.file.getvalue()
 
 
 def test_the_overview_names_the_baseline_and_what_it_did_otherwise():
@@ -150,7 +150,7 @@ def test_the_overview_says_what_the_run_will_be():
         "note: a note",
         "by hand: 2 clients of 3 to 9 examples (median 6), EMD 0.50, hash",
         "tiny-cnn: 13,706 parameters",
-        "fedavg; 2 clients a round, epochs 5, batch 64, lr 0.01, momentum 0.9, weight decay 1e-05",
+        "fedavg; 2 clients per round, epochs 5, batch 64, lr 0.01, momentum 0.9, weight decay 1e-05",
         "loop (this process), seed 0",
         "3.0 MB of memory (data 2.0 kB)",
         "999 B on disk",
@@ -235,7 +235,7 @@ def test_the_summary_says_what_came_out():
     for words in (
         "accuracy 50.00% on the test set, loss 1.2500",
         "after ccvr 75.00%, loss 0.5000",
-        "3 rounds, 1,234 examples, 16 a second",
+        "3 rounds, 1,234 examples, 16 per second",
         "time 1 min 15 s",
         "sent 1.5 kB up, 2.5 MB down",
         "failed 2 visits",

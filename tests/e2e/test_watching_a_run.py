@@ -59,7 +59,7 @@ def test_a_terminal_shows_the_curve_and_keeps_it_above_the_result(tmp_path):
     last = plain(terminal.text[terminal.text.rindex("accuracy on the test set") :])
     assert re.search("[\u2801-\u28ff]", last)
     assert "└round 1" in last
-    assert "clients round 12: 10 came" in last
+    assert "clients round 12: 10 participated" in last
     assert "on the test set, loss" in last  # the summary comes after it
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # the cursor is back
     whole = unskew("run", *FAST, "--out", "b", cwd=tmp_path).stdout

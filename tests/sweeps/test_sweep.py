@@ -99,7 +99,7 @@ def test_an_interrupted_sweep_goes_on_and_ends_like_one_that_never_stopped(made,
     monkeypatch.setattr(sweep_module, "do_tasks", cut)
     code, _, error = unskew_says(capsys, *words)
     assert (code, error) == (
-        130, f"unskew: interrupted; to go on, give the same command again, with --out {tmp_path / 'cut'}\n",
+        130, f"unskew: interrupted; to continue, repeat the command with --out {tmp_path / 'cut'}\n",
     )  # fmt: skip
     monkeypatch.setattr(sweep_module, "do_tasks", whole)
     code, said, _ = unskew_says(capsys, *words)

@@ -4,8 +4,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
@@ -95,7 +94,7 @@ def side_by_side(
     if at_round is None:
         at_round = min((rows[-1]["round"] for _, rows in runs if rows), default=None)
     if at_batch is None:
-        at_batch = min((_batches(result, rows) for result, rows in runs if rows), default=None)
+        at_batch = min((batches(rows) for _, rows in runs if rows), default=None)
     return [_compared(result, rows, at_round, at_batch) for result, rows in runs]
 
 
@@ -291,31 +290,16 @@ def _with_baseline(baseline: Result | None, result: Result) -> Result:
     return replace(result, relative_accuracy=result.accuracy / whole)
 
 
-@contextmanager
-def _metrics_of(result: Result) -> Iterator[None]:
-    """Put the name of the file before what is wrong with its rounds."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{result.path / 'metrics.jsonl'}: {error}") from error
-
-
-def _batches(result: Result, rows: Rows) -> int:
-    with _metrics_of(result):
-        return batches(rows)
-
-
 def _compared(result: Result, rows: Rows, at_round: int | None, at_batch: int | None) -> Compared:
     whole = result.baseline_accuracy
-    with _metrics_of(result):
-        return Compared(
-            result=result,
-            round=at_round,
-            accuracy_at_round=None if at_round is None else accuracy_at_round(rows, at_round),
-            batch=at_batch,
-            accuracy_at_batch=None if at_batch is None else accuracy_at_batch(rows, at_batch),
-            rounds_to={share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {},
-        )
+    return Compared(
+        result=result,
+        round=at_round,
+        accuracy_at_round=None if at_round is None else accuracy_at_round(rows, at_round),
+        batch=at_batch,
+        accuracy_at_batch=None if at_batch is None else accuracy_at_batch(rows, at_batch),
+        rounds_to={share: rounds_to(rows, share / 100 * whole) for share in SHARES} if rows and whole else {},
+    )
 
 
 def _percent(accuracy: float | None) -> Figure:
@@ -432,7 +416,7 @@ out = PlainConsole()
 
 
 def note_unsealed(paths: Iterable[Path]) -> None:
-    """A line on standard error for each run folder that has no manifest."""
+    """Note on standard error each run directory that has no manifest."""
     for path in paths:
         if note := unsealed_note(path):
             print(f"note: {note}", file=sys.stderr)  # noqa: T201
@@ -442,13 +426,15 @@ def runs_named(paths: Sequence[Path]) -> list[Path]:
     """The runs that these folders are or have; a note on standard error says which are not finished."""
     found, begun = finished_runs(paths)
     if begun:
-        words = f"{counted(len(begun), 'run')} in the folder not finished and left out"
+        words = f"{counted(len(begun), 'run')} in the folder not finished, left out"
         print(f"note: {words}: {', '.join(map(str, begun[:5]))}{' …' if begun[5:] else ''}", file=sys.stderr)  # noqa: T201
     return found
 
 
 def compare(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or folders that have some.")],
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run directories, or folders that contain some.")
+    ],
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="A run of --method centralised, for relative accuracy.")
     ] = None,
@@ -460,10 +446,10 @@ def compare(
     ] = None,
     form: Annotated[str, typer.Option("--format", help="table | markdown | csv | latex | json")] = "table",
     each: Annotated[
-        bool, typer.Option("--each", help="A row for each run, also where runs differ in the seed alone.")
+        bool, typer.Option("--each", help="One row per run, even if runs differ only in the seed.")
     ] = False,
 ) -> None:
-    """Show finished runs side by side; runs that differ in the seed alone are one row, mean ± deviation."""
+    """Compare finished runs in a table; runs that differ only in the seed share a row, mean ± deviation."""
     if form not in FORMATS:
         raise UserError(f"--format {form}: {nearest(form, FORMATS)}")
     for name, place in (("round", at_round), ("batch", at_batch)):

@@ -1,4 +1,4 @@
-"""``unskew data``: list the data sets, fetch one, check one, write one as a table."""
+"""The commands about data: list, download and check data sets, write tables, draw partitions."""
 
 import csv
 import io
@@ -39,7 +39,7 @@ DataDir = Annotated[
 
 @data_app.command("list")
 def data_list(data_dir: DataDir = None) -> None:
-    """List the data sets, and where each was found."""
+    """List the data sets and where each was found."""
     table = Table()
     for column in ("name", "what it is", "train + test", "where"):
         table.add_column(column, overflow="fold", no_wrap=column == "name")
@@ -59,9 +59,9 @@ def data_list(data_dir: DataDir = None) -> None:
 def data_fetch(
     name: str,
     data_dir: DataDir = None,
-    mirror: Annotated[str | None, typer.Option(help="An address to fetch from instead of the public ones.")] = None,
+    mirror: Annotated[str | None, typer.Option(help="Download from this address instead of the public ones.")] = None,
 ) -> None:
-    """Download a data set into the folder of --data-dir, and check it; a download that broke off is continued."""
+    """Download a data set to --data-dir and check it; a broken download continues."""
     folder = _folder(data_dir)
     if folder is None:
         raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
@@ -76,7 +76,7 @@ def data_check(
     data_dir: DataDir = None,
     cache_dir: Annotated[str | None, typer.Option(metavar="DIR", help=OPTIONS["cache_dir"].help)] = None,
 ) -> None:
-    """Read a whole data set and compare its files with the published ones."""
+    """Read a data set completely; compare its files with those published."""
     with StageProgress(out) as say:
         findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
     damaged = [finding for finding in findings if finding.status == DAMAGED]
@@ -114,20 +114,25 @@ def data_table(
 def data_generate(
     file: Annotated[
         Path,
-        typer.Option("--out", help="FILE.csv, with pictures in a folder beside it, or FILE.parquet, with them inside."),
+        typer.Option(
+            "--out", help="FILE.csv, with pictures in a folder next to it, or FILE.parquet, which contains them."
+        ),
     ],
     users: Annotated[int, typer.Option(help="How many users.")] = Shape.users,
     classes: Annotated[int, typer.Option(help="How many classes.")] = Shape.classes,
     examples: Annotated[int, typer.Option(help="How many training examples.")] = Shape.examples,
     test: Annotated[int, typer.Option(help="How many test examples.")] = Shape.test,
     balanced: Annotated[
-        bool, typer.Option("--balanced/--long-tailed", help="As many of each class, or few classes with most of them.")
+        bool,
+        typer.Option(
+            "--balanced/--long-tailed", help="Equally many examples of each class, or most of them in few classes."
+        ),
     ] = True,
-    size: Annotated[int, typer.Option(help="The sides of the pictures in pixels.")] = 32,
-    images: Annotated[bool, typer.Option("--images/--no-images", help="Draw pictures, or name them only.")] = True,
+    size: Annotated[int, typer.Option(help="The side of each picture in pixels.")] = 32,
+    images: Annotated[bool, typer.Option("--images/--no-images", help="Draw the pictures, or only list them.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Another seed, another population.")] = 0,
 ) -> None:
-    """Draw a population of photographers in the shape of iNaturalist-User-120k, for tests and benchmarks."""
+    """Generate photographers like those of iNaturalist-User-120k, for tests and benchmarks."""
     shape = Shape(users, classes, examples, test, balanced)
     with StageProgress(out) as progress:
         report = partial(progress, "drawing pictures")
@@ -158,10 +163,10 @@ def _folder(given: str | None) -> Path | None:
 @with_options(["data", "data_dir", "cache_dir", "partition", "clients", "seed"])
 def partition(
     options: dict[str, Any],
-    file: Annotated[Path, typer.Option("--out", help="Where to write it: FILE.npz (ours) or FILE.csv (published).")],
+    file: Annotated[Path, typer.Option("--out", help="The file: FILE.npz, or FILE.csv in the published layout.")],
     plot: Annotated[Path | None, typer.Option(help="A picture of it: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
-    """Make a partition, say how skewed it is, write it to a file that --partition file:FILE reads."""
+    """Draw a partition, report its skew, and write it to a file that --partition file:FILE reads."""
     if file.suffix not in (".npz", ".csv"):
         raise UserError(f"--out {file}: a partition is written as .npz or .csv")
     if plot is not None and plot.suffix not in (".png", ".svg", ".pdf"):

@@ -51,11 +51,11 @@ Say = Callable[[str], None]
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A folder that is new or empty.")] = Path(
+    folder: Annotated[Path, typer.Option("--out", metavar="DIR", help="A new or empty folder.")] = Path(
         "federation-demo"
     ),
 ) -> None:
-    """Show a whole federation: a server and three nodes here, TLS, node keys, training, calibration, the report."""
+    """Demonstrate a federation on this machine: a server, three nodes, TLS, training, calibration, report."""
     began = time.monotonic()
 
     def say(line: str) -> None:
@@ -67,7 +67,7 @@ def demo(
     with Group(f"demo:{federation.path}", federation.path / "logs", federation.path) as group:
         _start(group, federation, nodes, say)
         submit(federation, federation.path / "recipe.toml", run, say)
-        say("the run is finished; the server and the nodes are stopped")
+        say("the run has finished; stopping the server and the nodes")
     left = [number for mark in (server_mark(federation), *map(node_mark, nodes)) for number in marked(mark)]
     if left:
         raise UserError(f"still running: {left}; end them with: unskew federation stop {federation.path}")
@@ -78,13 +78,13 @@ def demo(
 def _prepared(folder: Path, say: Say) -> Federation:
     """Certificates, keys, and one skewed part of digits for each node."""
     federation = initialise(folder, nodes=NODES, port=network.free_pair()).federation
-    say(f"{federation.path}: an authority, a certificate for the server, a key for each of {', '.join(NODES)}")
+    say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
     config = configs.checked(Config(data="digits", partition="dirichlet(alpha=0.3)", clients=len(NODES), seed=0))
     images = read_data(config)
     drawn = make_partition(config, images.examples)
     labels, classes = images.train.labels, len(images.classes)
     write_arrays(federation.path / "partition.npz", partition_files.to_arrays(drawn, labels, classes))
-    say(f"digits are divided with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
+    say(f"digits are partitioned with {drawn.scheme}: EMD {emd(drawn.client, labels, classes):.2f}")
     for number, name in enumerate(NODES):
         node = read_node(federation.node(name))
         settings = {
@@ -101,7 +101,7 @@ def _prepared(folder: Path, say: Say) -> Federation:
 
 
 def _start(group: Group, federation: Federation, nodes: list[Node], say: Say) -> None:
-    """The same commands that a person would type in four terminals."""
+    """The commands that one would type in four terminals."""
     heard: dict[str, list[str]] = {}
     children = [_watcher(group, "server", federation.path, heard, say)]
     children += [_watcher(group, f"node {node.settings.name}", node.path, heard, say) for node in nodes]
@@ -137,30 +137,30 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The federation's fo
 def init(
     folder: Folder,
     node: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A node, with a key made here; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="A node whose key is made here; repeatable.")
     ] = None,
     key: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=FILE.pub", help="A node that made its key itself, by the public part; repeatable."),
+        typer.Option(metavar="NAME=FILE.pub", help="A node that made its own key, with its public part; repeatable."),
     ] = None,
     host: Annotated[
-        str | None, typer.Option(help="Name or address by which nodes reach the server (default: 127.0.0.1).")
+        str | None, typer.Option(help="Name or address at which nodes reach the server (default: 127.0.0.1).")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="To which nodes connect (default: 8000).")] = None,
+    port: Annotated[int | None, typer.Option(help="The port that nodes connect to (default: 8000).")] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Make a new certificate for the server.")] = False,
 ) -> None:
-    """Make a federation's folder: authority, certificate, node keys, Flower app. Or add nodes to one that is there."""
+    """Create a federation's folder with certificates and node keys, or add nodes to one."""
     made = initialise(folder, nodes=node or [], keys=_keys(key or []), host=host, port=port, renew=renew)
     path, settings = made.federation.path, made.federation.settings
     if made.new:
         out.print(f"{path}: a federation at {settings.host}:{settings.port}", soft_wrap=True)
     if made.renewed:
-        out.print("the server has a new certificate; start the server anew", soft_wrap=True)
+        out.print("the server has a new certificate; restart the server", soft_wrap=True)
     for name in made.nodes:
-        out.print(f"node {name}: carry {made.federation.node(name)} to its machine; it has its key", soft_wrap=True)
+        out.print(f"node {name}: copy {made.federation.node(name)} to its machine; it includes its key", soft_wrap=True)
     for name in made.keys:
         out.print(
-            f"node {name}: carry {made.federation.node(name)} to its machine, beside node.key there", soft_wrap=True
+            f"node {name}: copy {made.federation.node(name)} to its machine, next to its node.key", soft_wrap=True
         )
     if made.new and not made.nodes and not made.keys:
         out.print(f"no nodes yet: unskew federation init {path} --node NAME", soft_wrap=True)
@@ -169,7 +169,7 @@ def init(
 
 @federation_app.command()
 def server(folder: Folder = Path()) -> None:
-    """Run the server until Ctrl-C: Flower's, and the gateway that nodes connect to."""
+    """Run the server until Ctrl-C."""
     watch(["server", str(folder)])
 
 
@@ -177,27 +177,27 @@ def server(folder: Folder = Path()) -> None:
 @with_options(["data", "data_dir", "partition", "clients", "seed", "device"], default="as before, or none")
 def node(
     options: dict[str, Any],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder, as the server's init made it.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The node's folder, as created by init on the server.")],
     client: Annotated[
         list[int] | None,
-        typer.Option(metavar="N", help="Of --partition: the part that this node holds; repeatable, from 0."),
+        typer.Option(metavar="N", help="The part of --partition that this node holds, from 0; repeatable."),
     ] = None,
     plugin: Annotated[
         list[str] | None,
-        typer.Option(metavar="package.module:function", help="Code of this node that a run may name; repeatable."),
+        typer.Option(metavar="package.module:function", help="Code on this node that runs may use; repeatable."),
     ] = None,
     part: Annotated[
         str, typer.Option(help="both | service, which has the data | supernode, which has the connection.")
     ] = PARTS[0],
 ) -> None:
-    """Run a node until Ctrl-C: it brings its own data, trains when the server asks, and keeps its images."""
-    place = read_node(folder)
+    """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
+    target = read_node(folder)
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
             raise UserError("--data is missing: a folder, table or arrays of this node, or the name of a data set")
-        write_whole(place.service_settings, _service_settings(place, options, client, plugin).encode())
-    watch(["node", str(place.path), part])
+        write_whole(target.service_settings, _service_settings(target, options, client, plugin).encode())
+    watch(["node", str(target.path), part])
 
 
 @federation_app.command("run")
@@ -205,33 +205,34 @@ def run_(
     recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe (default: recipe.toml of the folder).")] = None,
     folder: Annotated[Path, typer.Option("--federation", metavar="DIR", help="The federation's folder.")] = Path(),
     place: Annotated[
-        Path | None, typer.Option("--out", help="The run folder (default: runs/<recipe> in the federation's folder).")
+        Path | None,
+        typer.Option("--out", help="The run directory (default: runs/<recipe> in the federation's folder)."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with this run folder, in the place of a recipe.")
+        Path | None, typer.Option(metavar="RUN", help="Continue this run instead of starting a recipe.")
     ] = None,
     deadline: Annotated[float | None, typer.Option(help="Seconds that a round waits for its nodes.")] = None,
-    min_replies: Annotated[int | None, typer.Option(help="Replies without which a round does not count.")] = None,
-    wait: Annotated[float | None, typer.Option(help="Seconds to wait for nodes where there are too few.")] = None,
-    page: Annotated[bool, typer.Option("--report", help="Then write the run's report, as unskew report does.")] = False,
+    min_replies: Annotated[int | None, typer.Option(help="The fewest replies for a round to count.")] = None,
+    wait: Annotated[float | None, typer.Option(help="Seconds to wait for more nodes if there are too few.")] = None,
+    page: Annotated[bool, typer.Option("--report", help="Write the report too, as unskew report does.")] = False,
 ) -> None:
-    """Train, evaluate and calibrate over the nodes; on the server's machine, while the server runs."""
+    """Train, evaluate and calibrate across the nodes; run this on the server's machine."""
     federation = read_federation(folder)
     if resume is not None and (recipe is not None or place is not None):
-        raise UserError("--resume goes on with a run as it is; leave out the recipe and --out")
+        raise UserError("--resume continues a run as it is; leave out the recipe and --out")
     chosen = recipe or federation.path / "recipe.toml"
     if resume is None:
-        configs.read(chosen)  # a mistake in it is said before anything is submitted
+        configs.read(chosen)  # report a mistake in it before anything is submitted
     target = resume or place or unused_path(federation.path / "runs", chosen.stem)
     target = target.absolute()
-    again = f"go on with: unskew federation run --federation {federation.path} --resume {target}"
+    again = f"continue it with: unskew federation run --federation {federation.path} --resume {target}"
     try:
         submit(
             federation, resume / configs.CONFIG if resume else chosen, target, _say, resume=resume is not None,
             deadline=deadline, min_replies=min_replies, wait=wait,
         )  # fmt: skip
     except KeyboardInterrupt:
-        out.print(f"the run is stopped; {again}", soft_wrap=True)
+        out.print(f"the run was stopped; {again}", soft_wrap=True)
         raise
     except UserError as error:
         begun = (target / configs.CONFIG).exists() and not (target / "result.json").exists()
@@ -243,18 +244,19 @@ def run_(
 
 @federation_app.command()
 def status(folder: Folder = Path()) -> None:
-    """Say what runs: the server, its nodes, its last runs."""
+    """Report the state of the server, its nodes and its last runs."""
     federation = read_federation(folder)
     now = federations.status(federation)
     settings = federation.settings
-    state = "answers" if now.answers else "starting or not well" if now.processes else "not running"
+    state = "running" if now.answers else "starting, or not responding" if now.processes else "not running"
     running, valid = counted(now.processes, "program"), f"its certificate is valid for {now.certificate_days:.0f} days"
     out.print(f"server {settings.host}:{settings.port}: {state}, {running}; {valid}", soft_wrap=True)
     for each in now.nodes:
         heard = "never" if each.seconds is None else f"{format_duration(each.seconds)} ago"
         local = f"; {counted(each.here, 'program')} here" if each.here else ""
         out.print(
-            f"node {each.name}: {'online' if each.online else 'offline'}, heard of {heard}{local}", soft_wrap=True
+            f"node {each.name}: {'online' if each.online else 'offline'}, last heard from {heard}{local}",
+            soft_wrap=True,
         )
     for number, state, seconds in now.runs:
         out.print(f"run {number}: {state}, {format_duration(seconds)}", soft_wrap=True)
@@ -262,7 +264,7 @@ def status(folder: Folder = Path()) -> None:
 
 @federation_app.command()
 def stop(folder: Folder = Path()) -> None:
-    """End the server and the nodes of this folder that run on this machine."""
+    """Stop the server and the nodes of this folder on this machine."""
     ended = federations.stop(folder)
     for name, count in ended.items():
         out.print(f"{name}: ended, {counted(count, 'program')}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command reproduce: a paper's table or figure, trained as far as it is not there, ours beside theirs."""
+"""The command reproduce: a paper's table or figure, our values next to the published ones."""
 
 import shlex
 import time
@@ -77,8 +77,8 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
     for line in lines:
         out.print(line, soft_wrap=True)
     out.print(
-        "\nTimes are estimates for this machine, if it does nothing else; runs that tables share are trained once. One "
-        "of them: unskew reproduce ccvr/table2 --scale small",
+        "\nTimes are estimates for this machine, if it is otherwise idle; runs that tables share are trained once. For "
+        "example: unskew reproduce ccvr/table2 --scale small",
         soft_wrap=True,
     )
     if lacking:
@@ -105,7 +105,7 @@ def show_table(out: Console, result: TableResult, said: Wording, files: Sequence
     for table in _blocks(result, out.width):
         out.print(table)
     if any(each.agreement for each in result.cells):
-        words = Text("ours, and in brackets ours minus the paper's: ")
+        words = Text("ours, with the difference from the paper in brackets: ")
         for name, meaning in AGREEMENT.items():
             words.append(f"{MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(words)
@@ -187,37 +187,40 @@ def reproduce(
     ] = None,
     scale: Annotated[str, typer.Option(help="smoke: a minute | small: up to an hour | paper: as published.")] = "smoke",
     data: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Other data in the place of the paper's, such as digits.")
+        str | None, typer.Option(metavar="NAME", help="Other data instead of the paper's, such as digits.")
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or UNSKEW_DATA).")
     ] = None,
     cells: Annotated[
         str | None,
-        typer.Option(metavar="I/N", help="Train the I-th of N parts alone, to spread a table over machines."),
+        typer.Option(metavar="I/N", help="Train only the I-th of N parts, to spread a table over machines."),
     ] = None,
     rows: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Train for these rows alone; may have *; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Train only for these rows; * matches anything; repeatable."),
     ] = None,
     columns: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Train for these columns alone; may have *; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Train only for these columns; * matches anything; repeatable."),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="N,N…", help='Seeds: "0,1,2" or "0-4" (default: the scale\'s).')
     ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="An option of every run; repeatable.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set an option of every run; repeatable.")
     ] = None,
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one a core).")
+        int | None, typer.Option(metavar="N", min=1, help="Runs at the same time (default: one per core).")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Where runs, records and tables go.")] = OUT,
     claim: Annotated[
-        bool, typer.Option("--claim", help="Train nothing: what to choose when, over all results in --out.")
+        bool,
+        typer.Option("--claim", help="Train nothing: report which method to choose when, from all results in --out."),
     ] = False,
-    show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from what is there.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Train nothing: make the tables from existing results.")] = False,
 ) -> None:
-    """Reproduce a table or figure of a paper; ours is printed beside the paper's, with every known difference."""
+    """Reproduce a table or figure of a paper; prints our values next to the paper's, with every known difference."""
     if claim:
         _claim(usable_path(folder))
         return
@@ -284,20 +287,20 @@ def _train(
         try:
             failures = do_runs(here, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance)
         except KeyboardInterrupt:
-            fail(f"interrupted; to go on, give the same command again: {command}", 130)
+            fail(f"interrupted; to continue, repeat the command: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
 
 
 def _announce(jobs: Sequence[PlannedRun], left: Sequence[PlannedRun], here: Sequence[PlannedRun]) -> None:
     """What is about to be done, and how long it will take."""
-    there = len(jobs) - len(left)
-    words = f"{counted(len(jobs), 'run')}" + (f", {there} there already" if there else "")
+    done = len(jobs) - len(left)
+    words = f"{counted(len(jobs), 'run')}" + (f", {done} already done" if done else "")
     words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
     if here:
         with StageProgress(out) as progress:
             whole = estimate_all(here, Speeds.of_machine(lambda words: progress(words, 0, 0)))
         words += (
-            f"; about {format_duration(whole)} on this machine, if it does nothing else" if whole is not None else ""
+            f"; about {format_duration(whole)} on this machine, if it is otherwise idle" if whole is not None else ""
         )
     out.print(words, soft_wrap=True)
 

@@ -265,7 +265,7 @@ class View:
         if row is not None:
             failed = f", {len(row.failures)} failed" if row.failures else ""
             away = f", {row.absent:,} did not" if row.absent else ""
-            parts.append(f"round {row.round}: {row.clients:,} came{away}{failed}")
+            parts.append(f"round {row.round}: {row.clients:,} participated{away}{failed}")
         if self._failures:
             parts.append(f"{self._failures:,} failures so far")
         return "; ".join(parts)
@@ -331,7 +331,7 @@ def overview_rows(seen: Overview) -> list[tuple[str, str]]:
         *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
         (
             "method",
-            f"{config.method}; {_who_comes(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
+            f"{config.method}; {_participation(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
             f"{_steps(seen.local)}"
             if config.rounds
             else f"{config.method}; {_untrained(seen)}",
@@ -370,15 +370,17 @@ def _untrained(seen: Overview) -> str:
     return "rounds 0: nothing is trained, the initial model is evaluated as it is"
 
 
-def _who_comes(seen: Overview) -> str:
+def _participation(seen: Overview) -> str:
     visits, kept_away = seen.visits, seen.algorithm.available or seen.algorithm.arrive
     take = visits[0].take
     if visits[0].client == EVERYONE:
-        return "all examples in one place" if take is None else f"{counted(take, 'example')} a round, all in one place"
+        return (
+            "all examples on one client" if take is None else f"{counted(take, 'example')} per round, all on one client"
+        )
     most = "at most " if kept_away else ""
     if take is not None:
-        return f"{most}{counted(len(visits), 'visit')} a round of {counted(take, 'example')} each"
-    return f"{most}{counted(len(visits), 'client')} a round"
+        return f"{most}{counted(len(visits), 'visit')} per round of {counted(take, 'example')} each"
+    return f"{most}{counted(len(visits), 'client')} per round"
 
 
 def _overruled(seen: Overview) -> list[str]:
@@ -397,7 +399,7 @@ def _steps(local: Local) -> str:
     rate = f"lr {local.lr:g}" + ("" if local.schedule == "constant" else f" ({local.schedule})")
     kind = f"momentum {local.momentum:g}" if uses_sgd(local) else local.optimizer
     clip = f"gradients clipped to {local.clip:g}, " if local.clip else ""
-    decay = f"weight decay {local.weight_decay:g}" + ("" if local.decay == "all" else " of weights alone")
+    decay = f"weight decay {local.weight_decay:g}" + ("" if local.decay == "all" else " on weights only")
     return f"{rate}, {kind}, {clip}{decay}"
 
 
@@ -407,8 +409,8 @@ def _stopping(config: Config) -> list[str]:
         return []
     words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
     return [
-        f"the run stops after {words}; the best round is chosen with the images that it is evaluated on, so that "
-        "its accuracy there is a little too good"
+        f"the run stops after {words}; the best round is chosen on the images it is evaluated on, so "
+        "its accuracy there is slightly optimistic"
     ]
 
 
@@ -517,13 +519,13 @@ def round_figures(row: Metrics) -> str:
     """A round's loss, accuracy where evaluated, and rate."""
     accuracy = "" if row.accuracy is None else f"  accuracy {row.accuracy:.2%}"
     if row.void is not None:
-        return f"does not count: {row.void}{accuracy}"
+        return f"void: {row.void}{accuracy}"
     if not row.clients and row.epsilon is None:
-        return f"nobody came{accuracy}"
-    loss = f"{row.clients} came" if row.train_loss is None else f"loss {row.train_loss:.3f}"
+        return f"no client participated{accuracy}"
+    loss = f"{row.clients} participated" if row.train_loss is None else f"loss {row.train_loss:.3f}"
     spent = "" if row.epsilon is None else f"  ε {row.epsilon:.4g}"
     rate = "" if row.lr is None else f"  lr {row.lr:.4g}"
-    away = f"  {row.clients} came, {row.absent} did not" if row.absent else ""
+    away = f"  {row.clients} participated, {row.absent} did not" if row.absent else ""
     return f"{loss}{spent}{accuracy}{rate}{away}  {row.examples / max(row.seconds, 1e-9):,.0f} examples/s"
 
 
@@ -536,12 +538,10 @@ def calibration_lines(event: Event) -> list[str]:
         return [f"{event.method}: {who} {format_bytes(event.bytes_up)}, {event.what}"]
     if isinstance(event, Forecasted):
         seen = event.forecast
-        words = f"{event.method}: class Gaussians are {seen.separability:.3g} apart (mean sliced Wasserstein distance)"
+        words = f"{event.method}: mean sliced Wasserstein distance between class Gaussians {seen.separability:.3g}"
         if seen.before is None or seen.after is None:
             return [words]
-        gain = (
-            f"the classifier gets {seen.before:.1%} of features drawn from them right, a discriminant {seen.after:.1%}"
-        )
+        gain = f"accuracy on features drawn from them {seen.before:.1%}, with a discriminant {seen.after:.1%}"
         return [f"{words}; {gain}"]
     if isinstance(event, InitialModel):
         made = event.start
@@ -573,14 +573,14 @@ def summary(result: Result) -> Table:
         (
             "trained",
             f"{counted(result.rounds, 'round')}, {result.examples:,} examples, "
-            f"{result.examples_per_second:,.0f} a second",
+            f"{result.examples_per_second:,.0f} per second",
         ),
         ("time", format_duration(result.seconds)),
         ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
     ]
     rows += stopping_rows(result)
     if result.failures:
-        rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
+        rows.append(("failed", f"{counted(result.failures, 'visit')}; see metrics.jsonl"))
     rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
     return _facts(rows)
 

@@ -1,4 +1,4 @@
-"""The commands that look at finished runs: analyse and report."""
+"""The commands about finished runs: analyse, report, check."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ out = PlainConsole()
 
 
 def check(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run directories.")],
     seal: Annotated[
-        bool, typer.Option("--seal", help="Take the files as they are from now on: write a new manifest.json.")
+        bool, typer.Option("--seal", help="Accept the files as they are: write a new manifest.json.")
     ] = False,
 ) -> None:
-    """Say which files of a run folder are as they were written, which are damaged and which are not sealed."""
+    """Report which files of a run directory are intact, damaged or not sealed."""
     damaged = []
     for path in paths:
         if seal:
@@ -50,7 +50,9 @@ def _show(path: Path, files: list[Examined]) -> None:
         out.print(f"note: {note}; seal it as it is with: unskew check {path} --seal", soft_wrap=True)
 
 
-DataDir = Annotated[str | None, typer.Option(help="Where image sets are now (default: where they were for the run).")]
+DataDir = Annotated[
+    str | None, typer.Option(help="Where the data sets are now (default: where they were for the run).")
+]
 Engine = Annotated[str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")]
 Device = Annotated[str | None, typer.Option(help="auto | cpu | cuda | cuda:N | mps (default: the run's).")]
 Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
@@ -61,26 +63,33 @@ def analyse(
         list[str],
         typer.Argument(
             metavar="RUN... [MEASURE...]",
-            help="Finished runs, or folders that have some; then measures: "
-            f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all; of several '
-            "runs: curves).",
+            help="Finished runs, or folders that contain some; then measures: "
+            f'{" | ".join(analysis.MEASURES)} | package.module:function; "cka(clients=20)" (default: all, or curves '
+            "for several runs).",
         ),
     ],
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
     device: Device = None,
-    form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
+    form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
     folder: Annotated[
-        Path | None, typer.Option("--out", help="Of several runs: where charts go (default: figures beside the runs).")
+        Path | None,
+        typer.Option("--out", help="For several runs: where charts go (default: figures, next to the runs)."),
     ] = None,
-    width: Annotated[str | None, typer.Option(metavar="LENGTH", help="Of the charts: 8cm | 84mm | 3.3in.")] = None,
-    height: Annotated[str | None, typer.Option(metavar="LENGTH", help="Of the charts: 6cm | 60mm | 2.4in.")] = None,
-    title: Annotated[str | None, typer.Option(help='In the place of the charts\' own; "" leaves it out.')] = None,
-    against: Annotated[str | None, typer.Option(help="Of curves: round | batches | bytes | seconds alone.")] = None,
+    width: Annotated[
+        str | None, typer.Option(metavar="LENGTH", help="Width of the charts: 8cm | 84mm | 3.3in.")
+    ] = None,
+    height: Annotated[
+        str | None, typer.Option(metavar="LENGTH", help="Height of the charts: 6cm | 60mm | 2.4in.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help='Title of the charts; "" for none.')] = None,
+    against: Annotated[
+        str | None, typer.Option(help="Draw curves only against round | batches | bytes | seconds.")
+    ] = None,
 ) -> None:
-    """Take measures of a finished run, or draw several runs in one figure."""
-    paths, measures = _told_apart(words)
+    """Measure a finished run, or draw several runs in one figure."""
+    paths, measures = _split_words(words)
     runs = runs_named(paths)
     note_unsealed(runs)
     chosen = any(each is not None for each in (folder, width, height, title, against))
@@ -88,17 +97,17 @@ def analyse(
         if len(runs) > 1 or chosen:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
-                data_dir=data_dir, say=progress, observe=_drawn,
+                data_dir=data_dir, say=progress, observe=_show_findings,
             )  # fmt: skip
             return
         analysis.analyse(
             runs[0], *measures, data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
-            say=progress, observe=_taken,
+            say=progress, observe=_show_measure,
         )  # fmt: skip
 
 
-def _told_apart(words: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Runs and measures: the first word is a run, and so is each that is a folder or a path, and no measure's name."""
+def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Separate runs from measures: the first word is a run, and so are paths that no measure is called."""
     runs = [not place or (word not in analysis.MEASURES and _is_path(word)) for place, word in enumerate(words)]
     measures = [word for word, run in zip(words, runs, strict=True) if not run]
     return [Path(word) for word, run in zip(words, runs, strict=True) if run], measures
@@ -108,14 +117,14 @@ def _is_path(word: str) -> bool:
     return Path(word).is_dir() or ("/" in word.partition("(")[0] and ":" not in word)
 
 
-def _taken(source: str, result: Measured | Missing, files: list[Path]) -> None:
+def _show_measure(source: str, result: Measured | Missing, files: list[Path]) -> None:
     if isinstance(result, Missing):
         out.print(f"{source}: not shown: {result}", soft_wrap=True)
         return
-    _drawn(source, [*result.findings, *(f"note: {note}" for note in result.notes)], files)
+    _show_findings(source, [*result.findings, *(f"note: {note}" for note in result.notes)], files)
 
 
-def _drawn(source: str, findings: Sequence[str], files: list[Path]) -> None:
+def _show_findings(source: str, findings: Sequence[str], files: list[Path]) -> None:
     for sentence in findings:
         out.print(f"{source}: {sentence}", soft_wrap=True)
     for file in files:
@@ -125,7 +134,7 @@ def _drawn(source: str, findings: Sequence[str], files: list[Path]) -> None:
 def report(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Finished runs, or folders that have some; several make a comparison."),
+        typer.Argument(metavar="RUN...", help="Finished runs, or folders that contain some; several are compared."),
     ],
     file: Annotated[
         Path | None, typer.Option("--out", metavar="FILE.html", help="Where to write it (default: RUN/report.html).")
@@ -133,19 +142,19 @@ def report(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MEASURE", help="Show only this measure, or your own package.module:function; repeatable."
+            metavar="MEASURE", help="Show only this measure; also your own, package.module:function; repeatable."
         ),
     ] = None,
     without: Annotated[
-        list[str] | None, typer.Option(metavar="MEASURE", help="Do not take this measure; repeatable.")
+        list[str] | None, typer.Option(metavar="MEASURE", help="Leave out this measure; repeatable.")
     ] = None,
-    again: Annotated[bool, typer.Option(help="Take measures again that are stored already.")] = False,
+    again: Annotated[bool, typer.Option(help="Repeat measures that are already stored.")] = False,
     data_dir: DataDir = None,
     engine: Engine = None,
     workers: Workers = None,
     device: Device = None,
 ) -> None:
-    """Make one page that explains a run, or compares several: opens offline, pictures included."""
+    """Write one HTML page that explains a run or compares several; it works offline."""
     given, paths = paths, runs_named(paths)
     if file is None and len(given) == 1 and len(paths) > 1:
         file = given[0] / "report.html"

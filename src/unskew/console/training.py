@@ -39,10 +39,10 @@ from unskew.sweeps.sweep import sweep as do_sweep
 def with_options(
     names: Sequence[str], default: str | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command with a flag for each of these options in the place of its parameter ``options``.
+    """The command with a flag for each of these options instead of its parameter ``options``.
 
-    The command is called with ``options``, a dict of those that were given. ``default`` says in words what is taken
-    otherwise, where that is not the options' own defaults.
+    The command is called with ``options``, a dict of those that were given. ``default`` describes the
+    defaults, if they are not the options' own.
     """
 
     def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -85,7 +85,7 @@ out = PlainConsole()
 def watch_run(log: Sequence[str] | None, work: Callable[[Observer], Result], again: str = "") -> Result:
     """Run with the screen and these loggers as observers, then show the result.
 
-    ``again`` says how to go on after an interrupt, where that is not ``unskew resume``.
+    ``again`` tells how to continue after an interrupt, if not with ``unskew resume``.
     """
     screen, place = Screen(out), list[Path]()
     loggers = [open_logger(name, screen.note) for name in dict.fromkeys(log or ())]
@@ -239,7 +239,7 @@ def sweep(
             '"lr=0.001..0.3 log"; repeatable.',
         ),
     ],
-    recipe: Annotated[Path | None, typer.Argument(help="A TOML recipe; the options below go over it.")] = None,
+    recipe: Annotated[Path | None, RECIPE] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="The sweep's folder (default: runs/sweep-<name>).")
     ] = None,
@@ -251,19 +251,19 @@ def sweep(
         typer.Option(metavar="SHARE", help="Share of the training images to judge settings on (default: 0.15)."),
     ] = None,
     trials: Annotated[
-        int | None, typer.Option(metavar="N", help="Let Optuna choose N settings, instead of trying all.")
+        int | None, typer.Option(metavar="N", help="Let Optuna choose N settings instead of trying all.")
     ] = None,
     by: Annotated[
         str, typer.Option(metavar="TEXT", help="What a setting is judged by: accuracy | loss | a calibration's name.")
     ] = "accuracy",
     jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one a core).")
+        int | None, typer.Option(metavar="N", help="Runs at the same time, one core each (default: one per core).")
     ] = None,
-    form: Annotated[str, typer.Option("--format", help="Of the charts: svg | png | pdf")] = "svg",
+    form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
 ) -> None:
-    """Try many settings on a validation part of the training images; the test images are never used."""
+    """Try many settings on held-out training images; the test images are never used."""
     check_format(form)
-    began, place = time.monotonic(), list[Path]()
+    began, started = time.monotonic(), list[Path]()
     with StageProgress(out) as progress:
 
         def finished(outcome: TriedSetting, done: int, total: int) -> None:
@@ -276,12 +276,12 @@ def sweep(
         try:
             made = do_sweep(
                 recipe, over=over, seeds=seeds, trials=trials, validation=validation, by=by, jobs=jobs, out=folder,
-                finished=finished, progress=rounds if out.is_terminal else None, begun=place.append, say=progress,
+                finished=finished, progress=rounds if out.is_terminal else None, begun=started.append, say=progress,
                 **options,
             )  # fmt: skip
         except KeyboardInterrupt:
-            where = f", with --out {shlex.quote(str(place[0]))}" if place else ""
-            fail(f"interrupted; to go on, give the same command again{where}", 130)
+            where = f" with --out {shlex.quote(str(started[0]))}" if started else ""
+            fail(f"interrupted; to continue, repeat the command{where}", 130)
     files = write_summary(made, form)
     _show_sweep(made)
     for file in files:
@@ -306,7 +306,7 @@ def _show_sweep(made: Sweep) -> None:
         out.print(f"and {len(rows) - MOST_ROWS} more, in table.csv")
     if made.best is None:
         diverged = all(each.failure == "diverged" for each in made.outcomes)
-        out.print("every setting failed" + ("; give smaller learning rates" if diverged else ""))
+        out.print("every setting failed" + ("; try smaller learning rates" if diverged else ""))
         return
     over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
     out.print(f"best: {_describe_trial(made.best)} on the validation images{over}", soft_wrap=True)
@@ -315,10 +315,10 @@ def _show_sweep(made: Sweep) -> None:
 
 def show_methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="All about this one; package.module:function works too.")
+        str | None, typer.Argument(metavar="[NAME]", help="The method to describe; also package.module:function.")
     ] = None,
 ) -> None:
-    """List every method; of one, show what it changes, its knobs with defaults, its slots and its reference."""
+    """List every method, or describe one: what it changes, its knobs and defaults, its slots, its reference."""
     if name is None:
         _list_methods()
     else:
@@ -337,9 +337,9 @@ def _list_methods() -> None:
             if row.group == group:
                 table.add_row(Text(row.name), Text(row.changes))
         out.print(Padding(table, (0, 0, 1, 2)))
-    out.print("unskew methods NAME shows all about one: its formula, its knobs with defaults, its reference.")
+    out.print("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
     out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')
-    out.print("A method of your own is package.module:function.")
+    out.print("Use your own method as package.module:function.")
 
 
 def _find_description(name: str) -> MethodDescription:
