@@ -195,5 +195,5 @@ def test_settings_that_matter_are_part_of_the_label(runs_of):
 def test_a_nan_in_the_metrics_is_no_traceback(run):
     text = (unsealed(run) / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(text.replace('"train_loss": ', '"train_loss": NaN, "was": '))
-    with pytest.raises(UserError), finished_run(run) as opened:
+    with pytest.raises(UserError, match=r"metrics\.jsonl"), finished_run(run) as opened:
         curves.take_curves(opened)

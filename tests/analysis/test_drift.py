@@ -93,7 +93,7 @@ def test_without_a_data_set_recorded_rounds_are_shown_and_the_rest_is_said(run):
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as opened, pytest.raises(UserError):
+    with finished_run(finished) as opened, pytest.raises(UserError, match="clients"):
         drift.drift_findings(drift.take_drift(opened, clients=clients))
 
 

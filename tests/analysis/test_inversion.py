@@ -196,7 +196,7 @@ def test_the_same_twice_and_nothing_is_written(finished):
     "knobs", [{"examples": 0}, {"of": 1}, {"steps": 0}, {"lr": 0.0}, {"lr": -1.0}, {"smooth": -1.0}]
 )
 def test_impossible_knobs_are_refused(finished, knobs):
-    with finished_run(finished) as opened, pytest.raises(UserError):
+    with finished_run(finished) as opened, pytest.raises(UserError, match="inversion needs"):
         inversion.take_inversion(opened, **({"steps": 2} | knobs))
 
 

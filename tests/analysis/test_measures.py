@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import shutil
 from dataclasses import fields
 
@@ -43,7 +44,7 @@ def test_a_measure_is_named_in_its_plainest_spelling():
     ],
 )
 def test_what_cannot_be_read_is_pointed_at(source, message, column):
-    with pytest.raises(UserError) as said:
+    with pytest.raises(UserError, match=re.escape(message)) as said:
         parse_measure(source)
     first, shown, caret = str(said.value).split("\n")
     assert first.startswith(message)

@@ -135,7 +135,7 @@ def test_a_centralised_run_has_rows_and_no_client_to_hold_them_against(runs_of):
 
 @pytest.mark.parametrize("clients", [0, -3])
 def test_no_client_at_all_is_refused(finished, clients):
-    with finished_run(finished) as opened, pytest.raises(UserError):
+    with finished_run(finished) as opened, pytest.raises(UserError, match="clients"):
         norms.draw_norms(norms.take_norms(opened, clients=clients))
 
 

@@ -72,7 +72,7 @@ def test_all_images_are_taken_where_there_are_no_more(finished):
 
 @pytest.mark.parametrize("knobs", [{"images": 4}, {"perplexity": 0.0}, {"perplexity": -1.0}, {"calibrations": -1}])
 def test_impossible_knobs_are_refused(finished, knobs):
-    with finished_run(finished) as opened, pytest.raises(UserError):
+    with finished_run(finished) as opened, pytest.raises(UserError, match=r"projection\(|calibrations=-1"):
         projection.take_projection(opened, **knobs)
 
 

@@ -56,5 +56,5 @@ def test_several_processes_make_the_same(trained, tmp_path):
 def test_a_run_that_cannot_be_trained_is_a_failure(tmp_path):
     failure = do_task(Task(Config(data="nothing"), tmp_path / "run", ("lda",)))
     assert "nothing" in failure.reason
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="run"):
         read_result(tmp_path / "run")
