@@ -15,12 +15,12 @@ from unskew.engines.blueprint import Blueprint, dataset
 from unskew.engines.flower.engine import FederatedEngine, Members, Post, Rules, Session, Template
 from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, seal, unseal
-from unskew.engines.flower.node import Node, Source, read_node_data
+from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.methods import parse_method
 from unskew.round import driver
 from unskew.round.client import Train
 from unskew.round.jobs import add
-from unskew.runs.federated import Request, run_federated
+from unskew.runs.federated import FederatedRequest, run_federated
 
 PARTITION, SEED = "dirichlet(alpha=0.3)", 3
 OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epochs": 1, "seed": SEED, "lr": 0.05}
@@ -28,7 +28,7 @@ OPTIONS = {"data": "digits", "clients": 3, "method": "fedavg", "rounds": 2, "epo
 
 def slice_of_digits(number, clients=3, name=None):
     """Client ``number``'s part of the digits, as a node brings it."""
-    source = Source("digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
+    source = NodeSource("digits", partition=PARTITION, clients=(number,), of=clients, seed=SEED)
     return read_node_data(name or f"node-{number}", source)
 
 
@@ -50,7 +50,7 @@ def federated(folder, exchange, *, resume=False, rules=None, classes=(), said=No
     recipe = Path(folder) / "recipe.toml"
     chosen = {**OPTIONS, **options}
     recipe.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in chosen.items() if value is not None))
-    asked = Request(recipe, Path(folder) / out, resume, rules or Rules(), classes)
+    asked = FederatedRequest(recipe, Path(folder) / out, resume, rules or Rules(), classes)
     return run_federated(exchange, asked, observe or (lambda event: None), (said if said is not None else []).append)
 
 

@@ -40,7 +40,7 @@ An engine
     Reply, Failure, Note    what an engine yields for a visit; one that failed; something else to report
     Outcome, add            what an exchange came to; adds replies in visit order
     Progress                called after each visit: how much is done, of how much
-    ClientSide              what a client's work is done with; Job: the work itself; Call: a job of your own
+    ClientSide              what a client's work is done with; Job: the work itself; PluginJob: one of your own
     answer                  does a job for one visit, as every engine's worker does
 A logger
     Backend                 where figures go: start, write, close; Facts, Figures and Overview are what it is given
@@ -103,7 +103,7 @@ if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm, Method
     from unskew.round.client import ClientSide
     from unskew.round.client_memory import whole_model
-    from unskew.round.jobs import Call, add, answer
+    from unskew.round.jobs import PluginJob, add, answer
     from unskew.round.local_optimizers import require_sgd
     from unskew.runs.finished import FinishedRun
     from unskew.runs.prepare import Overview
@@ -118,7 +118,6 @@ __all__ = [
     "Band",
     "Bars",
     "Blend",
-    "Call",
     "Cells",
     "Chart",
     "Choice",
@@ -158,6 +157,7 @@ __all__ = [
     "Overview",
     "Partition",
     "Picture",
+    "PluginJob",
     "Progress",
     "RealFeatures",
     "Reply",
@@ -210,7 +210,7 @@ _NAMES = {
     "round.algorithm": "Algorithm Method",
     "round.client": "ClientSide",
     "round.client_memory": "whole_model",
-    "round.jobs": "Call add answer",
+    "round.jobs": "PluginJob add answer",
     "round.local_optimizers": "require_sgd",
     "runs.prepare": "Overview",
     "runs.finished": "FinishedRun",

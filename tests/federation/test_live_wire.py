@@ -12,7 +12,7 @@ from wires import Wire
 
 from leaks import Leaks
 from nodes import exchange_of, federated
-from unskew.engines.flower.node import Node, Source, read_node_data
+from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.federation.folder import read_node, toml
 
 pytestmark = pytest.mark.heavy
@@ -52,7 +52,7 @@ class Tap(Wire):
 def twin(folder, partition, method):
     """The same federation in this process: what of the clients could be on the wire, and the weights."""
     folder.mkdir()
-    sources = [Source("digits", partition=f"file:{partition}", clients=(number,)) for number in range(len(NAMES))]
+    sources = [NodeSource("digits", partition=f"file:{partition}", clients=(number,)) for number in range(len(NAMES))]
     nodes = {
         100 + number: Node(read_node_data(name, source), folder / name)
         for number, (name, source) in enumerate(zip(NAMES, sources, strict=True))

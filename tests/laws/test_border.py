@@ -16,7 +16,7 @@ import torch
 from federation import federation
 from unskew import engines
 from unskew.calibration import parse_calibration
-from unskew.calibration.federated import Federation, secure_statistics
+from unskew.calibration.federated import Calibrator, secure_statistics
 from unskew.calibration.jobs import Moments
 from unskew.calibration.protection import Layout
 from unskew.core.child import JsonLines
@@ -80,7 +80,7 @@ def crossed_in(method, rounds=3, finish=()):
     evaluate(border, state.tensors, len(small.data["test/labels"]), small.key)
     for source in finish:
         algorithm = parse_method(source, small.blueprint.local)
-        calibrating = Federation(border, side, state.tensors, algorithm, Key(0), lambda event: None, {})
+        calibrating = Calibrator(border, side, state.tensors, algorithm, Key(0), lambda event: None, {})
         calibrating.calibrated(algorithm.finish[0])
     border.close()
     return small, border.crossed
@@ -163,7 +163,7 @@ def sent_under(method, finish=None):
     driver.run_round(small.algorithm, wire, state, small.key, per_round=len(sizes))
     if finish:
         algorithm, side = parse_method(finish, small.blueprint.local), build(small.blueprint, small.data)
-        calibrating = Federation(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
+        calibrating = Calibrator(wire, side, state.tensors, algorithm, Key(0), lambda event: None, {})
         calibrating.calibrated(algorithm.finish[0])
     plain, clear = engines.open_engine("loop", setup), {client: {} for client in range(len(sizes))}
     for job, shared, visits, key, _ in wire.jobs:

@@ -60,7 +60,7 @@ Known = dict[  # statistics, the bytes and seconds that they took
 
 
 @dataclass(frozen=True)
-class Federation:
+class Calibrator:
     """What the calibrations of one model share: the clients behind an engine, the model, what is ``known`` so far."""
 
     engine: Engine

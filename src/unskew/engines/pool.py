@@ -57,7 +57,7 @@ class Begin(msgspec.Struct, tag="begin"):
     key: list[int | str]
 
 
-class Group(msgspec.Struct, tag="group", omit_defaults=True):
+class VisitGroup(msgspec.Struct, tag="group", omit_defaults=True):
     """Visits to do, each with its index in the job; ``slot`` is the file for their results."""
 
     slot: int
@@ -65,7 +65,7 @@ class Group(msgspec.Struct, tag="group", omit_defaults=True):
     parts: list[tuple[int, TestPart]] = []
 
 
-class Result(msgspec.Struct, omit_defaults=True):
+class VisitResult(msgspec.Struct, omit_defaults=True):
     """What one visit returned: where its sums and its extra are in the slot's file, or why it failed."""
 
     index: int
@@ -76,12 +76,12 @@ class Result(msgspec.Struct, omit_defaults=True):
     ticket: str | None = None
 
 
-class Results(msgspec.Struct, tag="results", omit_defaults=True):
+class GroupResults(msgspec.Struct, tag="results", omit_defaults=True):
     """What a group of visits returned; ``storage``: why the worker cannot store what clients keep."""
 
     number: int
     slot: int
-    results: list[Result]
+    results: list[VisitResult]
     storage: str = ""
     lost: bool = False
 
@@ -171,7 +171,7 @@ class Pool:
             group = [(index, schedule.visits[index]) for index in indices]
             visits = [(index, visit) for index, visit in group if isinstance(visit, Visit)]
             parts = [(index, part) for index, part in group if isinstance(part, TestPart)]
-            worker.child.send(Group(slot, visits, parts))
+            worker.child.send(VisitGroup(slot, visits, parts))
 
     def _free_slot(self, worker: "Worker", schedule: Scheduler) -> int | None:
         """A slot for the next group's results; those of a worker that has nothing to do are copied out of one."""
@@ -186,18 +186,18 @@ class Pool:
 
     def _hear(self, worker: "Worker", schedule: Scheduler, begin: Begin) -> None:
         while True:
-            message = worker.child.receive(Ready | Results)
+            message = worker.child.receive(Ready | GroupResults)
             if message is None:
                 self._replace(worker, schedule, begin)
                 return
             if isinstance(message, Ready):
                 worker.ready = True
-            elif isinstance(message, Results):
+            elif isinstance(message, GroupResults):
                 self._take(worker, message, schedule)
             if not worker.child.messages.pending():
                 return
 
-    def _take(self, worker: "Worker", message: Results, schedule: Scheduler) -> None:
+    def _take(self, worker: "Worker", message: GroupResults, schedule: Scheduler) -> None:
         if message.storage:
             raise (LostMemory if message.lost else StorageFailure)(message.storage)
         worker.tasks.pop(message.slot, None)
@@ -245,12 +245,12 @@ class Worker:
         self._layout: Layout = []  # of its last result
         self.child.send(hello)
 
-    def remember_layout(self, result: Result) -> None:
+    def remember_layout(self, result: VisitResult) -> None:
         """A layout is sent once, and holds for the results after it."""
         if result.layout is not None:
             self._layout = result.layout
 
-    def read(self, slot: int, result: Result) -> Reply:
+    def read(self, slot: int, result: VisitResult) -> Reply:
         """A visit's reply: its sums are in the slot's memory, its extra is copied."""
         self.remember_layout(result)
         assert result.where is not None
@@ -288,7 +288,7 @@ def main(parent: JsonLines, data: int, weights: int, *others: int) -> None:
     side = replace(side, secret=hello.secret, sessions=Sessions(sessions))
     inbox, desk = SharedFile(weights), Desk(side, [ResultFile(descriptor) for descriptor in others[:SLOTS]])
     parent.send(Ready())
-    while (message := parent.receive(Begin | Group)) is not None:
+    while (message := parent.receive(Begin | VisitGroup)) is not None:
         if isinstance(message, Begin):
             desk.begin(message, inbox.read(message.weights))
         else:
@@ -308,11 +308,11 @@ class Desk:
         self._number, self._shared = message.number, shared
         self._job, self._key = decode_job(message.job), Key(int(message.seed), tuple(message.key))
 
-    def answer(self, group: Group) -> Results:
+    def answer(self, group: VisitGroup) -> GroupResults:
         """Do a group of visits; what the parent is sent."""
         self._file = self._files[group.slot]
         self._file.clear()
-        results: list[Result] = []
+        results: list[VisitResult] = []
         plan_ahead(self._side, self._job, self._shared, [visit for _, visit in group.visits], self._key)
         visits: list[tuple[int, Visit | TestPart]] = [*group.visits, *group.parts]
         for index, visit in visits:
@@ -320,19 +320,19 @@ class Desk:
             try:
                 results.append(self._visit(index, visit))
             except StorageFailure as error:
-                return Results(self._number, group.slot, [], str(error), isinstance(error, LostMemory))
-        return Results(self._number, group.slot, results)
+                return GroupResults(self._number, group.slot, [], str(error), isinstance(error, LostMemory))
+        return GroupResults(self._number, group.slot, results)
 
-    def _visit(self, index: int, visit: Visit | TestPart) -> Result:
+    def _visit(self, index: int, visit: Visit | TestPart) -> VisitResult:
         reply = answer(self._side, self._job, self._shared, visit, self._key)
         if isinstance(reply, Failure):
-            return Result(index, reply.reason)
+            return VisitResult(index, reply.reason)
         assert isinstance(reply.sums, PackedSums)
         where, layout = self._file.write(reply.sums.vector), reply.sums.layout
         extra = self._file.write_bytes(encode({}, reply.extra.items()).to_bytes()) if reply.extra else None
         new = layout is not self._layout and layout != self._layout
         self._layout = layout
-        return Result(index, None, where, layout if new else None, extra, reply.ticket)
+        return VisitResult(index, None, where, layout if new else None, extra, reply.ticket)
 
 
 class SharedFile:

@@ -21,6 +21,7 @@ from unskew.core.types import Failure, Job, Note, Outcome, Progress, Reply, Sums
 if TYPE_CHECKING:
     from unskew.round.client import ClientSide
 
+
 NOT_FINITE = "its result contains NaN or infinity; a smaller --lr or smaller knobs of the method may help"
 SUM_TYPES = (torch.float64, torch.int64)
 JOBS: dict[str, type[Any]] = {}  # by tag
@@ -35,7 +36,7 @@ def register(job: JobType) -> JobType:
 
 
 @register
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class PluginJob(msgspec.Struct, frozen=True, tag="call"):
     """A plug-in's job: ``package.module:function``, called with ``(side, shared, visit, key, options)``.
 
     The function returns a Reply, or the sums alone.
@@ -76,7 +77,7 @@ def _decode_field(kind: Any, plain: Any) -> Any:
 def plugins_of(job: Job) -> list[str]:
     """The plug-in functions that doing the job would import."""
     inner = getattr(job, "inner", None)
-    return ([job.function] if isinstance(job, Call) else []) + ([] if inner is None else plugins_of(inner))
+    return ([job.function] if isinstance(job, PluginJob) else []) + ([] if inner is None else plugins_of(inner))
 
 
 def visit_key(key: Key, visit: Visit) -> Key:

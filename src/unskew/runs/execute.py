@@ -11,7 +11,7 @@ from typing import Any
 from unskew import engines
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.feasible import named
-from unskew.calibration.federated import Federation, Forecasted, Gathering, Known
+from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Known
 from unskew.calibration.finisher import RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
@@ -405,7 +405,7 @@ def calibrate_start(
     model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
 ) -> tuple[Tensors, CalibratedClassifier, int, float]:
     """The model with the calibration's classifier; the calibration itself, the bytes and seconds that it took."""
-    federation = Federation(engine, side, model, start, key, observe, {})
+    federation = Calibrator(engine, side, model, start, key, observe, {})
     classifier, sent, seconds = federation.calibrated(start.finish[0])
     linear = classifier.linear()
     new = dict(zip(side.classifier, (linear.weight.detach(), linear.bias.detach()), strict=True))
@@ -511,7 +511,7 @@ def finish(
     Statistics that are ``known`` already are not gathered again. With ``by_image`` the scores mark which test images
     are right.
     """
-    federation = Federation(engine, side, model, algorithm, key, observe, {} if known is None else known)
+    federation = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
     done = []
     for finisher in algorithm.finish:
         with warnings.catch_warnings(record=True) as warned:

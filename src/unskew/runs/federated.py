@@ -27,7 +27,7 @@ from unskew.engines.flower.engine import (
     Template,
     roster_of,
 )
-from unskew.engines.flower.exchange import Exchange
+from unskew.engines.flower.exchange import Transport
 from unskew.engines.flower.messages import Description, RunAgreement
 from unskew.engines.loop import Loop
 from unskew.methods import parse_method
@@ -191,7 +191,7 @@ SETTLE = 3.0  # seconds without a new node after which a federation of unknown s
 
 
 @dataclass(frozen=True)
-class Request:
+class FederatedRequest:
     """What is asked of the federation: a recipe and its folder, or a folder to go on with, and the rules."""
 
     recipe: Path
@@ -202,7 +202,7 @@ class Request:
 
 
 @neutral()
-def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: Any) -> Result:
+def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observer, say: Any) -> Result:
     """Train over the nodes that the exchange reaches; the run directory is like any other's."""
     config = _config(asked)
     before = read_terms(asked.out) if asked.resume else None
@@ -244,7 +244,7 @@ def run_federated(exchange: Exchange, asked: Request, observe: Observer, say: An
         return result
 
 
-def _config(asked: Request) -> Config:
+def _config(asked: FederatedRequest) -> Config:
     if not asked.resume:
         if (asked.out / CONFIG).exists():
             raise UserError(f"{asked.out} has a run already; choose another folder, or resume it")
@@ -308,7 +308,7 @@ def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Sessi
     return prepared
 
 
-def settings_of(run_config: Mapping[str, Any]) -> Request:
+def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     """What Flower's run configuration asks for, over what the recipe's table says; 0, -1 and "" mean not given."""
     given = {name: value for name, value in run_config.items() if value and value != -1}
     if "out" not in given or not ("recipe" in given or "resume" in given):
@@ -326,7 +326,7 @@ def settings_of(run_config: Mapping[str, Any]) -> Request:
     classes = values.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         raise UserError(f'classes must be a list of texts such as ["cat", "dog"], {brief(classes)} given')
-    return Request(recipe, out, bool(given.get("resume", False)), rules, tuple(classes))
+    return FederatedRequest(recipe, out, bool(given.get("resume", False)), rules, tuple(classes))
 
 
 def _number(values: Mapping[str, Any], name: str, default: float, *, whole: bool = False) -> float:

@@ -20,7 +20,7 @@ from unskew.core.types import Visit
 from unskew.data.sources import load
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.messages import RunAgreement, WireContext, restore, seal, unseal
-from unskew.engines.flower.node import Node, NodeMemory, Source, open_secret, read_node_data
+from unskew.engines.flower.node import Node, NodeMemory, NodeSource, open_secret, read_node_data
 from unskew.round import statistics
 from unskew.round.client import Train
 from unskew.round.client_memory import MemoryFormat, whole_model
@@ -401,7 +401,7 @@ def test_a_nodes_own_data_are_one_client_named_as_the_node(tmp_path):
         "x_test": rng.integers(0, 255, (6, 8, 8), np.uint8), "y_test": np.arange(6) % 3,
     }  # fmt: skip
     np.savez(tmp_path / "own.npz", **arrays)
-    data = read_node_data("hospital", Source(f"arrays:{tmp_path / 'own.npz'}"))
+    data = read_node_data("hospital", NodeSource(f"arrays:{tmp_path / 'own.npz'}"))
     facts = data.described().clients
     assert json.loads(json.dumps([asdict(each) for each in facts])) == [
         {"name": "hospital", "number": None, "examples": 12, "test": 6}
@@ -417,11 +417,11 @@ def test_the_slices_of_a_set_are_a_partition_of_its_images_and_of_its_test_image
 @pytest.mark.parametrize(
     ("source", "wrong"),
     [
-        (Source("digits", clients=(0,)), "client 0 is one of a partition; give partition too"),
-        (Source("digits", partition="iid", of=3), "say which clients"),
-        (Source("digits", partition="iid", of=3, clients=(3,)), "counted from 0"),
-        (Source("digits", partition="iid", of=3, clients=(1, 1)), "each is named once"),
-        (Source("nothing"), "there is no data set"),
+        (NodeSource("digits", clients=(0,)), "client 0 is one of a partition; give partition too"),
+        (NodeSource("digits", partition="iid", of=3), "say which clients"),
+        (NodeSource("digits", partition="iid", of=3, clients=(3,)), "counted from 0"),
+        (NodeSource("digits", partition="iid", of=3, clients=(1, 1)), "each is named once"),
+        (NodeSource("nothing"), "there is no data set"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused(source, wrong):
@@ -430,7 +430,7 @@ def test_a_source_that_cannot_be_is_refused(source, wrong):
 
 
 def test_a_node_may_bring_several_clients(tmp_path):
-    data = read_node_data("many", Source("digits", partition="iid", of=4, clients=(3, 1)))
+    data = read_node_data("many", NodeSource("digits", partition="iid", of=4, clients=(3, 1)))
     assert [(each.name, each.number) for each in data.described().clients] == [("many-3", 3), ("many-1", 1)]
     agreement = replace(Asking(None).agreement, numbers={"many-3": 3, "many-1": 1})
     held = data.fitted(agreement)

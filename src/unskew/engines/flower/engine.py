@@ -35,7 +35,7 @@ from unskew.core.types import (
 from unskew.data.population import Population
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset
 from unskew.engines.codec import NO_TENSORS, BadMessage, Body, by_name
-from unskew.engines.flower.exchange import Exchange, Presence
+from unskew.engines.flower.exchange import Presence, Transport
 from unskew.engines.flower.messages import (
     FORMS,
     STARTS,
@@ -56,7 +56,7 @@ from unskew.round.jobs import encode_job
 
 
 @dataclass(frozen=True)
-class Member:
+class FederatedClient:
     """A client of the federation: its name, its number, what its node said of it, the node's id and name."""
 
     name: str
@@ -81,7 +81,7 @@ class KnownClient:
 class Members:
     """The clients by number. A client is known by its name: it stays the same under another id of its node."""
 
-    by_number: dict[int, Member] = field(default_factory=dict)
+    by_number: dict[int, FederatedClient] = field(default_factory=dict)
     remembered: dict[str, KnownClient] = field(
         default_factory=dict
     )  # by name, also from before the server was restarted
@@ -92,7 +92,7 @@ class Members:
         """Everyone that takes part or took part, by number; a number that nobody has yet holds nothing."""
         return roster_of(self.remembered.values())
 
-    def admit(self, node: int, said: Description, connected: Iterable[int]) -> list[Member]:
+    def admit(self, node: int, said: Description, connected: Iterable[int]) -> list[FederatedClient]:
         """The node's clients with their numbers. Raises ValueError where they cannot take part."""
         there = set(connected)
         for facts in said.clients:
@@ -102,7 +102,7 @@ class Members:
             self._check_size(facts)
         numbers = self._numbered(said.clients)
         new = [
-            Member(facts.name, numbers[facts.name], facts.examples, facts.test, node, said.node)
+            FederatedClient(facts.name, numbers[facts.name], facts.examples, facts.test, node, said.node)
             for facts in said.clients
         ]
         for member in new:
@@ -111,7 +111,7 @@ class Members:
                 self.remembered[member.name] = KnownClient(member.name, member.number, member.examples, self.begun)
         return new
 
-    def of_node(self, node: int) -> list[Member]:
+    def of_node(self, node: int) -> list[FederatedClient]:
         """The clients of that node."""
         return [member for member in self.by_number.values() if member.node == node]
 
@@ -185,7 +185,7 @@ class Delivery:
 class Post:
     """Messages of one run; ``start`` is how often its server was started before."""
 
-    def __init__(self, exchange: Exchange, run: str, start: int) -> None:
+    def __init__(self, exchange: Transport, run: str, start: int) -> None:
         self.exchange, self.run = exchange, run
         self._next = start * STARTS
         self._waiting: dict[str, Letter] = {}
@@ -323,7 +323,7 @@ MAX_REASON = 2000  # characters that are shown of why a visit failed
 
 
 @dataclass(frozen=True)
-class Facts:
+class ClientLimits:
     """What the server knows of a visit's client beforehand."""
 
     epochs: int
@@ -340,15 +340,15 @@ class LeftOut:
 
 
 def read_results(
-    header: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], visits: Sequence[Visit], facts: Sequence[Facts],
-    shared: Tensors, expected: Sequence[Expected],
+    header: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], visits: Sequence[Visit],
+    limits: Sequence[ClientLimits], shared: Tensors, expected: Sequence[Expected],
 ) -> list[Reply | LeftOut]:  # fmt: skip
     """One for each visit, in their order. Raises BadMessage where the message as a whole does not answer the visits."""
     results = read_field(header, "results", list)
     if len(results) != len(visits):
         raise BadMessage(f"it has {len(results)} results for {len(visits)} visits")
     read, start = list[Reply | LeftOut](), 0
-    for values, visit, known, shapes in zip(results, visits, facts, expected, strict=True):
+    for values, visit, known, shapes in zip(results, visits, limits, expected, strict=True):
         if not isinstance(values, dict):
             raise BadMessage("a result is not an object")
         if (read_field(values, "client", int), read_field(values, "repeat", int)) != (visit.client, visit.repeat):
@@ -371,8 +371,8 @@ def read_results(
 
 
 def _read_one(
-    values: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], forms: Sequence[str], visit: Visit, facts: Facts,
-    shared: Tensors, expected: Expected,
+    values: Mapping[str, Any], sent: Sequence[tuple[str, Tensor]], forms: Sequence[str], visit: Visit,
+    limits: ClientLimits, shared: Tensors, expected: Expected,
 ) -> Reply:  # fmt: skip
     factor = float(read_field(values, "factor", (int, float)))
     if not (math.isfinite(factor) and factor > 0):
@@ -385,7 +385,7 @@ def _read_one(
     _check_shapes(extra, None if expected.sums is None else expected.extra, shared)
     if not tensors.finite({name: value for name, value in (sums | extra).items() if value.is_floating_point()}):
         raise BadMessage("it contains NaN or infinity")
-    check_numbers(sums, visit, facts)
+    check_numbers(sums, visit, limits)
     ticket = read_field(values, "ticket", (str, type(None)))
     if ticket is not None:
         found = TICKET.fullmatch(ticket)
@@ -411,7 +411,7 @@ def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> 
             raise BadMessage(f"{name[:60]} has shape {list(value.shape)}; {list(model.shape)} is expected")
 
 
-def check_numbers(sums: Sums, visit: Visit, facts: Facts) -> None:
+def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
     """Refuse impossible numbers: another weight than was asked for, more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
         return  # words of a secure sum, or rounded
@@ -631,7 +631,7 @@ def _order(said: Description) -> tuple[int, str]:
     return min(numbers, default=2**31), said.node
 
 
-def _joined(node: str, new: list[Member], before: set[str]) -> str:
+def _joined(node: str, new: list[FederatedClient], before: set[str]) -> str:
     clients = ", ".join(f"{each.number} ({each.examples:,} examples)" for each in new[:10])
     again = all(each.name in before for each in new)
     return f"node {node} {'is back' if again else 'takes part'}: client {clients}"
@@ -875,8 +875,8 @@ class FederatedEngine:
     def _expected(self, work: _Work, place: int) -> Expected:
         return self._template.expect(work.job, work.shared, work.visits[place])
 
-    def _facts(self, member: Member) -> Facts:
-        return Facts(self._epochs, member.examples, member.test)
+    def _facts(self, member: FederatedClient) -> ClientLimits:
+        return ClientLimits(self._epochs, member.examples, member.test)
 
     def _named(self, client: int, reason: str) -> str:
         member = self._session.members.by_number.get(client)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from unskew.engines.codec import Envelope
 
-Reply = Envelope | str  # a text: why there is none
+Response = Envelope | str  # a text: why there is none
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Presence:
     since: str = ""
 
 
-class Exchange(Protocol):
+class Transport(Protocol):
     """A network with nodes that come and go; their ids mean nothing beyond it."""
 
     def nodes(self) -> Mapping[int, Presence]:
@@ -27,7 +27,7 @@ class Exchange(Protocol):
         """Send a message to each of these nodes; the id under which its reply comes, by node. A node that is missing
         could not be sent anything. ``group`` names what belongs together, for logs."""
 
-    def receive(self, ids: Iterable[str]) -> dict[str, Reply]:
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """The replies that have come to these messages, each given out once."""
 
     def now(self) -> float:
@@ -45,7 +45,7 @@ class InProcess:
     """
 
     answers: dict[int, Callable[[Envelope], Envelope]]
-    between: Callable[[int, Envelope, Envelope], Reply | None] = lambda node, question, reply: reply
+    between: Callable[[int, Envelope, Envelope], Response | None] = lambda node, question, reply: reply
     presence: dict[int, Presence] = field(default_factory=dict)
     sent: int = 0  # bytes down
     received: int = 0  # bytes up
@@ -68,9 +68,9 @@ class InProcess:
                 self._waiting[ids[node]] = (node, message)
         return ids
 
-    def receive(self, ids: Iterable[str]) -> dict[str, Reply]:
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """Let the nodes work and give their replies."""
-        replies: dict[str, Reply] = {}
+        replies: dict[str, Response] = {}
         for name in list(ids):
             if name not in self._waiting:
                 continue

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from unskew.engines.codec import Envelope
 from unskew.engines.flower.engine import shown
-from unskew.engines.flower.exchange import Presence, Reply
+from unskew.engines.flower.exchange import Presence, Response
 
 KIND = "query.unskew"  # what our ClientApp answers to
 RECORD = "unskew"
@@ -46,10 +46,10 @@ class GridExchange:
         ids = list(self._grid.push_messages(pushed))
         return {node: name for node, name in zip(messages, ids, strict=False) if name}
 
-    def receive(self, ids: Iterable[str]) -> dict[str, Reply]:
+    def receive(self, ids: Iterable[str]) -> dict[str, Response]:
         """Pull what has come."""
         wanted = list(ids)
-        replies: dict[str, Reply] = {}
+        replies: dict[str, Response] = {}
         for message in self._grid.pull_messages(wanted) if wanted else ():
             replies[message.metadata.reply_to_message_id] = _reply(message)
         return replies
@@ -81,7 +81,7 @@ def _array(content: bytes) -> Array:
     return Array("uint8", (len(content),), "unskew", content)
 
 
-def _reply(message: Message) -> Reply:
+def _reply(message: Message) -> Response:
     if message.has_error():
         return f"its node gives an error: {shown(message.error.reason)}"
     try:

@@ -147,7 +147,7 @@ class NodeData:
 
 
 @dataclass(frozen=True)
-class Source:
+class NodeSource:
     """Where a node's data come from, as its settings say."""
 
     data: str
@@ -158,7 +158,7 @@ class Source:
     seed: int = 0  # the partition's
 
 
-def read_node_data(name: str, source: Source) -> NodeData:
+def read_node_data(name: str, source: NodeSource) -> NodeData:
     """The node's own data, or its slice of a set that a partition divides."""
     images = load(source.data, Path(source.data_dir) if source.data_dir else None, cache_of(None, None, None))
     if source.partition is None:

@@ -21,7 +21,7 @@ from unskew.core.files import read_content
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
-from unskew.engines.flower.node import Node, Source, read_node_data
+from unskew.engines.flower.node import Node, NodeSource, read_node_data
 
 LENGTH = 8  # bytes of a length in front of a part, as in client_app
 CHUNK = 2**20
@@ -32,18 +32,18 @@ NAMES = (*TEXTS, "client", "clients", "seed", "plugins")
 
 
 @dataclass(frozen=True)
-class Settings:
+class NodeSettings:
     """What a node's settings file says."""
 
     name: str
-    source: Source
+    source: NodeSource
     folder: Path
     socket: Path
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
 
 
-def read_settings(file: Path) -> Settings:
+def read_settings(file: Path) -> NodeSettings:
     """The settings in a TOML file."""
     content = read_content(file, 2**20)
     if content is None:
@@ -58,7 +58,7 @@ def read_settings(file: Path) -> Settings:
         if not isinstance(values.get(name, ""), str) or (name in ("name", "data", "folder") and not values.get(name)):
             raise UserError(f"{file}: {name} must be a text")
     folder = Path(values["folder"])
-    source = Source(
+    source = NodeSource(
         values["data"], values.get("data_dir") or os.environ.get("UNSKEW_DATA"), values.get("partition") or None,
         _whole(file, "client", values.get("client", [])), next(iter(_whole(file, "clients", values.get("clients", [])))
         , None) if values.get("clients") is not None else None,
@@ -68,10 +68,10 @@ def read_settings(file: Path) -> Settings:
     if not isinstance(plugins, list) or not all(isinstance(each, str) for each in plugins):
         raise UserError(f"{file}: plugins must be a list of texts")
     place = Path(values.get("socket") or folder / "node.sock")
-    return Settings(values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins))
+    return NodeSettings(values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins))
 
 
-def serve(settings: Settings, say: Callable[[str], None]) -> None:
+def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
     """Answer one message after another until the process is ended."""
     keep_freed_memory()
     ready_device(settings.device)
