@@ -33,7 +33,7 @@ def scripted(monkeypatch):
     def use(accuracies):
         def evaluate(engine, model, count, key, **more):
             score = real(engine, model, count, key, **more)
-            if more.get("job") == "evaluate-calibrated":
+            if more.get("job") is not None:  # of a calibrated classifier
                 return score
             accuracy = accuracies[numbers[sha256(model)] - 1]
             return type(score)(**{**score.__dict__, "accuracy": accuracy, "loss": 1 - accuracy})
