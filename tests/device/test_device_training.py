@@ -51,7 +51,7 @@ def test_every_method_gives_the_same_bits_as_on_the_cpu(home, name):
 )
 def test_every_kind_of_network_and_augmentation_gives_the_same_bits(home, model, options, monkeypatch):
     monkeypatch.setattr(ConvPool, "forward", ConvPool.plain)  # the CPU's own form of it rounds otherwise
-    monkeypatch.setattr("unskew.round.client.passes", lambda network: None)
+    monkeypatch.setattr("unskew.round.client.build_passes", lambda network: None)
     here = small(model=model, **options)
     assert same(on(home.device, here).run(2), here.run(2))
 
@@ -136,7 +136,7 @@ def test_sums_leave_a_client_on_the_cpu_and_are_those_of_the_cpu(home, job):
         if isinstance(job, Train):
             state, _ = driver.survey(each.algorithm, engine, state, each.key)
         visits = [Visit(0, 2.0), Visit(1, 1.0)] if not isinstance(job, Evaluate) else [TestPart(0, 5)]
-        outcome = total(engine, job, statistics.shared(state), visits, Key(1).fold("round", 1))
+        outcome = total(engine, job, statistics.build_shared(state), visits, Key(1).fold("round", 1))
         assert not outcome.failures
         found = outcome.sums | {f"{n}/{name}": value for n, x in outcome.extra.items() for name, value in x.items()}
         assert {value.device for value in found.values()} == {CPU}

@@ -11,7 +11,7 @@ from torch import nn
 
 from unskew.core.tensors import half_squared_distance
 from unskew.core.types import Local
-from unskew.round.local_optimizers import clipped, optimizer
+from unskew.round.local_optimizers import clip_gradients, make_optimizer
 
 
 def network(seed=0):
@@ -28,10 +28,10 @@ def trained(made, images, labels, kind="sgd"):
     """The state after three steps of the clients' own optimiser, clipped, and the loss of each."""
     values, losses = list(made.parameters()), []
     local = Local(lr=0.1, optimizer=kind, decay="weights", weight_decay=0.1)
-    update, start = optimizer(values, local), [value.detach().clone() for value in values]
+    update, start = make_optimizer(values, local), [value.detach().clone() for value in values]
     for _ in range(3):
         loss = F.cross_entropy(made(images), labels) + half_squared_distance(values, start)
-        update(clipped(torch.autograd.grad(loss, values), 0.5))
+        update(clip_gradients(torch.autograd.grad(loss, values), 0.5))
         losses.append(loss.item())
     return losses, {name: value.cpu() for name, value in made.state_dict().items()}
 

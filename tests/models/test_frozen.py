@@ -10,7 +10,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.models import build, initialise
-from unskew.models.finetune import find_cut, fine_tuned, parse_train
+from unskew.models.finetune import find_cut, fine_tune, parse_train
 
 SHAPE = (3, 32, 32)
 
@@ -59,7 +59,7 @@ def test_the_last_layers_and_what_is_stored_before_them(model, count, layers, st
     network = made(model)
     cut = find_cut(network, SHAPE, count)
     assert cut.shape == stored
-    tuned = fine_tuned(copy.deepcopy(network), SHAPE, count, stored=True)
+    tuned = fine_tune(copy.deepcopy(network), SHAPE, count, stored=True)
     assert {name.partition("/")[2].rpartition(".")[0] for name in tensors.of_module(tuned)} == layers
     images = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
@@ -71,14 +71,14 @@ def test_the_last_layers_and_what_is_stored_before_them(model, count, layers, st
 def test_everything_before_the_first_trained_layer_is_in_eval_mode():
     network = made("efficientnet-lite0")
     for count, live in ((1, {"_fc"}), (2, {"_conv_head", "_bn1", "_dropout", "_fc"})):
-        tuned = fine_tuned(copy.deepcopy(network), SHAPE, count, stored=False).train()
+        tuned = fine_tune(copy.deepcopy(network), SHAPE, count, stored=False).train()
         assert {name for name, part in tuned.named_modules() if part.training and not part._modules} == live
         tuned.eval()
         assert not any(part.training for part in tuned.modules())
 
 
 def test_frozen_running_statistics_and_weights_stay_while_the_rest_trains():
-    tuned = fine_tuned(made("resnet-18"), SHAPE, 2, stored=False).train()
+    tuned = fine_tune(made("resnet-18"), SHAPE, 2, stored=False).train()
     before = tensors.copy(tensors.of_module(tuned.whole))
     tuned(torch.randn(4, *SHAPE)).square().sum().backward()
     with torch.no_grad():
@@ -90,7 +90,7 @@ def test_frozen_running_statistics_and_weights_stay_while_the_rest_trains():
 
 
 def test_a_copy_is_a_network_of_its_own():
-    tuned = fine_tuned(made("simple-cnn"), SHAPE, 2, stored=True)
+    tuned = fine_tune(made("simple-cnn"), SHAPE, 2, stored=True)
     other = copy.deepcopy(tuned)
     with torch.no_grad():
         for value in other.parameters():
@@ -130,7 +130,7 @@ def test_a_network_that_cannot_be_cut_is_frozen_without_storing(kind):
     network = build(lambda shape, classes: kind(), shape, 10)
     assert find_cut(network, shape, 2) is None
     assert find_cut(network, shape, 1).shape == (8, 1, 1)  # before the classifier every network can be cut
-    tuned = fine_tuned(network, shape, 2, stored=False)
+    tuned = fine_tune(network, shape, 2, stored=False)
     assert [name for name, _ in tuned.named_parameters()] == [
         "second.weight", "second.bias", "last.weight", "last.bias",
     ]  # fmt: skip
@@ -138,4 +138,4 @@ def test_a_network_that_cannot_be_cut_is_frozen_without_storing(kind):
 
 def test_more_layers_than_there_are_is_refused():
     with pytest.raises(UserError, match=r"last\(9\): this network has 7 layers with weights"):
-        fine_tuned(made("simple-cnn"), SHAPE, 9, stored=False)
+        fine_tune(made("simple-cnn"), SHAPE, 9, stored=False)

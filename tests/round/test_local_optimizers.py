@@ -11,7 +11,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.key import Key
 from unskew.core.types import Local
-from unskew.round.local_optimizers import clipped, is_weight, optimizer, parse_optimizer, uses_sgd
+from unskew.round.local_optimizers import clip_gradients, is_weight, make_optimizer, parse_optimizer, uses_sgd
 
 SHAPES = [(4, 3, 3, 3), (4,), (5, 7), (5,), ()]
 
@@ -24,10 +24,10 @@ def tensors_of(seed, scale=1.0):
 def moved(local, steps=5, scale=1.0):
     """The parameters after some steps of ours."""
     values = tensors_of(0)
-    update = optimizer(values, local)
+    update = make_optimizer(values, local)
     for step in range(steps):
         gradients = tensors_of(step + 1, scale)
-        update(clipped(gradients, local.clip) if local.clip else gradients)
+        update(clip_gradients(gradients, local.clip) if local.clip else gradients)
     return values
 
 
@@ -85,7 +85,7 @@ def test_decay_of_weights_is_a_second_group_of_torchs(text):
 def test_decay_of_weights_where_there_are_none_or_only_weights():
     for shapes in ([(3,)], [(3, 2)]):
         values = [torch.ones(shape) for shape in shapes]
-        optimizer(values, Local(lr=0.5, momentum=0, weight_decay=1.0, decay="weights"))([torch.zeros(shapes[0])])
+        make_optimizer(values, Local(lr=0.5, momentum=0, weight_decay=1.0, decay="weights"))([torch.zeros(shapes[0])])
         assert torch.equal(values[0], torch.full(shapes[0], 1.0 if len(shapes[0]) == 1 else 0.5))
 
 
@@ -99,8 +99,8 @@ def test_clipping_is_torchs_clip_grad_norm_to_the_last_bit(scale):
 def test_clipped_gradients_are_no_longer_than_asked_short_ones_stay_and_arguments_too():
     long, short = tensors_of(1, 100.0), tensors_of(1, 1e-4)
     before = [value.clone() for value in long]
-    assert torch.nn.utils.get_total_norm(clipped(long, 3.0)) == pytest.approx(3.0, rel=1e-5)
-    assert equal(clipped(short, 3.0), short)
+    assert torch.nn.utils.get_total_norm(clip_gradients(long, 3.0)) == pytest.approx(3.0, rel=1e-5)
+    assert equal(clip_gradients(short, 3.0), short)
     assert equal(long, before)
 
 

@@ -8,7 +8,7 @@ from federation import federation, same
 from unskew.core.errors import UserError
 from unskew.core.types import Local
 from unskew.round import driver, local_optimizers
-from unskew.round.local_optimizers import check_rounds, in_round, parse_schedule, rate_of_round, sent_rate
+from unskew.round.local_optimizers import check_rounds, encode_rate, parse_schedule, rate_of_round, with_round_rate
 
 
 def rates(text, rounds, lr=0.1):
@@ -57,9 +57,9 @@ def test_a_round_after_the_last_has_the_rate_of_the_last_and_no_rate_is_zero():
 def test_a_constant_rate_is_not_sent_and_a_clients_settings_stay():
     local = Local()
     assert rate_of_round(local, 3, 9) is None
-    assert sent_rate(None) == {}
-    assert in_round(local, {}) is local
-    assert in_round(local, sent_rate(0.1234567890123456)).lr == 0.1234567890123456  # not a bit is lost
+    assert encode_rate(None) == {}
+    assert with_round_rate(local, {}) is local
+    assert with_round_rate(local, encode_rate(0.1234567890123456)).lr == 0.1234567890123456  # not a bit is lost
 
 
 @pytest.mark.parametrize(

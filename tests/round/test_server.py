@@ -9,7 +9,7 @@ import torch
 from unskew import methods
 from unskew.core import tensors
 from unskew.core.types import RoundInfo
-from unskew.round.server import adaptive, momentum, moved, sgd
+from unskew.round.server import adaptive, apply_step, momentum, sgd
 
 INFO = RoundInfo(1, 1, None, 1.0)  # these servers do not look at it
 
@@ -162,8 +162,8 @@ def test_a_step_of_many_parameters_is_a_step_of_each():
 
 
 def test_whole_numbers_are_rounded_to_the_nearest():
-    found = moved({"n": torch.tensor([10, 10, -3])}, {"n": torch.tensor([-2.6, 2.4, 0.0]).double()}, 1.0)
+    found = apply_step({"n": torch.tensor([10, 10, -3])}, {"n": torch.tensor([-2.6, 2.4, 0.0]).double()}, 1.0)
     assert found["n"].tolist() == [13, 8, -3]
     assert found["n"].dtype == torch.int64
-    large = moved({"n": torch.tensor(2**40 + 1)}, {"n": torch.tensor(-1.0).double()}, 1.0)
+    large = apply_step({"n": torch.tensor(2**40 + 1)}, {"n": torch.tensor(-1.0).double()}, 1.0)
     assert large["n"].item() == 2**40 + 2

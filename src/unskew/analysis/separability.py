@@ -13,7 +13,7 @@ import torch
 
 from unskew.analysis.measure import CellValue, Column, Comparison, Element, Measure, Table, list_by_run
 from unskew.calibration.covariances import Form, Full, Shared, statistics_bytes
-from unskew.calibration.federated import gathered_statistics
+from unskew.calibration.federated import gather_statistics
 from unskew.calibration.finisher import StatisticsRequest, width_of
 from unskew.calibration.forecast import DIRECTIONS, forecast, pairwise_separability
 from unskew.calibration.jobs import client_statistics
@@ -111,7 +111,7 @@ def _gather_statistics(run: FinishedRun, request: StatisticsRequest) -> ClassSta
         run.say("class statistics", 0, 0)
         return client_statistics(run.side, run.model, Visit(EVERYONE, 1.0), request)
     try:
-        return gathered_statistics(run.engine, run.model, request, run.key, partial(run.say, "class statistics"))
+        return gather_statistics(run.engine, run.model, request, run.key, partial(run.say, "class statistics"))
     except UserError as error:
         raise Missing(str(error)) from error
 

@@ -149,7 +149,7 @@ class Calibrator:
         """The statistics of all clients' features under the model, added up; masked where the algorithm is secure."""
         shared = self.model if centres is None else self.model | {"centres": centres}
         if (secure := self.algorithm.secure) is None:
-            return gathered_statistics(self.engine, shared, request, self.key)
+            return gather_statistics(self.engine, shared, request, self.key)
         layout = Layout.of(self._classes * request.components, self._width(request), request.form)
         visits = every_client(self.engine)
         return secure_statistics(self.engine, shared, request, layout, visits, self.key, secure.threshold)
@@ -166,7 +166,7 @@ class Calibrator:
         return sum(statistics_bytes(request.form, int(classes) * request.components, width) for classes in held)
 
 
-def gathered_statistics(
+def gather_statistics(
     engine: Engine, shared: Tensors, request: StatisticsRequest, key: Key, progress: Progress | None = None
 ) -> ClassStatistics:
     """The class statistics of all clients' features under the shared model, added up."""

@@ -32,7 +32,7 @@ from unskew.engines.torchrun.join import expect, gather, launched
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide
 from unskew.round.client_memory import ClientMemory, anonymous_file
-from unskew.round.local_optimizers import optimizer
+from unskew.round.local_optimizers import make_optimizer
 
 LATER = ("stacked", "flower")
 
@@ -204,7 +204,7 @@ def seconds_per_step(side: ClientSide, batch: int) -> float:
     with torch.no_grad():
         for value in values:
             value.fill_(0.01)
-    update = optimizer(values, side.algorithm.local)
+    update = make_optimizer(values, side.algorithm.local)
     times = []
     with neutral(), seeded(Key(0)), deterministic(side.device):
         for _ in range(4):

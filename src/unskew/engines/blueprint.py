@@ -20,7 +20,7 @@ from unskew.core.types import ImageSet, Local, Split, StoredImages, Tensors
 from unskew.data.batches import Pixels
 from unskew.data.photographs import open_photographs, with_memory
 from unskew.data.population import Population
-from unskew.models.finetune import FineTuned, fine_tuned
+from unskew.models.finetune import FineTuned, fine_tune
 from unskew.models.networks import Network
 from unskew.privacy import secure_sum
 from unskew.round import evaluation
@@ -76,7 +76,7 @@ class Blueprint:
     def network(self) -> Network:
         """What the clients train: the whole network, or its last layers behind a frozen part."""
         whole = self.whole()
-        return whole if self.layers is None else fine_tuned(whole, self.shape, self.layers, stored=self.stored)
+        return whole if self.layers is None else fine_tune(whole, self.shape, self.layers, stored=self.stored)
 
     def to_json(self) -> dict[str, Any]:
         """Plain numbers and strings; refused where they do not say enough for another process."""

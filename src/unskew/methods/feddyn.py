@@ -8,7 +8,7 @@ from unskew.core import tensors
 from unskew.core.tensors import parameters
 from unskew.core.types import Loss, Memory, RoundInfo, ServerOptimizer, Step, Tensors, Visited
 from unskew.round.algorithm import Method
-from unskew.round.server import moved
+from unskew.round.server import apply_step
 
 
 def feddyn(alpha: float = 0.01) -> Method:
@@ -46,7 +46,7 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     def update(params: Tensors, gradient: Tensors, memory: Tensors, info: RoundInfo) -> tuple[Tensors, Tensors]:
         h = {name: memory[f"h/{name}"] + alpha * info.turnout * g for name, g in gradient.items()}
-        return moved(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
+        return apply_step(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
             h, "h/"
         )
 

@@ -181,7 +181,7 @@ def find_cut(network: Network, shape: Shape, count: int) -> Cut | None:
             part.training = mode
 
 
-def fine_tuned(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:
+def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:
     """The network with its last ``count`` layers trained; ``stored``: it is given the frozen part's output."""
     trained, live = last_layers(network, shape, count)
     cut = find_cut(network, shape, count) if stored else None

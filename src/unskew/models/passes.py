@@ -51,7 +51,7 @@ class Passes:
         return features
 
 
-def passes(network: nn.Module) -> Passes | None:
+def build_passes(network: nn.Module) -> Passes | None:
     """A network's passes by hand; None where a layer is not known here, or not on the CPU."""
     if type(network) is not Network or type(network.encoder) is not nn.Sequential:
         return None

@@ -22,10 +22,10 @@ from unskew.data.batches import Pixels, Plan, plan
 from unskew.data.population import Population
 from unskew.models import from_outside
 from unskew.models.networks import Network, by_layer
-from unskew.models.passes import Passes, passes
+from unskew.models.passes import Passes, build_passes
 from unskew.round.client_memory import SavedStates
 from unskew.round.jobs import register, visit_key
-from unskew.round.local_optimizers import clipped, in_round, optimizer
+from unskew.round.local_optimizers import clip_gradients, make_optimizer, with_round_rate
 
 if TYPE_CHECKING:
     from unskew.privacy.sessions import Sessions
@@ -96,14 +96,14 @@ def _with_others(side: "ClientSide", shared: Tensors, sums: Sums, weight: float)
 def descend(side: "ClientSide", shared: Tensors, memory: Tensors, client: int, batches: Plan, local: Local) -> float:
     """Steps along the plan, in place; the sum of the loss over all examples seen. All of it is on the side's device."""
     losses = list[Tensor]()
-    update = optimizer(side.trained, local, len(batches.counts))
+    update = make_optimizer(side.trained, local, len(batches.counts))
     by_hand = side.passes if side.plain else None
     gradients_of = _by_autograd(side, shared, memory, client) if by_hand is None else by_hand.gradients
     correction = _correction(side, shared, memory)
     for step, count in enumerate(batches.counts):
         loss, gradients = gradients_of(*side.train.batch(*_row(batches, step, count)))
         if local.clip:  # before a correction is added, so that scaffold's control variates are means of what is clipped
-            gradients = clipped(gradients, local.clip)
+            gradients = clip_gradients(gradients, local.clip)
         update(gradients if correction is None else torch._foreach_add(list(gradients), correction))
         losses.append(loss)  # read after the last step: reading one waits for the device
     return _total(losses, batches.counts)
@@ -234,7 +234,7 @@ class ClientSide:
     @cached_property
     def passes(self) -> Passes | None:
         """The network's passes by hand, where all its layers are known."""
-        return None if self.outside else passes(self.network)
+        return None if self.outside else build_passes(self.network)
 
     @cached_property
     def plain(self) -> bool:
@@ -366,7 +366,7 @@ class Train(msgspec.Struct, frozen=True, tag="train"):
         not know about devices, and float64 is available on every machine.
         """
         algorithm = side.algorithm
-        local = in_round(algorithm.local, shared)
+        local = with_round_rate(algorithm.local, shared)
         batches = side.planned.pop(key, None) or plan(side.population.examples(visit.client), visit.take, local, key)
         memory = {} if side.memory is None else side.memory.recall(visit)
         before = side.start(shared)
@@ -401,7 +401,7 @@ def plan_ahead(side: ClientSide, job: Job, shared: Tensors, visits: Sequence[Vis
     side.planned.clear()
     if not isinstance(job, Train) or len(visits) < 2:
         return
-    local, clients = in_round(side.algorithm.local, shared), side.population.clients
+    local, clients = with_round_rate(side.algorithm.local, shared), side.population.clients
     for visit in visits:
         if isinstance(visit, Visit) and 0 <= visit.client < clients:  # any other fails when its turn comes
             own = visit_key(key, visit)

@@ -16,9 +16,9 @@ from unskew.round import statistics
 from unskew.round.client import Survey, Train
 from unskew.round.client_memory import with_tickets
 from unskew.round.jobs import add
-from unskew.round.local_optimizers import rate_of_round, sent_rate
+from unskew.round.local_optimizers import encode_rate, rate_of_round
 from unskew.round.sampling import Drawn, draw
-from unskew.round.server import moved
+from unskew.round.server import apply_step
 
 if TYPE_CHECKING:
     from unskew.round.algorithm import Algorithm
@@ -65,7 +65,7 @@ def start(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CL
     The server's side is on the CPU, whatever the clients compute with.
     """
     model = tensors.on_device(model, "cpu")
-    sent = statistics.first_sent(algorithm.statistics, model, classifier)
+    sent = statistics.init_sent(algorithm.statistics, model, classifier)
     return ServerState(0, tensors.copy(model), algorithm.server.init(tensors.parameters(model)), sent)
 
 
@@ -94,7 +94,7 @@ def run_round(
     if not visits and algorithm.mechanism is None:
         return replace(state, round=number), _nobody_came(number, drawn, asked, perf_counter() - began)
     rate = rate_of_round(algorithm.local, number, max(rounds, number))
-    shared = statistics.shared(state) | sent_rate(rate)
+    shared = statistics.build_shared(state) | encode_rate(rate)
     outcome = exchange(algorithm, engine, Train(number, tuple(watch)), shared, visits, here)
     if memory is not None:
         memory.release(visits, {} if outcome.void else outcome.tickets)
@@ -110,8 +110,8 @@ def run_round(
     params, kept = algorithm.server.update(
         tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, info
     )
-    buffers = moved(_buffers(state.tensors), gradient, 1.0)
-    sent = statistics.folded(algorithm.statistics, state.sent, sums, info)
+    buffers = apply_step(_buffers(state.tensors), gradient, 1.0)
+    sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | kept | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
 
@@ -189,7 +189,7 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
     _check_failures(outcome, None, "survey", key, skip=False)
     if outcome.void:
         raise UserError(f"the survey before the first round: {outcome.void}")
-    sent = statistics.after_survey(algorithm.statistics, state.sent, outcome.sums)
+    sent = statistics.fold_survey(algorithm.statistics, state.sent, outcome.sums)
     return replace(state, sent=sent), _bytes_up(outcome, state, visits, len(visits))
 
 

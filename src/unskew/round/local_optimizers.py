@@ -23,7 +23,7 @@ Optimizer = Callable[[list[Tensor], Local], Update]
 DECAYS = ("all", "weights")
 
 
-def optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> Update:
+def make_optimizer(values: list[Tensor], local: Local, steps: int | None = None) -> Update:
     """The update that the settings ask for, of these parameters; ``steps`` says how many there will be, if known."""
     if steps == 1 and local.momentum and uses_sgd(local):
         local = replace(local, momentum=0.0)  # a first step is the gradient's own, and nothing reads the momentum then
@@ -49,7 +49,7 @@ def is_weight(value: Tensor) -> bool:
     return value.ndim > 1
 
 
-def clipped(gradients: Gradients, longest: float) -> list[Tensor]:
+def clip_gradients(gradients: Gradients, longest: float) -> list[Tensor]:
     """The gradients, all together no longer than ``longest``: ×min(1, longest/(‖g‖₂ + 1e-6)), as clip_grad_norm_."""
     length = torch.nn.utils.get_total_norm(gradients)
     return list(torch._foreach_mul(list(gradients), torch.clamp(longest / (length + 1e-6), max=1.0)))
@@ -254,12 +254,12 @@ def rate_of_round(local: Local, number: int, rounds: int) -> float | None:
     return parse_schedule(local.schedule).rate(local.lr, number, rounds)
 
 
-def sent_rate(rate: float | None) -> Tensors:
+def encode_rate(rate: float | None) -> Tensors:
     """What the server sends beside the model, so that clients know the round's rate; nothing where it is constant."""
     return {} if rate is None else {RATE: torch.tensor(rate, dtype=torch.float64)}
 
 
-def in_round(local: Local, shared: Tensors) -> Local:
+def with_round_rate(local: Local, shared: Tensors) -> Local:
     """The settings of the round that the server sent this for: ``lr`` is the round's own."""
     return replace(local, lr=float(shared[RATE])) if RATE in shared else local
 

@@ -29,7 +29,7 @@ def sgd(lr: float = 1.0) -> ServerOptimizer:
     """θ ← θ − γ·ḡ. With γ = 1 this is the clients' weighted mean."""
 
     def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
-        return moved(params, gradient, lr), memory
+        return apply_step(params, gradient, lr), memory
 
     return ServerOptimizer(init=lambda params: {}, update=update)
 
@@ -40,7 +40,7 @@ def momentum(beta: float, lr: float = 1.0, *, damped: bool = False) -> ServerOpt
 
     def update(params: Tensors, gradient: Tensors, memory: Tensors, _: RoundInfo) -> tuple[Tensors, Tensors]:
         velocity = {name: beta * memory[f"velocity/{name}"] + share * g for name, g in gradient.items()}
-        return moved(params, velocity, lr), tensors.prefixed(velocity, "velocity/")
+        return apply_step(params, velocity, lr), tensors.prefixed(velocity, "velocity/")
 
     return ServerOptimizer(init=lambda params: _filled(params, "velocity/", 0.0), update=update)
 
@@ -52,7 +52,7 @@ def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float
         first = {name: beta1 * memory[f"first/{name}"] + (1 - beta1) * g for name, g in gradient.items()}
         squares = {name: second(memory[f"second/{name}"], g * g) for name, g in gradient.items()}
         step = {name: first[name] / (squares[name].sqrt() + tau) for name in gradient}
-        return moved(params, step, lr), tensors.prefixed(first, "first/") | tensors.prefixed(squares, "second/")
+        return apply_step(params, step, lr), tensors.prefixed(first, "first/") | tensors.prefixed(squares, "second/")
 
     def init(params: Tensors) -> Tensors:
         return _filled(params, "first/", 0.0) | _filled(params, "second/", tau * tau)
@@ -60,7 +60,7 @@ def adaptive(second: Callable[[Tensor, Tensor], Tensor], lr: float, beta1: float
     return ServerOptimizer(init=init, update=update)
 
 
-def moved(params: Tensors, step: Tensors, lr: float) -> Tensors:
+def apply_step(params: Tensors, step: Tensors, lr: float) -> Tensors:
     """θ − γ·step, back in θ's own type; whole-number tensors (BatchNorm's batch count) are rounded."""
     new = {name: value.double() - lr * step[name] for name, value in params.items()}
     return {

@@ -10,14 +10,14 @@ from unskew.core.errors import ClientFailure
 from unskew.core.types import CLASSIFIER, EVERYONE, RoundInfo, ServerState, Statistic, Sums, Tensors, Visit
 
 
-def first_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
+def init_sent(statistics: Sequence[Statistic], model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:
     """What the clients are sent beside the model in the first round; ``classifier`` names its weight and bias."""
     parts = zip(("classifier/weight", "classifier/bias"), classifier, strict=False)
     model = model | {alias: model[name] for alias, name in parts if name in model}
     return {f"{s.name}/{name}": value.double() for s in statistics for name, value in s.init(model).items()}
 
 
-def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> Tensors:
+def fold_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> Tensors:
     """What is sent once every client has been asked."""
     for s in statistics:
         if s.surveyed is not None:
@@ -26,7 +26,7 @@ def after_survey(statistics: Sequence[Statistic], sent: Tensors, sums: Sums) -> 
     return sent
 
 
-def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
+def fold_statistics(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: RoundInfo) -> Tensors:
     """What is sent in the next round, from what was sent in this one and what came back."""
     for s in statistics:
         if s.fold is not None:
@@ -36,7 +36,7 @@ def folded(statistics: Sequence[Statistic], sent: Tensors, sums: Sums, info: Rou
     return sent
 
 
-def shared(state: ServerState) -> Tensors:
+def build_shared(state: ServerState) -> Tensors:
     """All that goes to a client: the model, and what else is sent, in the model's own type."""
     dtype = _dtype(state.tensors)
     return state.tensors | {f"sent/{name}": value.to(dtype) for name, value in state.sent.items()}
@@ -44,7 +44,7 @@ def shared(state: ServerState) -> Tensors:
 
 def bytes_down(state: ServerState, visits: Sequence[Visit]) -> int:
     """What these visits are sent; data in one place need no sending."""
-    return tensors.count_bytes(shared(state)) * sum(visit.client != EVERYONE for visit in visits)
+    return tensors.count_bytes(build_shared(state)) * sum(visit.client != EVERYONE for visit in visits)
 
 
 def bytes_up(sums: Sums, model: Tensors, visits: Sequence[Visit], reported: int, asked: int = 0) -> int:

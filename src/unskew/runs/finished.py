@@ -36,7 +36,7 @@ from unskew.round import driver, statistics
 from unskew.round.algorithm import Algorithm
 from unskew.round.client import IMAGES_AT_ONCE, ClientSide, Train
 from unskew.round.jobs import add
-from unskew.round.local_optimizers import rate_of_round, sent_rate
+from unskew.round.local_optimizers import encode_rate, rate_of_round
 from unskew.round.sampling import draw
 from unskew.runs import config as configs
 from unskew.runs import journal
@@ -472,7 +472,7 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
             f"give clients={max(1, MAX_BYTES // size)}"
         )
     visits = [replace(visit, ticket=state.clients.get(visit.client)) for visit in visits]
-    sent = statistics.shared(state) | sent_rate(rate_of_round(run.algorithm.local, number, config.rounds))
+    sent = statistics.build_shared(state) | encode_rate(rate_of_round(run.algorithm.local, number, config.rounds))
     replies = engine.visit(Train(number, ("model",)), sent, visits, key)
     outcome = add(replies, visits, partial(run.say, "training local models again"))
     if outcome.failures:

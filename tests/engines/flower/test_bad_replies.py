@@ -27,7 +27,7 @@ def nodes(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shared():
-    return statistics.shared(first_state())
+    return statistics.build_shared(first_state())
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def nodes(tmp_path):
 
 @pytest.fixture(scope="module")
 def shared():
-    return statistics.shared(first_state())
+    return statistics.build_shared(first_state())
 
 
 def train(engine, shared, visits=VISITS, number=1):
@@ -214,7 +214,7 @@ def test_a_node_that_comes_late_takes_part_from_the_next_round_on(tmp_path, shar
 def test_a_node_that_was_killed_comes_back_with_its_memory_or_says_that_it_is_lost(tmp_path, keeps):
     nodes, method = make_nodes(tmp_path), "scaffold"
     exchange, loop = exchange_of(nodes), loop_over(method=method)
-    engine, shared = engine_over(exchange, method), statistics.shared(first_state(method))
+    engine, shared = engine_over(exchange, method), statistics.build_shared(first_state(method))
     visits = with_tickets(VISITS, {})
     ours, theirs = (train(each, shared, each.memory.assign(visits)) for each in (engine, loop))
     assert set(ours.tickets) == {0, 1, 2}

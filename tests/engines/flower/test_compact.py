@@ -49,7 +49,7 @@ def test_an_update_goes_as_the_new_weights(new, weight):
 def test_what_training_answers_takes_half_the_bytes(method):
     small = federation(method, dtype="float32", epochs=3)
     state, side = small.state(), build(small.blueprint, small.data)
-    shared = statistics.shared(state)
+    shared = statistics.build_shared(state)
     visit = Visit(1, 30.0)
     reply = answer(side, Train(1), shared, visit, small.key)
     forms = round_trip(reply.sums, WireContext(shared, visit.weight, factor_of(reply.sums, visit.weight)))

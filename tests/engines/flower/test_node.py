@@ -55,7 +55,7 @@ class Asking:
         return self
 
     def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
-        shared = statistics.shared(first_state(self.method)) if shared is None else shared
+        shared = statistics.build_shared(first_state(self.method)) if shared is None else shared
         plain = [msgspec.to_builtins(each) for each in visits]
         plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
         asked = {
@@ -90,7 +90,7 @@ def refused(header):
 def test_a_job_gives_what_one_process_gives(asking):
     header, came = asking.job()
     (result,) = header["results"]
-    shared = statistics.shared(first_state())
+    shared = statistics.build_shared(first_state())
     context = WireContext(shared, 435.0, result["factor"])
     pairs = zip(came, result["forms"], strict=True)
     sums = {name: restore(name, form, value, context) for (name, value), form in pairs}
@@ -163,7 +163,7 @@ def test_which_of_its_own_test_images_are_right_a_node_does_not_say(asking):
 
 
 def with_changed(change):
-    shared = tensors.copy(statistics.shared(first_state()))
+    shared = tensors.copy(statistics.build_shared(first_state()))
     change(shared)
     return shared
 

@@ -52,7 +52,7 @@ def losing(job, *lost):
 
 
 def exchanged(exchange, engine, method="fedavg", visits=VISITS):
-    shared = statistics.shared(first_state(method))
+    shared = statistics.build_shared(first_state(method))
     return exchange(engine, Train(1), shared, visits, Key(1).fold("round", 1))
 
 
@@ -227,7 +227,7 @@ def test_the_job_that_is_masked_is_refused_without_its_masks(wire):
 def test_statistics_without_masks_are_refused_under_secure_and_a_plain_round_is_not(tmp_path):
     wire = Wire(tmp_path)
     engine = engine_over(wire.exchange, "fedavg + lda + secure")
-    shared = statistics.shared(first_state())
+    shared = statistics.build_shared(first_state())
     assert train_round(engine, shared, VISITS).failures == ()
     moments = {"type": "moments", "request": {}}
     words = {"type": "fixed-point-moments", "request": {}, "classes": 10, "width": 32, "bits": 24, "members": 1}
