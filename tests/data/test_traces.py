@@ -13,7 +13,7 @@ def trace(tmp_path, content):
 
 
 def there(made, rounds, clients=4):
-    return [np.flatnonzero(made.there(number, clients)).tolist() for number in range(1, rounds + 1)]
+    return [np.flatnonzero(made.available(number, clients)).tolist() for number in range(1, rounds + 1)]
 
 
 def test_both_forms_say_the_same_and_start_again_after_their_last_round(tmp_path):
@@ -66,4 +66,4 @@ def test_a_folder_or_a_missing_file_is_refused(tmp_path):
 def test_many_stays(tmp_path):
     rows = "\n".join(f"{client},{client % 20 + 1},{client % 20 + 3}" for client in range(20_000))
     made = trace(tmp_path, f"client,from,to\n{rows}\n")
-    assert made.there(3, 20_000).sum() == 3_000
+    assert made.available(3, 20_000).sum() == 3_000

@@ -74,8 +74,8 @@ def test_a_name_that_leads_nowhere(capsys, flag, change, message):
         ("--engine", "outside_engines:no_setup", "engine outside_engines:no_setup: its arguments do not fit"),
         ("--engine", "outside_engines:knobs(seed=high)", "seed must be a whole number, high given"),
         ("--engine", "outside_engines:knobs + loop", "give one engine"),
-        ("--log", "outside_loggers:nothing", "gives None without start, write, close"),
-        ("--log", "outside_loggers:broken", "it cannot be opened: ConnectionError: no server"),
+        ("--log", "outside_loggers:nothing", "it returns None without start, write, close"),
+        ("--log", "outside_loggers:broken", "cannot be opened: ConnectionError: no server"),
         ("--log", "outside_loggers:lines + outside_loggers:lines", "give each logger its own --log"),
     ],
 )
