@@ -11,7 +11,7 @@ from live import until
 from unskew.federation import flower
 from unskew.federation.flower import environment
 from unskew.federation.network import free_pair, free_port
-from unskew.federation.processes import Group, marked
+from unskew.federation.processes import ProcessGroup, marked
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "flower_app"
 
@@ -26,7 +26,7 @@ def test_the_recipes_app_runs_with_flwr_run_and_gains_from_its_calibration(tmp_p
         f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
     )
     heard, surroundings = [], environment(home, NO_COLOR="1", COLUMNS="1000")
-    with Group(mark, tmp_path / "logs", tmp_path) as group:
+    with ProcessGroup(mark, tmp_path / "logs", tmp_path) as group:
         link = [flower.program("flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
         group.start("superlink", link, surroundings)
         for number in range(2):

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.federation.processes import MARK, WATCHER, Group, claim, end_all, marked
+from unskew.federation.processes import MARK, WATCHER, ProcessGroup, claim, end_all, marked
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 
@@ -33,7 +33,7 @@ def test_leaving_the_block_ends_programs_and_what_they_started_in_sessions_of_th
         "time.sleep(100)\n"
     )
     heard = []
-    with Group(f"test:{tmp_path}", tmp_path, tmp_path) as group:
+    with ProcessGroup(f"test:{tmp_path}", tmp_path, tmp_path) as group:
         group.start("it", python(inner), ENVIRONMENT, heard.append)
         until(lambda: heard == ["on"] and len(marked(group.mark)) == 2)
     assert marked(group.mark) == []
@@ -47,7 +47,7 @@ def test_the_first_program_is_ended_last(tmp_path):
         "time.sleep(100)\n"
     )
     first, second = [], []
-    with Group(f"test:{tmp_path}", tmp_path, tmp_path) as group:
+    with ProcessGroup(f"test:{tmp_path}", tmp_path, tmp_path) as group:
         group.start("first", python(text), ENVIRONMENT, first.append)
         group.start("second", python(text), ENVIRONMENT, second.append)
         until(lambda: first == second == ["on"])

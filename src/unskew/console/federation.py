@@ -21,9 +21,9 @@ from unskew.data.population import emd
 from unskew.federation import network
 from unskew.federation import server as federations
 from unskew.federation.__main__ import watch
-from unskew.federation.folder import MADE, Federation, Node, initialise, read_federation, read_node, toml
+from unskew.federation.folder import MADE, FederationFolder, NodeFolder, initialise, read_federation, read_node, toml
 from unskew.federation.node import PARTS, node_mark, socket_path
-from unskew.federation.processes import WATCHER, Group, marked
+from unskew.federation.processes import WATCHER, ProcessGroup, marked
 from unskew.federation.server import server_mark, submit
 from unskew.runs import config as configs
 from unskew.runs.config import Config
@@ -64,7 +64,7 @@ def demo(
     federation = _prepared(folder, say)
     nodes = [read_node(federation.node(name)) for name in NODES]
     run = federation.path / "runs" / "demo"
-    with Group(f"demo:{federation.path}", federation.path / "logs", federation.path) as group:
+    with ProcessGroup(f"demo:{federation.path}", federation.path / "logs", federation.path) as group:
         _start(group, federation, nodes, say)
         submit(federation, federation.path / "recipe.toml", run, say)
         say("the run has finished; stopping the server and the nodes")
@@ -75,7 +75,7 @@ def demo(
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
 
 
-def _prepared(folder: Path, say: Say) -> Federation:
+def _prepared(folder: Path, say: Say) -> FederationFolder:
     """Certificates, keys, and one skewed part of digits for each node."""
     federation = initialise(folder, nodes=NODES, port=network.free_pair()).federation
     say(f"{federation.path}: authority, server certificate, and keys for {', '.join(NODES)}")
@@ -100,7 +100,7 @@ def _prepared(folder: Path, say: Say) -> Federation:
     return federation
 
 
-def _start(group: Group, federation: Federation, nodes: list[Node], say: Say) -> None:
+def _start(group: ProcessGroup, federation: FederationFolder, nodes: list[NodeFolder], say: Say) -> None:
     """The commands that one would type in four terminals."""
     heard: dict[str, list[str]] = {}
     children = [_watcher(group, "server", federation.path, heard, say)]
@@ -115,7 +115,7 @@ def _start(group: Group, federation: Federation, nodes: list[Node], say: Say) ->
         time.sleep(0.2)
 
 
-def _watcher(group: Group, name: str, folder: Path, heard: dict[str, list[str]], say: Say) -> Child:
+def _watcher(group: ProcessGroup, name: str, folder: Path, heard: dict[str, list[str]], say: Say) -> Child:
     lines = heard.setdefault(name, [])
 
     def hear(line: str) -> None:
@@ -287,7 +287,9 @@ def _keys(given: list[str]) -> dict[str, Path]:
     return {name: Path(file) for name, _, file in pairs}
 
 
-def _service_settings(place: Node, options: dict[str, Any], client: list[int] | None, plugins: list[str] | None) -> str:
+def _service_settings(
+    place: NodeFolder, options: dict[str, Any], client: list[int] | None, plugins: list[str] | None
+) -> str:
     config = configs.checked(configs.with_values(Config(), options, "federation node"))
     given = {name: getattr(config, name) for name in options}
     return toml(

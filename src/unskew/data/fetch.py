@@ -209,7 +209,7 @@ _BROKEN = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueErro
 
 
 @dataclass(frozen=True)
-class Member:
+class ArchiveMember:
     """What an archive has under a name."""
 
     name: str
@@ -254,7 +254,7 @@ def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", say
     return count
 
 
-def _check_member(member: Member, folders: set[str], files: set[str], name: str) -> PurePosixPath:
+def _check_member(member: ArchiveMember, folders: set[str], files: set[str], name: str) -> PurePosixPath:
     """Return the path of a member that may be written, and note it in ``folders`` and ``files``.
 
     The data filter of ``tarfile`` would let links and absolute paths pass in another form, and is not for zip archives.
@@ -282,7 +282,7 @@ def _check_member(member: Member, folders: set[str], files: set[str], name: str)
     return path
 
 
-def _members(archive: Path, name: str) -> Iterator[Member]:
+def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
     """List the members of a tar or zip archive; what it unpacks to is bounded before it is."""
     packed = size_on_disk([archive])
     if name.endswith(".zip"):
@@ -297,7 +297,7 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
                     )
                 mode = 4 if info.is_dir() else info.external_attr >> 28  # as Unix has it, where that made the archive
                 kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
-                yield Member(info.filename, kind, partial(zipped.open, info))
+                yield ArchiveMember(info.filename, kind, partial(zipped.open, info))
         return
     with gzip.open(archive) as stream, _open_tar(_Limited(stream, packed, name)) as tar:
         while (entry := tar.next()) is not None:
@@ -306,7 +306,7 @@ def _members(archive: Path, name: str) -> Iterator[Member]:
             check_space(archive.parent, entry.size, f"unpacking {name}")
             kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
             kind = "file" if entry.isreg() else "folder" if entry.isdir() else kind
-            yield Member(entry.name, kind, partial(tar.extractfile, entry))
+            yield ArchiveMember(entry.name, kind, partial(tar.extractfile, entry))
 
 
 def _open_tar(stream: Any) -> tarfile.TarFile:
@@ -330,7 +330,7 @@ class _Limited:
         return self._stream.seek(position)
 
 
-def _copy(member: Member, path: Path, name: str) -> None:
+def _copy(member: ArchiveMember, path: Path, name: str) -> None:
     """Write a member under its name, whole or not at all."""
     part = part_of(path)
     try:

@@ -34,7 +34,7 @@ def read_records(stream: IO[bytes], path: Path | str, wanted: Mapping[str, Seque
     A field whose name ends with ``?`` may be missing, and is None then. What is not JSON, a list that is missing or
     twice there, and a record without its field are a UserError that says where.
     """
-    reader = _Reader(stream, path)
+    reader = _JsonReader(stream, path)
     columns: dict[str, Columns] = {name: [[] for _ in fields] for name, fields in wanted.items()}
     seen: set[str] = set()
     for name in reader.names() if "" not in wanted else [""]:
@@ -62,7 +62,7 @@ def _take(record: Any, fields: Sequence[str], columns: Columns, where: str) -> N
         column.append(record.get(name))
 
 
-class _Reader:
+class _JsonReader:
     """A place in a stream of JSON text."""
 
     def __init__(self, stream: IO[bytes], path: Path | str) -> None:

@@ -6,7 +6,7 @@ crash, a full disk or another program left behind is noticed and decoded again. 
 number: an index never belongs to other pixels. Where the budget on disk needs it, stores of other tables are removed,
 the longest unused first.
 
-LMDB was tried instead: it reads as fast, writes as fast only without syncing, and its files are a third larger.
+LMDB was tried instead: it reads and, without syncing (as here), writes as fast; its files are a third larger.
 """
 
 import os

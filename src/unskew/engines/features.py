@@ -6,9 +6,7 @@ file is made again. The bits do not depend on the number of cores.
 """
 
 import copy
-import fcntl
 import hashlib
-import os
 import queue
 import shutil
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
@@ -220,15 +219,15 @@ def _check_room(folder: Path, size: int) -> None:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """One process at a time computes these features; another waits, and then reads them."""
+    lock = FileLock(folder / ".lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        lock.acquire()
     except OSError as error:
         raise UserError(
             f"cannot write {folder}: {error.strerror or error}; choose another with --cache-dir or {CACHE_VARIABLE}"
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(lock)
+        lock.release()

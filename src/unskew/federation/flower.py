@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core.errors import UserError
-from unskew.federation.folder import CONNECTION, Federation, Node, flower_version
+from unskew.federation.folder import CONNECTION, FederationFolder, NodeFolder, flower_version
 
 # nothing is sent to Flower's makers, nothing is looked up or installed at run time
 OFFLINE = {
@@ -29,7 +29,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     return {**os.environ, **OFFLINE, "FLWR_HOME": str(home), "PATH": path, "PYTHONUNBUFFERED": "1", **more}
 
 
-def server_environment(federation: Federation) -> dict[str, str]:
+def server_environment(federation: FederationFolder) -> dict[str, str]:
     """The environment of the server, and so of the runs that it starts: their lines are not cut at 80 letters."""
     return environment(federation.flower_home, COLUMNS="150")
 
@@ -39,7 +39,7 @@ def node_environment(home: Path) -> dict[str, str]:
     return environment(home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(NODE_POLL))
 
 
-def superlink(federation: Federation) -> list[str]:
+def superlink(federation: FederationFolder) -> list[str]:
     """The server: on loopback alone, since Flower lets everyone who reaches this port submit code and register keys."""
     return [
         program("flower-superlink"),
@@ -52,7 +52,7 @@ def superlink(federation: Federation) -> list[str]:
     ]
 
 
-def supernode(node: Node, *, port: int, socket: Path) -> list[str]:
+def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
     """The part of a node that talks to the server; ``port`` is for its own programs, on loopback."""
     return [
         *(sys.executable, "-m", "unskew.federation.flower", "flower-supernode"),
@@ -78,7 +78,7 @@ def run_supernode() -> None:
         os._exit(1)
 
 
-def deactivate(node: Node, number: int) -> bool:
+def deactivate(node: NodeFolder, number: int) -> bool:
     """Tell the server that the node's session with this number is over; whether it knew the session."""
     try:
         import httpx
@@ -113,7 +113,7 @@ def program(name: str) -> str:
     return found
 
 
-def flwr(federation: Federation, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
+def flwr(federation: FederationFolder, *words: str, timeout: float = 60.0) -> subprocess.CompletedProcess[str]:
     """Run Flower's command on the server's machine."""
     try:
         return subprocess.run(
@@ -130,7 +130,7 @@ def flwr(federation: Federation, *words: str, timeout: float = 60.0) -> subproce
         raise UserError(f"flwr {words[0]} did not end within {timeout:.0f} s; is the server well?") from error
 
 
-def register(federation: Federation, name: str, key: Path) -> str:
+def register(federation: FederationFolder, name: str, key: Path) -> str:
     """Make the server know a node's key, under the node's name; an empty text, or what went wrong."""
     ended = flwr(federation, "supernode", "register", str(key), CONNECTION, "--name", name)
     said = ended.stdout + ended.stderr
@@ -139,7 +139,7 @@ def register(federation: Federation, name: str, key: Path) -> str:
     return _in_words(said)
 
 
-def runs(federation: Federation, run: str | None = None) -> list[dict[str, Any]]:
+def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
     """What the server says about its runs, or about one."""
     which = ("--run-id", run) if run else ("--limit", "5")
     ended = flwr(federation, "list", CONNECTION, *which, "--format", "json")
@@ -152,12 +152,12 @@ def runs(federation: Federation, run: str | None = None) -> list[dict[str, Any]]
         ) from None
 
 
-def stop_run(federation: Federation, run: str) -> None:
+def stop_run(federation: FederationFolder, run: str) -> None:
     """Stop a run."""
     flwr(federation, "stop", run, CONNECTION)
 
 
-def run_command(federation: Federation, config: Path) -> Sequence[str]:
+def run_command(federation: FederationFolder, config: Path) -> Sequence[str]:
     """Submit the app with this configuration, and print what it prints until it has ended."""
     return [program("flwr"), "run", str(federation.app), CONNECTION, "--stream", "--run-config", str(config)]
 

@@ -23,7 +23,7 @@ _Settings = TypeVar("_Settings")
 
 
 @dataclass(frozen=True)
-class Settings:
+class FederationSettings:
     """What ``federation.toml`` says."""
 
     host: str  # by which the nodes reach the server
@@ -34,11 +34,11 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Federation:
+class FederationFolder:
     """The folder that ``unskew federation init`` made."""
 
     path: Path
-    settings: Settings
+    settings: FederationSettings
 
     @property
     def authority(self) -> Path:
@@ -103,7 +103,7 @@ class NodeSettings:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeFolder:
     """A node's folder, wherever it has been carried."""
 
     path: Path
@@ -140,26 +140,28 @@ class Node:
         return self.path / "service.toml"
 
 
-def read_federation(path: Path) -> Federation:
+def read_federation(path: Path) -> FederationFolder:
     """The federation in that folder."""
     path = path.absolute()
     if (path / NODE).exists() and not (path / FEDERATION).exists():
         raise UserError(f"{path} is a node's folder; give the folder of the server's machine")
     made = "unskew federation init DIR makes one"
-    return Federation(path, _read(path / FEDERATION, Settings, f"{path} is not a federation's folder; {made}"))
+    return FederationFolder(
+        path, _read(path / FEDERATION, FederationSettings, f"{path} is not a federation's folder; {made}")
+    )
 
 
-def read_node(path: Path) -> Node:
+def read_node(path: Path) -> NodeFolder:
     """The node whose folder this is."""
     path = path.absolute()
     if (path / FEDERATION).exists() and not (path / NODE).exists():
         names = ", ".join(folder.name for folder in sorted((path / "nodes").glob("*/")))
         raise UserError(f"{path} is the server's folder; give a node's folder, such as {path / 'nodes'}/NAME ({names})")
     wanted = f"{path} is not a node's folder; unskew federation init DIR makes one for each node, in DIR/nodes"
-    return Node(path, _read(path / NODE, NodeSettings, wanted))
+    return NodeFolder(path, _read(path / NODE, NodeSettings, wanted))
 
 
-def write_settings(path: Path, settings: Settings | NodeSettings, header: str) -> None:
+def write_settings(path: Path, settings: FederationSettings | NodeSettings, header: str) -> None:
     """Settings as TOML."""
     write_whole(path, toml({field.name: getattr(settings, field.name) for field in fields(settings)}, header).encode())
 
@@ -217,10 +219,10 @@ seed = 0
 
 
 @dataclass(frozen=True)
-class Made:
+class CreatedFolders:
     """What ``initialise`` did."""
 
-    federation: Federation
+    federation: FederationFolder
     new: bool
     nodes: tuple[str, ...]  # added now, with a folder to hand over
     keys: tuple[str, ...]  # added now, by a public key that the node made itself
@@ -235,7 +237,7 @@ def initialise(
     host: str | None = None,
     port: int | None = None,
     renew: bool = False,
-) -> Made:
+) -> CreatedFolders:
     """Make a federation's folder, or add nodes to the one that is there; nothing that exists is overwritten.
 
     ``host`` and ``port`` are where the nodes reach the server. ``renew`` makes a new certificate for the server.
@@ -244,7 +246,9 @@ def initialise(
     new = not (path / FEDERATION).exists()
     if new:
         _check_free(path)
-        federation = Federation(path, _settings("127.0.0.1" if host is None else host, PORT if port is None else port))
+        federation = FederationFolder(
+            path, _settings("127.0.0.1" if host is None else host, PORT if port is None else port)
+        )
     else:
         federation = read_federation(path)
         _check_same(federation.settings, host, port)
@@ -259,10 +263,10 @@ def initialise(
     for name in pems:
         write_whole(path / "nodes" / f"{name}.pub", keys[name].read_bytes())
         _hand_over(federation, name)
-    return Made(federation, new, tuple(nodes), tuple(keys), renew and not new)
+    return CreatedFolders(federation, new, tuple(nodes), tuple(keys), renew and not new)
 
 
-def write_flower_home(federation: Federation) -> None:
+def write_flower_home(federation: FederationFolder) -> None:
     """Flower's settings: where the server is, and the authority that signed its certificate."""
     connection = toml(
         {
@@ -275,7 +279,7 @@ def write_flower_home(federation: Federation) -> None:
     write_whole(federation.flower_home / "config.toml", content.encode())
 
 
-def refresh(federation: Federation) -> None:
+def refresh(federation: FederationFolder) -> None:
     """Write again what follows from where the folder is and which versions are installed."""
     write_app(
         federation.app,
@@ -287,7 +291,7 @@ def refresh(federation: Federation) -> None:
     write_flower_home(federation)
 
 
-def _new(federation: Federation) -> None:
+def _new(federation: FederationFolder) -> None:
     signer = network.make_authority(federation.settings.host)
     write_whole(federation.authority_key, signer.key, secret=True)
     write_whole(federation.authority, signer.certificate)
@@ -296,7 +300,7 @@ def _new(federation: Federation) -> None:
     write_settings(federation.path / FEDERATION, federation.settings, MADE)  # last: with it, the folder is whole
 
 
-def _certify(federation: Federation) -> None:
+def _certify(federation: FederationFolder) -> None:
     key, certificate = read_content(federation.authority_key), read_content(federation.authority)
     if key is None or certificate is None:
         raise UserError(f"{federation.authority_key} is missing, and nothing else can sign a new certificate")
@@ -306,14 +310,14 @@ def _certify(federation: Federation) -> None:
     write_whole(federation.certificate, pair.certificate)
 
 
-def _add_node(federation: Federation, name: str) -> None:
+def _add_node(federation: FederationFolder, name: str) -> None:
     key = network.make_node_key()
     write_whole(federation.node(name) / "node.key", key.private, secret=True)
     _hand_over(federation, name)
     write_whole(federation.path / "nodes" / f"{name}.pub", key.public)
 
 
-def _hand_over(federation: Federation, name: str) -> None:
+def _hand_over(federation: FederationFolder, name: str) -> None:
     """What a node needs besides its key."""
     settings, folder = federation.settings, federation.node(name)
     write_whole(folder / "ca.crt", federation.authority.read_bytes())
@@ -321,7 +325,7 @@ def _hand_over(federation: Federation, name: str) -> None:
     write_settings(folder / NODE, NodeSettings(name, f"{server}:{settings.port}"), MADE)
 
 
-def _settings(host: str, port: int) -> Settings:
+def _settings(host: str, port: int) -> FederationSettings:
     if not 1 <= port <= 65534:
         raise UserError(
             f"--port {port}: give a number from 1 to 65534; the next one is used too, on this machine alone"
@@ -332,7 +336,7 @@ def _settings(host: str, port: int) -> Settings:
     except ValueError:
         if not host or len(host) > 253 or not all(part.replace("-", "").isalnum() for part in host.split(".")):
             raise UserError(f"--host {brief(host)}: give the name or address by which nodes reach the server") from None
-    return Settings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE)
+    return FederationSettings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE)
 
 
 def _check_free(path: Path) -> None:
@@ -344,7 +348,7 @@ def _check_free(path: Path) -> None:
         raise UserError(f"{path} has files and no {FEDERATION}; give a folder that is new or empty")
 
 
-def _check_same(settings: Settings, host: str | None, port: int | None) -> None:
+def _check_same(settings: FederationSettings, host: str | None, port: int | None) -> None:
     for name, given, there in (("host", host, settings.host), ("port", port, settings.port)):
         if given is not None and given != there:
             raise UserError(
@@ -353,7 +357,7 @@ def _check_same(settings: Settings, host: str | None, port: int | None) -> None:
             )
 
 
-def _check_names(federation: Federation, names: Sequence[str]) -> None:
+def _check_names(federation: FederationFolder, names: Sequence[str]) -> None:
     there = federation.public_keys()
     for name in names:
         if node_name(name) in there:

@@ -25,7 +25,7 @@ from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.plugins import require_extra
 from unskew.core.units import format_bytes
-from unskew.federation.folder import Federation, read_federation
+from unskew.federation.folder import FederationFolder, read_federation
 from unskew.federation.network import public_pem
 
 _LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two writings of who was seen
@@ -34,7 +34,7 @@ _LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two wr
 class KnownKeys:
     """Node names by key; a file that is taken away is a node refused, from the next second on."""
 
-    def __init__(self, federation: Federation, tell: Callable[[str], None]) -> None:
+    def __init__(self, federation: FederationFolder, tell: Callable[[str], None]) -> None:
         self._federation, self._tell = federation, tell
         self._names: dict[bytes, str] = {}
         self._files: dict[Path, float] = {}
@@ -96,7 +96,7 @@ class TooLarge(Exception):
 class Gateway:
     """An ASGI application that stands before Flower's server."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederationFolder) -> None:
         self._httpx = require_extra("httpx", "flower")
         self._keys, self._most = KnownKeys(federation, _tell), federation.settings.max_message
         trusted = ssl.create_default_context(cafile=str(federation.authority))

@@ -14,9 +14,9 @@ from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import read_content, write_again
 from unskew.federation import flower, network
-from unskew.federation.folder import Node
+from unskew.federation.folder import NodeFolder
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.processes import Group, claim
+from unskew.federation.processes import ProcessGroup, claim
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
@@ -28,12 +28,12 @@ PARTS = ("both", "service", "supernode")
 Say = Callable[[str], None]
 
 
-def node_mark(node: Node, part: str = "both") -> str:
+def node_mark(node: NodeFolder, part: str = "both") -> str:
     """By which the processes of this node are known, or of one part that runs by itself."""
     return f"node:{node.path}" if part == "both" else f"node:{node.path}:{part}"
 
 
-def socket_path(node: Node) -> Path:
+def socket_path(node: NodeFolder) -> Path:
     """Where the two parts meet: in the node's folder, or in a private one below /tmp where that path is too long."""
     inside = node.path / "service.sock"
     if len(os.fsencode(inside)) <= 100:  # systems allow 103 to 107 bytes
@@ -47,20 +47,20 @@ def socket_path(node: Node) -> Path:
     return folder / "service.sock"
 
 
-def attend(node: Node, say: Say, part: str = "both") -> None:
+def attend(node: NodeFolder, say: Say, part: str = "both") -> None:
     """Run a node, or one of its two parts, until an interrupt comes."""
     if part != "service":
         _check_key(node)
     mark = node_mark(node, part)
     claim(mark, f"node {node.settings.name} of {node.path}", say)
-    with Group(mark, node.logs, node.path) as group:
+    with ProcessGroup(mark, node.logs, node.path) as group:
         _Node(node, group, say).run(part)
 
 
 class _Node:
     """The programs of a node."""
 
-    def __init__(self, node: Node, group: Group, say: Say) -> None:
+    def __init__(self, node: NodeFolder, group: ProcessGroup, say: Say) -> None:
         self._node, self._group, self._say = node, group, say
         self._service: Child | None = None
         self._supernode: Child | None = None
@@ -193,7 +193,7 @@ class _Node:
         time.sleep(min(2.0**self._restarts, 20.0) - 1.0)
 
 
-def close_last_session(node: Node) -> bool:
+def close_last_session(node: NodeFolder) -> bool:
     """Close the session that a killed process of this node left open, so that the node need not wait for its end.
 
     The request is the one that Flower's own part sends when it ends in order. Where it fails, the node waits for a
@@ -204,7 +204,7 @@ def close_last_session(node: Node) -> bool:
     return content.isdigit() and flower.deactivate(node, int(content))
 
 
-def _session_file(node: Node) -> Path:
+def _session_file(node: NodeFolder) -> Path:
     """Has the number under which the server knows this node."""
     return node.path / "last-session"
 
@@ -217,7 +217,7 @@ def _reason(child: Child, what: str) -> str:
     return f"{what}, with exit code {child.code}; {child.log.path} ends with:\n{output}"
 
 
-def _check_key(node: Node) -> None:
+def _check_key(node: NodeFolder) -> None:
     for path, remedy in (
         (node.key, "make it with: ssh-keygen -t ecdsa -b 384 -N '' -f node.key, and hand in node.key.pub"),
         (node.authority, "it comes from the server's machine, in DIR/nodes/NAME"),

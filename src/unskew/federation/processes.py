@@ -18,7 +18,7 @@ WATCHER = b"unskew.federation"  # a word of the command line of those who watch 
 PATIENCE = 10.0  # seconds that a program gets to end by itself
 
 
-class Group:
+class ProcessGroup:
     """The programs of one server or one node; leaving the block ends them, the first one last."""
 
     def __init__(self, mark: str, logs: Path, folder: Path) -> None:

@@ -14,9 +14,18 @@ from unskew.core.errors import UserError
 from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
-from unskew.federation.folder import FEDERATION, NODE, RUN_CONFIG, Federation, read_federation, read_node, refresh, toml
+from unskew.federation.folder import (
+    FEDERATION,
+    NODE,
+    RUN_CONFIG,
+    FederationFolder,
+    read_federation,
+    read_node,
+    refresh,
+    toml,
+)
 from unskew.federation.node import PARTS, node_mark
-from unskew.federation.processes import Group, claim, end_all, marked
+from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
 START_SECONDS = 90.0  # that a program may take until it listens
 GONE_SECONDS = 75.0  # of silence, after which a node counts as offline: its heartbeat comes every 30
@@ -25,12 +34,12 @@ MAX_RESTARTS = 5
 Say = Callable[[str], None]
 
 
-def server_mark(federation: Federation) -> str:
+def server_mark(federation: FederationFolder) -> str:
     """By which the processes of this server are known."""
     return f"server:{federation.path}"
 
 
-def serve(federation: Federation, say: Say) -> None:
+def serve(federation: FederationFolder, say: Say) -> None:
     """Run the server until an interrupt comes."""
     _check(federation, say)
     mark = server_mark(federation)
@@ -39,14 +48,14 @@ def serve(federation: Federation, say: Say) -> None:
     network.check_free(settings.listen, settings.port, f"port in {FEDERATION}")
     network.check_free("127.0.0.1", settings.control_port, f"control_port in {FEDERATION}")
     refresh(federation)
-    with Group(mark, federation.logs, federation.path) as group:
+    with ProcessGroup(mark, federation.logs, federation.path) as group:
         _Server(federation, group, say).run()
 
 
 class _Server:
     """The programs of a server, and what is known about its nodes."""
 
-    def __init__(self, federation: Federation, group: Group, say: Say) -> None:
+    def __init__(self, federation: FederationFolder, group: ProcessGroup, say: Say) -> None:
         self._federation, self._group, self._say = federation, group, say
         self._registered: set[str] = set()
         self._present: set[str] = set()
@@ -131,7 +140,7 @@ class _Server:
         return f"{counted(count, 'key')} registered" if count else "no keys are registered: every node will be refused"
 
 
-def last_seen(federation: Federation) -> dict[str, float]:
+def last_seen(federation: FederationFolder) -> dict[str, float]:
     """When each node was last heard of, as seconds since 1970."""
     if not federation.seen.exists():
         return {}
@@ -139,7 +148,7 @@ def last_seen(federation: Federation) -> dict[str, float]:
     return {name: float(when) for name, when in values.items() if isinstance(when, int | float)}
 
 
-def _check(federation: Federation, say: Say) -> None:
+def _check(federation: FederationFolder, say: Say) -> None:
     """Report now, in one message, what would fail later."""
     flower.program("flower-superlink")
     for path in (federation.authority, federation.certificate, federation.key):
@@ -157,7 +166,7 @@ _FLOWERS_OWN = re.compile(r"^(INFO|DEBUG|WARNING|ERROR) +:|^Using SuperLink|^Suc
 
 
 def submit(
-    federation: Federation,
+    federation: FederationFolder,
     recipe: Path,
     out: Path,
     say: Callable[[str], None],
@@ -182,7 +191,7 @@ def submit(
     _check_end(federation, _follow(federation, file, say), out)
 
 
-def check_running(federation: Federation) -> None:
+def check_running(federation: FederationFolder) -> None:
     """Refuse to continue if no server of this federation answers on this machine."""
     try:
         network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
@@ -208,7 +217,7 @@ class _Followed:
             self._say(line)
 
 
-def _follow(federation: Federation, config: Path, say: Callable[[str], None]) -> _Followed:
+def _follow(federation: FederationFolder, config: Path, say: Callable[[str], None]) -> _Followed:
     followed = _Followed(Log(federation.logs / "run.log"), say)
     child = Child(
         "flwr",
@@ -230,7 +239,7 @@ def _follow(federation: Federation, config: Path, say: Callable[[str], None]) ->
     return followed
 
 
-def _check_end(federation: Federation, followed: _Followed, out: Path) -> None:
+def _check_end(federation: FederationFolder, followed: _Followed, out: Path) -> None:
     """A run that failed is one message: our own where there is one."""
     if not followed.run:
         raise UserError(
@@ -271,7 +280,7 @@ class Status:
     runs: tuple[tuple[str, str, float], ...]  # number, status, seconds
 
 
-def status(federation: Federation) -> Status:
+def status(federation: FederationFolder) -> Status:
     """Ask the folder, the machine and, where it runs, the server."""
     answers = _answers(federation)
     seen, now = last_seen(federation) if answers else {}, time.time()
@@ -320,7 +329,7 @@ def _marks(folder: Path) -> list[str]:
     return [node_mark(read_node(folder), part) for part in PARTS]
 
 
-def _answers(federation: Federation) -> bool:
+def _answers(federation: FederationFolder) -> bool:
     try:
         network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
     except (network.NotReached, UserError):

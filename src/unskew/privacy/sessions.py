@@ -6,7 +6,6 @@ processes that do this client's work and for the time after a crash. Sessions ha
 one enough to keep: an earlier one is never answered again.
 """
 
-import fcntl
 import hashlib
 import os
 import threading
@@ -149,6 +148,8 @@ class Sessions:
             os.close(descriptor)
 
     def _change(self, client: int, change: Callable[[Record], Record]) -> None:
+        import fcntl  # only on Linux and macOS, where processes share the file
+
         if not 0 <= client < MOST_CLIENTS:
             raise UserError(f"client {client}: a client's number must be from 0 to 2^40 - 1")
         start = SLOT * client

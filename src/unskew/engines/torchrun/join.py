@@ -1,7 +1,6 @@
 """Coming together: each rank says what it is, rank 0 looks whether they can give the same bits, gloo connects them."""
 
 import atexit
-import fcntl
 import hashlib
 import json
 import os
@@ -253,6 +252,10 @@ def _connect(store: Store, place: Launched) -> None:
 
 def _interface(place: Launched) -> str | None:
     """The network interface of this machine's address as rank 0's machine sees it; None: gloo looks for one itself."""
+    try:
+        import fcntl
+    except ImportError:  # not on Linux or macOS
+        return None
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((place.host, place.port))  # sends nothing
