@@ -27,6 +27,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ class Log:
         return list(self._last)[-most:]
 
 
+@cache
+def _decoder(kind: Any) -> Any:
+    return msgspec.json.Decoder(kind)
+
+
 class JsonLines:
     """JSON messages, one per line, over a connected socket. Integers have 64 bits at most, floats are finite."""
 
@@ -104,7 +110,7 @@ class JsonLines:
                 return None
             self._unread += received
         line, self._unread = self._unread.split(b"\n", 1)
-        return msgspec.json.decode(line, type=kind)
+        return _decoder(kind).decode(line)
 
     def pending(self) -> bool:
         """Whether a whole message has been read already, of which a selector would not know."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from unskew.core.key import Key
-from unskew.core.machine import neutral
 from unskew.core.types import Failure, Job, MemoryStore, Note, Reply, Roster, Tensors, TestPart, Visit
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.round.client import ClientSide
@@ -31,11 +30,9 @@ class Loop:
     def visit(
         self, job: Job, shared: Tensors, visits: Sequence[Visit] | Sequence[TestPart], key: Key
     ) -> Iterator[Reply | Failure | Note]:
-        """Do the job for each visit."""
+        """Do the job for each visit. ``add`` sets up the context that it runs in, once for all visits."""
         for visit in visits:
-            with neutral():
-                reply = answer(self._side, job, shared, visit, key)
-            yield reply
+            yield answer(self._side, job, shared, visit, key)
 
     def close(self) -> None:
         """Close the files of memories and sessions."""
