@@ -19,7 +19,7 @@ from unskew.core.errors import ClientFailure, LostMemory, StorageFailure, UserEr
 from unskew.core.key import Key
 from unskew.core.types import Local, Memory, Statistic, Visit, Visited
 from unskew.round import driver
-from unskew.round.client_memory import ClientMemory, Slots, anonymous_file, ticket_of, whole_model, with_tickets
+from unskew.round.client_memory import ClientMemory, Slots, anonymous_file, whole_model, with_tickets
 from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
 
 ODD = {
@@ -36,6 +36,10 @@ NOTE = {"params/note": torch.zeros(3, dtype=torch.int64)}  # client, round, repe
 
 
 # Methods that fail where it matters; engines find them as "test_client_memory:name"
+
+
+def ticket_of(slot, checksum):
+    return f"{slot}-{checksum:08x}"
 
 
 def fails(how: str = "raises", on: int = 1):

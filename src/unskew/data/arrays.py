@@ -1,7 +1,7 @@
 """Arrays, tensors and torch Datasets as an image set: ``arrays:FILE.npz``, and the values that a program passes.
 
 Normalisation is measured on the training images. Without a test part, every fifth example becomes test, and a note
-says so. In a NumPy array with two possible channel axes the last one is taken, in a torch tensor the first.
+reports it. In a NumPy array with two possible channel axes the last one is taken, in a torch tensor the first.
 
 Shapes: N images [N, ch, H, W], bytes.
 """

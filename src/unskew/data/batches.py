@@ -48,7 +48,7 @@ class Plan:
 class Pixels:
     """Images, in memory or read when asked for, and how they are normalised: (x/255 − mean) / std.
 
-    Floating point in the place of bytes is what a frozen part made of the images: it is given out as it is. Of each
+    Floating point instead of bytes is what a frozen part made of the images: it is given out as it is. Of each
     example there may be ``views`` more beside the plain one, made of augmented images: the draws then choose a view.
     """
 

@@ -1,6 +1,6 @@
 """Image sets that are folders of pictures: ``folder:DIR``, and CINIC-10, Tiny-ImageNet and Omniglot as distributed.
 
-Without a test folder, every fifth picture of each class becomes test, and a note says so.
+Without a test folder, every fifth picture of each class becomes test, and a note reports it.
 """
 
 import os

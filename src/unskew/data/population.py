@@ -214,7 +214,7 @@ def hold_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
 
 
 def split_validation(images: ImageSet, partition: Partition, share: float, key: Key) -> tuple[ImageSet, Partition]:
-    """The images with the validation part in the place of the test part, and the partition without it."""
+    """The images with the validation part instead of the test part, and the partition without it."""
     labels = images.train.labels
     rows = hold_out(partition.client, labels, share, key)
     if not len(rows):

@@ -73,7 +73,7 @@ class Frozen:
 
 
 def stored_features(frozen: Frozen, images: ImageSet, cache: Path, say: Say) -> ImageSet:
-    """The image set with the frozen part's output in the place of its images, from the cache or computed now."""
+    """The image set with the frozen part's output instead of its images, from the cache or computed now."""
     cut = frozen.cut
     fingerprint = frozen.fingerprint(cut)
     folder = cache / f"features-{fingerprint[:32]}"

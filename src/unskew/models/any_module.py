@@ -298,7 +298,7 @@ def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
 
 
 def _comes_out(module: nn.Module, layer: nn.Module, out: Tensor, name: str, shape: Shape) -> bool:
-    """Whether numbers in the place of the layer's output are the module's output, shapes aside."""
+    """Whether replacing the layer's output by numbers gives these numbers as the module's output, shapes aside."""
     other = 1000 * torch.randn(out.shape, generator=Key(1).fold("probe").torch())
     handle = layer.register_forward_hook(lambda *_: other.clone())
     try:

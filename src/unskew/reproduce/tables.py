@@ -182,7 +182,7 @@ def facts(result: TableResult) -> list[tuple[str, str]]:
 
 
 def name_ours(result: TableResult) -> str:
-    """What our columns are called: with data other than the paper's, the name says so."""
+    """What our columns are called: with data other than the paper's, the name includes them."""
     other = result.variant.data
     return f"ours ({other if other in result.recipe.stand_ins else 'other data'})" if other else "ours"
 

@@ -203,11 +203,6 @@ def with_tickets(visits: Sequence[Visit], tickets: Mapping[int, str]) -> list[Vi
     ]
 
 
-def ticket_of(slot: int, checksum: int) -> str:
-    """The ticket for a memory in this slot, as checkpoints of earlier versions described it."""
-    return f"{slot}-{checksum:08x}"
-
-
 def _read_ticket(ticket: str) -> tuple[int, int]:
     slot, _, checksum = ticket.partition("-")
     try:

@@ -264,7 +264,7 @@ class Expected:
 
 
 class Template:
-    """A client with two blank images, in the place of any client."""
+    """A client with two blank images, instead of any client."""
 
     def __init__(self, blueprint: Blueprint, mean: tuple[float, ...], std: tuple[float, ...], frozen: Tensors) -> None:
         self._blueprint = replace(blueprint, device="cpu", stored=False)

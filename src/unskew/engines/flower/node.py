@@ -464,7 +464,7 @@ class NodeRun:
 
 
 def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> tuple[Blueprint, ImageSet]:
-    """The frozen part's output in the place of the images, computed once; where it is too large, the images."""
+    """The frozen part's output instead of the images, computed once; where it is too large, the images."""
     network = blueprint.whole()
     tensors.overwrite_some(network, frozen)
     parts = pixels(blueprint, dataset(held.images, held.population))
