@@ -16,6 +16,7 @@ from torch import Tensor
 
 from unskew.core.errors import UserError
 from unskew.core.files import parse_json
+from unskew.core.tensors import ALIGN
 from unskew.core.types import Tensors
 
 MAX_HEADER = 16 * 2**20  # bytes
@@ -36,14 +37,14 @@ class Envelope:
     """A message as bytes."""
 
     header: bytes
-    body: bytes = b""
+    body: bytes | memoryview = b""  # tensors of a memoryview are views of it where they are aligned
 
     def __len__(self) -> int:
         return len(self.header) + len(self.body)
 
     def to_bytes(self) -> bytes:
         """In one piece, for a file."""
-        return len(self.header).to_bytes(8, "little") + self.header + self.body
+        return b"".join((len(self.header).to_bytes(8, "little"), self.header, self.body))
 
     @staticmethod
     def from_bytes(content: bytes) -> "Envelope":
@@ -108,9 +109,12 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
         raise BadMessage(f"its tensors should take {sum(sizes):,} bytes, {len(envelope.body):,} arrived")
     tensors, start, content = list[tuple[str, Tensor]](), 0, memoryview(envelope.body)
     for (name, dtype, shape), size in zip(entries, sizes, strict=True):
-        value = torch.empty(shape, dtype=DTYPES[dtype])  # memory of its own: kernels round by where a tensor begins
-        if size:
-            raw(value).numpy().data[:] = content[start : start + size]
+        if size and not content.readonly and start % ALIGN == 0:
+            value = torch.frombuffer(content, dtype=DTYPES[dtype], count=math.prod(shape), offset=start).view(shape)
+        else:
+            value = torch.empty(shape, dtype=DTYPES[dtype])  # aligned: kernels round by where a tensor begins
+            if size:
+                raw(value).numpy().data[:] = content[start : start + size]
         tensors.append((name, value))
         start += size
     return header, tensors

@@ -65,7 +65,7 @@ class GridExchange:
 
 def wrapped(envelope: Envelope) -> RecordDict:
     """A message as Flower's records have it."""
-    parts = {"header": envelope.header, "body": envelope.body}
+    parts = {"header": envelope.header, "body": bytes(envelope.body)}
     return RecordDict({RECORD: ArrayRecord({name: _array(part) for name, part in parts.items() if part})})
 
 

@@ -79,12 +79,12 @@ def receive(rank: int, seconds: float = FOREVER) -> tuple[Message, Tensors]:
     if not (0 < header <= MAX_HEADER and 0 <= body <= MAX_BODY):
         raise ConnectionError(f"it sent no message, but lengths of {header} and {body} bytes")
     text = frame[2 * LENGTH : 2 * LENGTH + header]
-    rest, content = bytearray(header - len(text)), bytearray(body)
-    for part in (rest, content):
+    rest, content = bytearray(header - len(text)), torch.empty(body, dtype=torch.uint8).numpy().data
+    for part in (memoryview(rest), content):
         for start in range(0, len(part), PIECE):
-            _take(memoryview(part)[start : start + PIECE], rank, seconds)
+            _take(part[start : start + PIECE], rank, seconds)
     try:
-        message, tensors = decode(Envelope(bytes(text + rest), bytes(content)))
+        message, tensors = decode(Envelope(bytes(text + rest), content))
         return message, by_name(tensors)
     except BadMessage as error:
         raise ConnectionError(f"a message cannot be read: {error}") from error
@@ -98,7 +98,7 @@ def _send(rank: int, envelope: Envelope) -> None:
             _give(part[start : start + PIECE], rank)
 
 
-def _give(content: bytes, rank: int) -> None:
+def _give(content: bytes | memoryview, rank: int) -> None:
     try:
         work = dist.isend(torch.frombuffer(bytearray(content), dtype=torch.uint8), rank, tag=TAG)
         assert work is not None
