@@ -28,6 +28,14 @@ class LostMemory(StorageFailure):
     """A client's saved state is missing or damaged: resuming cannot help."""
 
 
+class Ended(BaseException):
+    """The process was asked to end, with this exit code; no handler for errors of other people's code stops it."""
+
+    def __init__(self, code: int = 0) -> None:
+        super().__init__(code)
+        self.code = code
+
+
 class ClientFailure(Exception):
     """A client's work raised, or gave NaN or infinity; the message names client, round, job and seed."""
 

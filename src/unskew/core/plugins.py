@@ -1,26 +1,102 @@
 """Code from outside the package: functions named ``package.module:function``, and optional dependencies."""
 
+import hashlib
 import importlib
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any
 
-from unskew.core.errors import UserError
+from unskew.core.errors import Ended, UserError, brief
+from unskew.core.files import read_content
+
+_PLUGIN = re.compile(r"([^\W\d][\w-]*(?:\.[^\W\d][\w-]*)*):([^\W\d]\w*)")
+_WORD = re.compile(r"[\w.:-]+")  # as long as a name in our texts may be
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A function outside the package, by name."""
+
+    module: str
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.function}"
+
+
+Check = Callable[[Plugin], None]
+_check: ContextVar[Check | None] = ContextVar("check", default=None)
+
+
+def parse_plugin(name: str, what: str = "plug-in") -> Plugin:
+    """The only reading of ``package.module:function``: whoever loads, lists or allows plug-ins uses it."""
+    found = _PLUGIN.fullmatch(name)
+    if found is None:
+        raise UserError(f"{what} {brief(name)} cannot be imported: it is not of the form package.module:function")
+    return Plugin(found[1], found[2])
+
+
+def find_plugins(text: str, what: str = "plug-in") -> list[Plugin]:
+    """The plug-ins that a text names, wherever in it. Nothing is imported.
+
+    Every word with a colon counts, so for ``--data`` and ``--partition`` take ``folder:``, ``file:`` and the like off
+    first. A word with a colon that is no plug-in is refused.
+    """
+    return [parse_plugin(word, what) for word in _WORD.findall(text) if ":" in word]
+
+
+@contextmanager
+def guard_plugins(check: Check) -> Iterator[None]:
+    """Inside, ``check`` sees every plug-in before it is imported, and raises where it must not be."""
+    before = _check.set(check)
+    try:
+        yield
+    finally:
+        _check.reset(before)
 
 
 def load_function(name: str, what: str) -> Callable[..., Any]:
     """``package.module:function``, for methods, networks and other code outside this package."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
+    plugin = parse_plugin(name, what)
+    if (check := _check.get()) is not None:
+        check(plugin)
+    _see_own_folder()
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a module may raise anything when it is imported
+        function: Callable[..., Any] = getattr(importlib.import_module(plugin.module), plugin.function)
+    except (KeyboardInterrupt, Ended):
+        raise
+    except BaseException as error:  # a module may raise anything when it is imported, or end the process
         raise UserError(f"{what} {name!r} cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(function):
         raise UserError(f"{what} {name!r} is not a function")
     return function
+
+
+def plugin_sha256(plugin: Plugin) -> str:
+    """SHA-256 of the file that a plug-in's module is in, found without importing it or the packages around it."""
+    _see_own_folder()
+    places: Any = None
+    for end in range(1, plugin.module.count(".") + 2):
+        spec = PathFinder.find_spec(".".join(plugin.module.split(".")[:end]), places)
+        if spec is None:
+            raise UserError(f"plug-in {plugin}: there is no module {plugin.module}")
+        places = spec.submodule_search_locations
+    content = read_content(Path(spec.origin)) if spec is not None and spec.has_location and spec.origin else None
+    if content is None:
+        raise UserError(f"plug-in {plugin}: the module {plugin.module} is not in a file, so it has no hash")
+    return hashlib.sha256(content).hexdigest()
+
+
+def _see_own_folder() -> None:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a file beside the user counts, after everything that is installed
 
 
 def require_extra(module: str, name: str = "privacy") -> Any:

@@ -131,6 +131,8 @@ def apply(call: Call, function: Callable[..., Any], what: str) -> Any:
         return function(**given)
     except (ValueError, OverflowError) as error:
         raise complain(call.source, call.start, str(error)) from error
+    except (SystemExit, GeneratorExit) as error:  # code from outside does not end this process
+        raise complain(call.source, call.start, f"{what} {call.name} raises {type(error).__name__}") from error
 
 
 def _fit(call: Call, what: str, knob: str, value: Value, annotation: Any) -> Value:

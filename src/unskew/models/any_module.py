@@ -96,7 +96,7 @@ def run_guarded(work: Callable[[], Any], what: str, hint: str = "") -> Any:
         return work()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit, GeneratorExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((f for f in reversed(frames) if TORCH not in Path(f.filename).parents), frames[-1])
         where = f"{Path(frame.filename).name}:{frame.lineno}"

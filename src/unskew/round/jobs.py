@@ -97,7 +97,7 @@ def answer(side: "ClientSide", job: Job, shared: Tensors, visit: Visit | TestPar
         sums = reply.sums if isinstance(reply.sums, PackedSums) else _pack(reply.sums)
     except StorageFailure:
         raise
-    except Exception as error:  # noqa: BLE001  whatever a client's code raises, the round decides what follows
+    except (Exception, SystemExit, GeneratorExit) as error:  # noqa: BLE001  whatever it raises, the round decides
         return Failure(client, f"{type(error).__name__}: {error}", repeat)
     if not sums.finite():
         return Failure(client, NOT_FINITE, repeat)

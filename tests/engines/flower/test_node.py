@@ -146,6 +146,7 @@ def test_a_message_that_is_none_is_refused(asking, fields, wrong):
         ({"job": {"type": "rounded", "inner": {"type": "erase"}, "members": 4}}, "there is no job 'erase'"),
         ({"job": nested(400)}, "too deep"),
         ({"job": CODE}, "os:system is code that this node has not allowed"),
+        ({"job": {**CODE, "function": "unittest.__main__:-"}}, "cannot be imported: it is not of the form"),
         ({"job": {"type": "rounded", "inner": CODE, "members": 4}}, "os:system is code that this node has not allowed"),
         ({"seed": "0"}, "'seed' should be int"),
     ],
@@ -206,6 +207,10 @@ def test_bytes_that_are_no_message_are_refused(asking):
     [
         ({"method": "os.path:join"}, "os.path:join is code that this node has not allowed"),
         ({"model": "torch.hub:load(1)"}, "torch.hub:load is code"),
+        ({"model": "this:-"}, "'this:-' cannot be imported: it is not of the form"),
+        ({"model": "wave:"}, "'wave:' cannot be imported: it is not of the form"),
+        ({"method": "fedavg + mailbox::x"}, "'mailbox::x' cannot be imported: it is not of the form"),
+        ({"model": "unittest.__main__:-"}, "cannot be imported: it is not of the form"),
         ({"method": "no-such-method"}, "no-such-method"),
         ({"model": "no-such-net"}, "no-such-net"),
     ],
@@ -224,6 +229,21 @@ def test_whatever_goes_wrong_inside_the_node_goes_on(asking, monkeypatch):
     monkeypatch.setattr("unskew.engines.flower.node.NodeRun.work", broken)
     assert refused(asking.job()[0]) == "ZeroDivisionError: division by zero"
     monkeypatch.undo()
+    assert asking.job()[0]["kind"] == "done"
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(0)", "KeyboardInterrupt", "GeneratorExit", "BaseException('odd')"])
+@pytest.mark.parametrize("when", ["imported", "called"])
+def test_a_plugin_cannot_end_the_node(tmp_path, monkeypatch, raised, when):
+    """The owner allowed it; it is still not the plug-in that decides when the node ends."""
+    name = f"ending_{when}_{abs(hash(raised))}"
+    line = f"raise {raised}"
+    (tmp_path / f"{name}.py").write_text(line if when == "imported" else f"def f(*given):\n    {line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asking = Asking(make_node(tmp_path, 1, plugins=(f"{name}:f",))).agree()
+    header, _ = asking.job({"type": "call", "function": f"{name}:f", "options": None})
+    reason = header["results"][0]["failure"] if header["kind"] == "done" else refused(header)
+    assert raised.partition("(")[0] in reason
     assert asking.job()[0]["kind"] == "done"
 
 

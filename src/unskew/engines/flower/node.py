@@ -24,11 +24,12 @@ import torch
 from torch import Tensor
 
 from unskew.core import tensors
-from unskew.core.errors import StorageFailure, UserError
+from unskew.core.errors import Ended, StorageFailure, UserError
 from unskew.core.files import clear_parts, read_content, write_whole
 from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
+from unskew.core.plugins import Plugin, find_plugins, guard_plugins
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
 from unskew.data.batches import AUTO, check_visit, suited
 from unskew.data.partition import partition_examples
@@ -324,7 +325,6 @@ MAX_REPEAT = 10**9
 MAX_TICKET = 64  # characters
 MAX_PARCEL = 2**20  # characters
 MEMORY_SHARE = 3  # stored features may take one part in so many of the memory
-OUTSIDE = re.compile(r"[\w.]+:\w+")  # package.module:function
 
 
 @dataclass(frozen=True)
@@ -476,9 +476,15 @@ def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> 
 
 def check_plugins(what: str, allowed: tuple[str, ...]) -> None:
     """Refuse code that the server names and the node's settings do not: importing it would run it here."""
-    if strange := [name for name in OUTSIDE.findall(what) if name not in allowed]:
+    for plugin in find_plugins(what):
+        check_plugin(plugin, allowed)
+
+
+def check_plugin(plugin: Plugin, allowed: tuple[str, ...]) -> None:
+    """As ``check_plugins``, when it is about to be imported."""
+    if str(plugin) not in allowed:
         raise BadMessage(
-            f"{strange[0]} is code that this node has not allowed; whoever runs the node may add it to its plugins"
+            f"{plugin} is code that this node has not allowed; whoever runs the node may add it to its plugins"
         )
 
 
@@ -505,7 +511,8 @@ class Node:
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The reply to a message; never raises for what the message says."""
-        with self._lock, neutral():  # one thread: a second one would only wait at every small tensor
+        # one thread: a second one would only wait at every small tensor
+        with self._lock, neutral(), guard_plugins(lambda plugin: check_plugin(plugin, self._plugins)):
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
                 header, tensors = unseal(envelope, self._most)
@@ -517,7 +524,9 @@ class Node:
                 return getattr(self, f"_{kind}")(header, by_name(tensors), about)  # type: ignore[no-any-return]
             except (BadMessage, UserError) as error:
                 reason = str(error)
-            except Exception as error:  # noqa: BLE001  whatever a message brings about, the node goes on
+            except Ended:
+                raise
+            except BaseException as error:  # noqa: BLE001  whatever a message brings about, the node goes on
                 reason = f"{type(error).__name__}: {error}"
             self._say(f"refused a message: {reason}")
             return seal(about | {"reason": reason})

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from unskew.core.errors import UserError
+from unskew.core.errors import Ended, UserError
 from unskew.core.files import read_content
 from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
@@ -150,14 +150,18 @@ def _tell(line: str) -> None:
     sys.stdout.flush()
 
 
+def _end(number: int, frame: Any) -> None:
+    raise Ended(130 if number == signal.SIGINT else 0)
+
+
 def main(arguments: list[str]) -> int:
     """Serve with the settings file that is named; the exit code."""
     try:
         if len(arguments) != 1:
             raise UserError("give the settings file: python -m unskew.engines.flower.node_service SETTINGS.toml")
         serve(read_settings(Path(arguments[0])), _tell)
-    except KeyboardInterrupt:
-        return 130
+    except Ended as ended:
+        return ended.code
     except UserError as error:
         sys.stderr.write(f"unskew: {error}\n")
         return 2
@@ -165,5 +169,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGINT, _end)
     sys.exit(main(sys.argv[1:]))
