@@ -91,8 +91,7 @@ def test_any_flat_dict_comes_back(held, protocol):
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [python2(), python2_text(), *(pickle.dumps({"data": DATA, b"labels": [1, 70000, "x"]}, p) for p in range(6))],
+    "raw", [python2(), python2_text(), *(pickle.dumps({"data": DATA, b"labels": [1, 70000, "x"]}, p) for p in range(6))]
 )
 def test_a_batch_truncated_at_any_byte_is_named(raw):
     binary.read_pickle(raw, HERE)

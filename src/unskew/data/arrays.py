@@ -97,10 +97,7 @@ def _header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-KEYS = (
-    ("x_train", "y_train", "x_test", "y_test"),
-    ("train_images", "train_labels", "test_images", "test_labels"),
-)
+KEYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels"))
 OPTIONAL = ("users", "classes")
 FEW_CLASSES = 1000  # may be numbered with gaps, beyond that there are at most as many classes as examples
 _CHUNK = 1024  # images converted at a time

@@ -129,13 +129,7 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
 
 
 def join(
-    images: Images,
-    labels: Images,
-    paths: tuple[Path, Path],
-    *,
-    classes: int,
-    first: int = 0,
-    transposed: bool = False,
+    images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0, transposed: bool = False
 ) -> tuple[Images, Labels]:
     """The images of one idx file and the labels of the other, as [N, 1, H, W] and classes from 0.
 

@@ -69,11 +69,7 @@ def to_csv_rows(partition: Partition, labels: Ints) -> Iterator[tuple[str, str, 
     yield COLUMNS
     for image in np.flatnonzero(partition.client >= 0).tolist():
         client = int(partition.client[image])
-        yield (
-            str(client) if partition.names is None else partition.names[client],
-            str(image),
-            str(labels[image]),
-        )
+        yield (str(client) if partition.names is None else partition.names[client], str(image), str(labels[image]))
 
 
 def _read_ids(content: bytes, name: str, examples: int) -> dict[str, int]:

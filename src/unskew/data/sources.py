@@ -29,17 +29,7 @@ from unskew.data.tables import TABLE, describe_images
 
 SOURCES: dict[str, Source] = {
     source.name: source
-    for source in (
-        *PUBLISHED,
-        INATURALIST,
-        LANDMARKS,
-        CINIC10,
-        TINY_IMAGENET,
-        OMNIGLOT,
-        FOLDER,
-        ARRAYS,
-        TABLE,
-    )
+    for source in (*PUBLISHED, INATURALIST, LANDMARKS, CINIC10, TINY_IMAGENET, OMNIGLOT, FOLDER, ARRAYS, TABLE)
 }
 
 
