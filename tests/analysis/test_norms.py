@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from analysis.finished import CALIBRATIONS, content, finished_run, recorded, undisturbed, unsealed
+from partitions import counts_table
 from unskew.analysis import norms
 from unskew.analysis.norms import Norms, correlation, row_lengths, unevenness
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings
-from unskew.data.population import counts_table
 
 
 def test_rows_of_a_classifier_made_by_hand():

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.finished import NAMES, finished_run, undisturbed
+from partitions import counts_table
 from unskew.analysis import skew
 from unskew.charts.files import svg
 from unskew.core.errors import UserError
 from unskew.data.partition_files import Holdings, read_holdings, to_arrays
-from unskew.data.population import Partition, Population, counts_table, emd
+from unskew.data.population import Partition, Population, emd
 from unskew.runs.folder import write_arrays
 
 

@@ -290,4 +290,4 @@ def test_archives_are_refused_by_what_they_say_they_hold(tmp_path):
         archive.writestr("beside", bytes(5 * MB))
     for name in ("a.tar.gz", "a.zip"):
         with refused(f"{name} unpacks to 5.0 MB"):
-            fetch.unpack_members(tmp_path / name, name, ("wanted",), tmp_path)
+            fetch.unpack(tmp_path / name, name, tmp_path, members=("wanted",))

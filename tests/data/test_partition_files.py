@@ -247,8 +247,8 @@ def test_without_the_table_the_message_says_how_to_give_one(tmp_path):
         ({"ids": IDS.replace("17,0", "9ad8,0")}, r"rows\.csv, line 3: image_id 9ad8 appears a second time"),
         ({"ids": "id,row\n17,0\n"}, r"rows\.csv has no column 'image_id': its first line must name image_id, row"),
         ({"split": SPLIT.replace("ff00", "17")}, r"split\.csv, line 4: image_id 17 appears a second time"),
-        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 has class 7 .* label 6 .* but label 6 is of class 0 above"),
-        ({"labels": (6, 8, 9, 4)}, "line 4: image_id ff00 has class 7 .* label 8 .* but class 7 has the label 9 above"),
+        ({"labels": (6, 9, 6, 4)}, "line 3: image_id 9ad8 has class 7 .* and 6 .* but label 6 is of class 0 above"),
+        ({"labels": (6, 8, 9, 4)}, "line 4: image_id ff00 has class 7 .* and 8 .* but class 7 has the label 9 above"),
     ],
 )
 def test_a_table_or_a_split_that_does_not_fit_is_refused_at_its_line(tmp_path, change, says):

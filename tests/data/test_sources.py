@@ -132,7 +132,6 @@ def test_a_truncated_batch_file_is_named(tmp_path, write_cifar10):
     path.write_bytes(path.read_bytes()[:-1])
     message = refused("cifar10", tmp_path)
     assert f"{path} is truncated: 9,218 bytes" in message
-    assert "9,219" in message
 
 
 @pytest.mark.parametrize("folder", ["mnist", "MNIST/raw", "."])

@@ -13,7 +13,6 @@ from unskew.core.errors import UserError
 from unskew.core.text import Call
 from unskew.data import sources
 from unskew.data.interface import BROKEN, DAMAGED, Request
-from unskew.data.rows import Rows
 from unskew.data.store import Cache, cache_of
 from unskew.data.tables import check_columns, load_rows, read_csv
 
@@ -206,8 +205,8 @@ LINES = {
     "x.png,ant,u,north,2,train": "line 3: latitude is 'north'",
     "x.png,ant,u,inf,2,train": "line 3: latitude is 'inf'",
     "x.png,ant,u,1,181,train": "line 3: longitude is '181'",
-    "x.png,ant,u,1,,train": "line 3 has a latitude and no longitude; give both, or leave both empty",
-    "x.png,ant,u,nan,2,train": "line 3 has a longitude and no latitude",
+    "x.png,ant,u,1,,train": "line 3: it has a latitude and no longitude; give both, or leave both empty",
+    "x.png,ant,u,nan,2,train": "line 3: it has a longitude and no latitude",
     "x.png,ant": "line 3: 2 values under 6 columns",
     'x.png,"ant': "is not a CSV: a quotation mark is not closed before the file ends",
 }
@@ -310,8 +309,7 @@ def test_a_table_whose_photographs_are_all_broken_is_refused(tmp_path, cache):
 
 def test_rows_from_elsewhere_become_the_same_image_set(tmp_path, cache):
     told = load_table(f"{write_table(tmp_path, 20)}(size=8)", cache)
-    read = check_columns(columns := read_csv(tmp_path / "photos.csv"))
-    rows = Rows(tmp_path, np.array(columns.path), read.labels, read.classes, read.test, read.users, read.places)
+    rows = check_columns(read_csv(tmp_path / "photos.csv"))
     made = load_rows(Request("mine", Call("mine", (), {}, 0, "mine"), cache=cache), rows, size=8)
     assert made.name == "mine"
     assert made.train.images.sha256 == told.train.images.sha256

@@ -36,20 +36,9 @@ from unskew.data.interface import Request, Source
 from unskew.data.photographs import Photographs
 
 DAMAGED = (  # all that reading was seen to raise for files with a few bytes changed or cut off
-    zipfile.BadZipFile,
-    zlib.error,
-    ValueError,
-    EOFError,
-    OSError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,  # also RecursionError
-    MemoryError,
-    OverflowError,
-    TypeError,
-    AttributeError,
-    SyntaxError,
-    tokenize.TokenError,  # of a header that is not a Python literal
+    *(zipfile.BadZipFile, zlib.error, ValueError, EOFError, OSError, KeyError, MemoryError, OverflowError, TypeError),
+    *(AttributeError, RuntimeError),  # also RecursionError and NotImplementedError
+    *(SyntaxError, tokenize.TokenError),  # of a header that is not a Python literal
 )
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _SUFFIX = ".npy"
@@ -160,7 +149,9 @@ def from_arrays(given: Mapping[str, Array], *, name: str, where: str, names: Seq
     wanted = keys if keys[2] in held or keys[3] in held else keys[:2]
     missing = [k for k in wanted if k not in held]
     if missing:
-        raise UserError(f"{where} has no {missing[0]!r}, it has {_listed(names or held)}; name the arrays {_wanted()}")
+        wanted_names = " or ".join(", ".join(keys) for keys in KEYS)
+        have = _listed(names or held)
+        raise UserError(f"{where} has no {missing[0]!r}, it has {have}; name the arrays {wanted_names}")
     classes = tuple(map(str, texts(held["classes"], f"{where}: classes"))) if "classes" in held else None
     numbers, classes = number_labels([held[y] for y in wanted[1::2]], classes, where, wanted[1::2])
     notes: list[str] = []
@@ -189,23 +180,19 @@ def assemble(
         train = Split(train.images[~out], train.labels[~out])
         users = None if users is None else users[~out]
         notes = [*notes, "every fifth example is test: the data has no test part"]
-    if train.images.shape[1:] != tests[0].images.shape[1:]:
-        shapes = [list(s.images.shape[1:]) for s in (train, tests[0])]
-        raise UserError(f"{where}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
     mean, std = measure(train.images)
     notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
-    return ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
+    images = ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
+    return check_image_set(images, where)
 
 
 def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
     """A note on classes that neither train nor test has an example of."""
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
-    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
-        return [
-            "no example has the label 0: labels seem to start at 1 and leave class 0 empty; subtract 1 from all labels"
-        ]
     if not empty:
         return []
+    if empty == [0] and classes == tuple(map(str, range(len(classes)))):
+        return ["no example has the label 0: if labels start at 1, subtract 1 from all of them; class 0 stays empty"]
     named = ", ".join(classes[label] for label in empty[:9]) + (" …" if len(empty) > 9 else "")
     return [f"{len(empty):,} of {len(classes):,} classes have no example in train or test: {named}"]
 
@@ -235,10 +222,8 @@ def number_labels(
     if classes is not None and len(classes) <= largest:
         raise UserError(f"{where}: classes has {len(classes)} names, but a label is {largest}; name every class")
     if classes is None and largest >= max(FEW_CLASSES, sum(map(len, flat))):
-        raise UserError(
-            f"{where}: a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples; number the classes "
-            "from 0 without gaps, or name all of them in classes"
-        )
+        given = f"a label is {largest:,}, but there are only {sum(map(len, flat)):,} examples"
+        raise UserError(f"{where}: {given}; number the classes from 0 without gaps, or name all in classes")
     return [column.astype(np.int64) for column in flat], classes or tuple(map(str, range(largest + 1)))
 
 
@@ -280,13 +265,8 @@ def texts(given: Array, where: str, count: int | None = None) -> npt.NDArray[np.
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first names of a file's arrays, each cut to a length that people read."""
     shown = sorted(name if len(name) <= 40 else f"{name[:39]}…" for name in names)
     return ", ".join(shown[:9]) + (f" and {len(shown) - 9:,} more" if len(shown) > 9 else "") or "no arrays"
-
-
-def _wanted() -> str:
-    return " or ".join(", ".join(keys) for keys in KEYS)
 
 
 FORMS = (
@@ -305,11 +285,11 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     if isinstance(value, ImageSet):
         return check_image_set(value, name)
     if isinstance(value, Mapping):
-        return check_image_set(from_arrays(_arrays_of(value, name), name=name, where=name), name)
+        return from_arrays(_arrays_of(value, name), name=name, where=name)
     if isinstance(value, list | tuple) and value:
-        return check_image_set(_from_tuple(tuple(value), name), name)
+        return _from_tuple(tuple(value), name)
     if _is_dataset(value):
-        return check_image_set(_from_datasets((value,), name), name)
+        return _from_datasets((value,), name)
     raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
 
 
@@ -352,18 +332,15 @@ def check_image_set(images: ImageSet, name: str) -> ImageSet:
     if len(images.mean) != channels or len(images.std) != channels or not all(s > 0 for s in images.std):
         raise UserError(f"{name}: mean and std need {channels} numbers each, one per channel, with std above 0")
     if images.users is not None and len(images.users) != len(images.train):
-        raise UserError(
-            f"{name}: {len(images.users)} users for {len(images.train)} training examples; give one per example"
-        )
+        given = f"{len(images.users)} users for {len(images.train)} training examples"
+        raise UserError(f"{name}: {given}; give one per example")
     if images.places is not None and np.shape(images.places) != (len(images.train), 2):
         raise UserError(f"{name}: places must be an array [{len(images.train)}, 2]; {_is(images.places)}")
     return images
 
 
 def _is(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"this is {value.dtype} {list(value.shape)}"
-    return f"this is {a_kind(value)}"
+    return f"this is {f'{value.dtype} {list(value.shape)}' if isinstance(value, np.ndarray) else a_kind(value)}"
 
 
 def _from_tuple(value: tuple[Any, ...], name: str) -> ImageSet:
@@ -413,21 +390,16 @@ def _is_dataset(value: Any) -> bool:
 
 def _from_datasets(datasets: tuple[Any, ...], name: str) -> ImageSet:
     parts = ("train", "test")[: len(datasets)]
-    read = [
-        _read(part_read, f"{name}: {part}", Key(0).fold("read", part))
-        for part_read, part in zip(datasets, parts, strict=True)
-    ]
-    classes = _attribute(datasets[0], "classes")
+    read = [_read(d, f"{name}: {part}", Key(0).fold("read", part)) for d, part in zip(datasets, parts, strict=True)]
+    images, given, exact = zip(*read, strict=True)
+    classes, users = (_attribute(datasets[0], attribute) for attribute in ("classes", "users"))
     names = None if classes is None else tuple(map(str, texts(np.asarray(classes), f"{name}: classes")))
-    labels, names = number_labels([part_read[1] for part_read in read], names, name, parts)
-    users = _attribute(datasets[0], "users")
+    labels, names = number_labels(list(given), names, name, parts)
     owners = None if users is None else texts(np.asarray(users), f"{name}: users", len(labels[0]))
     notes = [
-        f"{part}: pixels were rounded to 256 levels"
-        for part, part_read in zip(parts, read, strict=True)
-        if not part_read[2]
+        f"{part}: pixels were rounded to 256 levels" for part, whole in zip(parts, exact, strict=True) if not whole
     ]
-    splits = [Split(part_read[0], numbers) for part_read, numbers in zip(read, labels, strict=True)]
+    splits = [Split(pixels, numbers) for pixels, numbers in zip(images, labels, strict=True)]
     return assemble(name, splits, names, owners, notes, name)
 
 
@@ -463,10 +435,9 @@ def _read(dataset: Any, where: str, key: Key) -> tuple[npt.NDArray[np.uint8], Ar
                 raise UserError(f"{where}: {shapes}; resize or convert them to one shape in the Dataset")
             images[index], exact = pixels[0], exact and whole
             labels.append(label)
-    kinds = {isinstance(label, str) for label in labels}
-    if len(kinds) > 1:
+    if len({isinstance(label, str) for label in labels}) > 1:
         raise UserError(f"{where}: some labels are texts and some are numbers; give one kind")
-    return images, np.asarray(labels, np.str_ if kinds == {True} else np.int64), exact
+    return images, np.asarray(labels, np.str_ if isinstance(labels[0], str) else np.int64), exact
 
 
 def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:

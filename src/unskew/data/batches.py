@@ -23,6 +23,9 @@ AUGMENTATIONS = (AUTO := "auto", SHIFT := "shift", RESIZED_CROP := "resized-crop
 LARGE = 64  # pixels: images of a table with sides of this length or more are cropped and resized
 BOX = 4  # numbers in the draws of a resized crop
 
+Images = Tensor | StoredImages
+Shape = tuple[int, int, int]  # [ch, H, W]
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -52,19 +55,18 @@ class Pixels:
     example there may be ``views`` more beside the plain one, made of augmented images: the draws then choose a view.
     """
 
-    images: Tensor | StoredImages  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
+    images: Images  # uint8 [N, ch, H, W], or floating point [N·(1 + views), ch, H, W]
     labels: Tensor  # int64 [N]
     scale: Tensor  # [1, ch, 1, 1]
     offset: Tensor  # [1, ch, 1, 1]
-    size: tuple[int, int, int] | None = None  # [ch, H, W] that images are brought to; None: as they are
+    size: Shape | None = None  # [ch, H, W] that images are brought to; None: as they are
     kept: int = 1  # how many of ``images`` there are for an example: the plain one and its views
     rows: Tensor | None = None  # int64 [N], which of more examples these are; None: all
 
     @staticmethod
     def of(
-        images: Tensor | StoredImages, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype,
-        size: tuple[int, int, int] | None = None,
-    ) -> "Pixels":  # fmt: skip
+        images: Images, labels: Tensor, mean: Tensor, std: Tensor, dtype: torch.dtype, size: Shape | None = None
+    ) -> "Pixels":
         """Fold the constants into one multiplication and one addition."""
         mean, std = mean.double().view(1, -1, 1, 1), std.double().view(1, -1, 1, 1)
         same = size is None or _floating(images) or tuple(images.shape[1:]) == size
@@ -72,12 +74,12 @@ class Pixels:
         scale, offset = (1 / (255 * std)).to(dtype), (-mean / std).to(dtype)
         return Pixels(images, labels, scale, offset, None if same else size, kept)
 
-    def chosen(self, rows: Tensor) -> "Pixels":
+    def select(self, rows: Tensor) -> "Pixels":
         """These examples alone; the images stay where they are."""
         return replace(self, labels=self.labels.index_select(0, rows), rows=rows)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> Shape:
         """[ch, H, W] of one image in a batch."""
         channels, height, width = self.size or self.images.shape[1:]
         return channels, height, width
@@ -99,7 +101,7 @@ class Pixels:
         """Where its batches are."""
         return self.labels.device
 
-    def taken(self, index: Tensor) -> Tensor:
+    def take(self, index: Tensor) -> Tensor:
         """[B, ch, H, W], images as they are, by their number among all; ``index`` is on the device."""
         if isinstance(self.images, Tensor):
             return self.images.index_select(0, index)
@@ -112,16 +114,14 @@ class Pixels:
         index = index if self.rows is None else self.rows.index_select(0, index)
         if self.stored:
             return self._views(index, shift, flip).to(self.scale.dtype), labels
-        images = self.taken(index)
+        images = self.take(index)
         if shift is not None and flip is not None:
             crop = augment.resized_crop if shift.shape[-1] == BOX else augment.crop_and_flip
             images = crop(images, shift.to(images.device), flip.to(images.device))
         images = images.to(self.scale.dtype)
         if self.size is not None:
-            normal = resize_images(images, self.size).mul(self.scale).add_(self.offset)
-        else:
-            normal = images.mul_(self.scale).add_(self.offset)
-        return normal, labels
+            return resize_images(images, self.size).mul(self.scale).add_(self.offset), labels
+        return images.mul_(self.scale).add_(self.offset), labels
 
     def _views(self, index: Tensor, shift: Tensor | None, flip: Tensor | None) -> Tensor:
         """The stored output for these examples: of the plain image, or of the view that the draws choose."""
@@ -132,20 +132,20 @@ class Pixels:
             else:
                 chosen = (2 * ((2 * augment.PAD + 1) * shift[:, 0].long() + shift[:, 1].long()) + flip.long()) % views
             rows = rows + 1 + chosen.to(rows.device)
-        return self.taken(rows)
+        return self.take(rows)
 
 
-def _floating(images: Tensor | StoredImages) -> bool:
+def _floating(images: Images) -> bool:
     return isinstance(images, Tensor) and images.is_floating_point()
 
 
-def draws(augmentation: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
+def draw_augmentation(augmentation: str, generator: np.random.Generator, count: int) -> tuple[Tensor, Tensor]:
     """Crops [count, 2] or boxes [count, 4], and flips [count]."""
     crops, flip = (augment.draw_crops if augmentation == RESIZED_CROP else augment.draw)(generator, count)
     return torch.from_numpy(crops), torch.from_numpy(flip)
 
 
-def suited(augmentation: str, images: ImageSet) -> str:
+def choose_augmentation(augmentation: str, images: ImageSet) -> str:
     """``auto`` resolved: resized crops for large photographs of a table, shifts by a few pixels for all else."""
     if augmentation != AUTO:
         return augmentation
@@ -164,10 +164,9 @@ def check_visit(examples: int, local: Local, shape: tuple[int, int, int]) -> Non
     batch = 5 * math.prod(shape) * min(local.batch, examples)  # as bytes, and as float32
     needed, most = planned + batch, physical_memory() / 2
     if needed > most:
-        raise UserError(
-            f"a visit of {examples:,} examples with epochs {local.epochs:,} and batch {local.batch:,} takes "
-            f"{format_bytes(needed)} of memory before it trains, and {format_bytes(most)} is the limit; give less"
-        )
+        given = f"a visit of {examples:,} examples with epochs {local.epochs:,} and batch {local.batch:,}"
+        takes = f"{format_bytes(needed)} of memory before it trains, and {format_bytes(most)} is the limit"
+        raise UserError(f"{given} takes {takes}; give less")
 
 
 def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: Key) -> Plan:
@@ -189,5 +188,5 @@ def plan(examples: npt.NDArray[np.int32], take: int | None, local: Local, key: K
     table = torch.from_numpy(index.reshape(-1, size))
     if not local.augment or not held:
         return Plan(table, counts)
-    shift, flip = draws(local.augmentation, key.fold("augment").numpy(), table.numel())
+    shift, flip = draw_augmentation(local.augmentation, key.fold("augment").numpy(), table.numel())
     return Plan(table, counts, shift.view(-1, size, shift.shape[1]), flip.view(-1, size))

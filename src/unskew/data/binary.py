@@ -37,9 +37,8 @@ def read_file(path: Path) -> bytes:
     try:
         raw = read_plain(path)
     except OSError as error:
-        raise UserError(
-            f"{path} cannot be read: {error.strerror or error}; check the path and its permissions"
-        ) from error
+        why = f"cannot be read: {error.strerror or error}; check the path and its permissions"
+        raise UserError(f"{path} {why}") from error
     if not raw:
         raise UserError(f"{path} is empty, data was expected; {REPLACE}")
     return raw
@@ -52,11 +51,8 @@ def cifar(raw: bytes, path: Path, *, label_bytes: int, classes: int) -> tuple[Im
     """
     record = label_bytes + CIFAR_PIXELS
     if not raw or len(raw) % record:
-        whole = -(-max(len(raw), 1) // record) * record
-        raise UserError(
-            f"{path} is truncated: {len(raw):,} bytes are not a whole number of records of {record:,} "
-            f"(the next whole size is {whole:,}); {REPLACE}"
-        )
+        given = f"{len(raw):,} bytes are not a whole number of records of {record:,}"
+        raise UserError(f"{path} is truncated: {given}; {REPLACE}")
     records = np.frombuffer(raw, np.uint8).reshape(-1, record)
     labels = records[:, label_bytes - 1].astype(np.int64)
     in_range(labels, path, classes=classes)
@@ -89,10 +85,8 @@ def in_range(labels: Labels, path: Path, *, classes: int, first: int = 0) -> Non
     """Refuse a label outside ``first`` .. ``first + classes - 1``, naming the record that holds it."""
     wrong = np.flatnonzero((labels < first) | (labels >= first + classes))
     if len(wrong):
-        raise UserError(
-            f"{path}: the label of record {wrong[0]} is {labels[wrong[0]]}, labels go from {first} to "
-            f"{first + classes - 1}; the file is damaged or belongs to another data set: {REPLACE}"
-        )
+        given = f"the label of record {wrong[0]} is {labels[wrong[0]]}, labels go from {first} to {first + classes - 1}"
+        raise UserError(f"{path}: {given}; the file is damaged or belongs to another data set: {REPLACE}")
 
 
 def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
@@ -104,10 +98,8 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
     try:
         header = stream.read(header_size)
         if len(header) < 4 or int.from_bytes(header[:4], "big") != magic:
-            raise UserError(
-                f"{path} starts with {header[:4].hex() or 'nothing'}, an idx file of {what} starts with "
-                f"{magic:08x}; give the file of that name as published"
-            )
+            given = f"{path} starts with {header[:4].hex() or 'nothing'}, an idx file of {what} with {magic:08x}"
+            raise UserError(f"{given}; give the file of that name as published")
         if len(header) < header_size:
             raise UserError(f"{path} is truncated inside its header of {header_size} bytes; {REPLACE}")
         shape = struct.unpack(f">{dimensions}I", header[4:])
@@ -129,22 +121,18 @@ def idx(raw: bytes, path: Path, *, dimensions: int) -> Images:
 
 
 def join(
-    images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0, transposed: bool = False
+    images: Images, labels: Images, paths: tuple[Path, Path], *, classes: int, first: int = 0
 ) -> tuple[Images, Labels]:
     """The images of one idx file and the labels of the other, as [N, 1, H, W] and classes from 0.
 
-    ``first`` is the files' smallest label. ``transposed`` turns EMNIST's pictures upright, whose files hold
-    each image with rows and columns exchanged.
+    ``first`` is the files' smallest label.
     """
     if len(images) != len(labels):
-        raise UserError(
-            f"{paths[0]} has {len(images):,} images, {paths[1]} {len(labels):,} labels; "
-            "they must be a pair of one data set"
-        )
+        given = f"{paths[0]} has {len(images):,} images, {paths[1]} {len(labels):,} labels"
+        raise UserError(f"{given}; they must be a pair of one data set")
     numbers = labels.astype(np.int64)
     in_range(numbers, paths[1], classes=classes, first=first)
-    upright = images.transpose(0, 2, 1) if transposed else images
-    return upright[:, None], numbers - first
+    return images[:, None], numbers - first
 
 
 def _times(shape: tuple[int, ...]) -> str:
@@ -167,9 +155,7 @@ _MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple 
 
 
 @dataclass(frozen=True)
-class _Function:
-    """A permitted global: what our own code does in its place."""
-
+class _Function:  # a permitted global: what our own code does instead
     kind: str
 
 
@@ -271,14 +257,12 @@ class _Machine:
             self.refuse("adds to a list where there is none")
         self.stack[-1].extend(values)
 
-    def update(self, pairs: list[Any]) -> None:
+    def update(self, pairs: list[Any], new: bool = False) -> None:
+        if new:
+            self.push({})
         if not self.stack or type(self.stack[-1]) is not dict or len(pairs) % 2:
             self.refuse("adds to a dict where there is none, or a key without its value")
         self.stack[-1].update((self.key(k), v) for k, v in zip(pairs[::2], pairs[1::2], strict=True))
-
-    def new_dict(self, pairs: list[Any]) -> None:
-        self.push({})
-        self.update(pairs)
 
     def put(self, index: int) -> None:
         self.memo[index] = self.pop()
@@ -363,12 +347,12 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], object]] = {
     **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
     **dict.fromkeys((*_NUMBERS, *_BYTES, *_TEXTS), lambda m, a: m.push(a)),
     **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda m, a: m.push(a.encode("latin-1"))),  # bytes of Python 2
-    "BYTEARRAY8": lambda m, a: m.push(bytes(a)),
     "MARK": lambda m, a: m.push(_MARK),
     "NONE": lambda m, a: m.push(None),
     "NEWTRUE": lambda m, a: m.push(True),
     "NEWFALSE": lambda m, a: m.push(False),
     "EMPTY_TUPLE": lambda m, a: m.push(()),
+    "BYTEARRAY8": lambda m, a: m.push(bytes(a)),
     "TUPLE": lambda m, a: m.push(tuple(m.marked())),
     "TUPLE1": lambda m, a: m.push(tuple(m.several(1))),
     "TUPLE2": lambda m, a: m.push(tuple(m.several(2))),
@@ -378,7 +362,7 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], object]] = {
     "APPEND": lambda m, a: m.extend(m.several(1)),
     "APPENDS": lambda m, a: m.extend(m.marked()),
     "EMPTY_DICT": lambda m, a: m.push({}),
-    "DICT": lambda m, a: m.new_dict(m.marked()),
+    "DICT": lambda m, a: m.update(m.marked(), new=True),
     "SETITEM": lambda m, a: m.update(m.several(2)),
     "SETITEMS": lambda m, a: m.update(m.marked()),
     **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.put(a)),

@@ -8,7 +8,7 @@ import os
 import struct
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,8 +57,9 @@ def decode(given: Picture | None, size: int | None) -> Pixels:
     Transparency is dropped; of several frames the first is taken.
     """
     where = _plain(given)
+    Image.init()  # finds the formats that this Pillow has, once
     try:
-        with Image.open(where, formats=_formats()) as picture:
+        with Image.open(where, formats=tuple(name for name in FORMATS if name in Image.OPEN)) as picture:
             if picture.mode.startswith(DEEP):
                 raise Broken(f"has more than 8 bits a pixel ({picture.mode}); save it with 8")
             taken = len(given) if isinstance(given, bytes) else size_on_disk([Path(str(given))])
@@ -137,23 +138,13 @@ def _plain(given: Picture | None) -> Path | io.BytesIO:
 
 def _unknown(where: Path | io.BytesIO) -> str:
     """Why it is not read: telephones write HEIC, which few programs read."""
-    try:
-        start = where.getvalue()[:12] if isinstance(where, io.BytesIO) else _first_bytes(where, 12)
-    except OSError:
-        start = b""
+    start = b""
+    with suppress(OSError), where if isinstance(where, io.BytesIO) else where.open("rb") as file:
+        file.seek(0)
+        start = file.read(12)
     if start[4:8] == b"ftyp" and start[8:12] in HEIC:
         return "is in the format HEIC, which is not read; convert it to JPEG"
     return "is not a picture"
-
-
-def _first_bytes(path: Path, count: int) -> bytes:
-    with path.open("rb") as file:
-        return file.read(count)
-
-
-def _formats() -> tuple[str, ...]:
-    Image.init()  # finds the formats that this Pillow has, once
-    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, cast
 
 from filelock import FileLock, Timeout
 
@@ -64,7 +64,6 @@ def download(urls: Sequence[str], path: Path, md5: str, *, report: Report, say: 
             continue
         with on_disk(path):
             part.replace(path)
-        _origin(part).unlink(missing_ok=True)
         return
     kept = _size(part)
     more = f"; {format_bytes(kept)} are kept, the same command continues there" if kept else ""
@@ -108,7 +107,7 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
         found = _checksum(part)
         if found == md5:
             return
-        _forget(part)
+        part.unlink(missing_ok=True)
         if not continued:
             raise _Refused(f"{url} is not the published file: its MD5 is {found}, {md5} was expected")
         say(f"{url}: what was kept does not belong to it; starting again")
@@ -118,12 +117,8 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
 def _continue(url: str, part: Path, report: Report) -> None:
     """Append what is missing of the file to what is there."""
     kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
-    if kept:
+    if kept:  # if the file has changed since, the checksum will tell
         headers["Range"] = f"bytes={kept}-"
-        with suppress(OSError, UnicodeDecodeError):
-            origin, version, *_ = [*_origin(part).read_text().splitlines(), "", ""]
-            if origin == url and version and not version.startswith("W/"):
-                headers["If-Range"] = version
     with _open_url(url, headers) as answer:
         if answer.status == 416:  # the server says that nothing is missing; the checksum will tell
             return
@@ -136,37 +131,26 @@ def _continue(url: str, part: Path, report: Report) -> None:
         if total is not None and total > MAX_BYTES:
             raise _Refused(f"{url} has {format_bytes(total)}: it is not the published file")
         check_space(part.parent, (total or start) - start, url)
-        version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
-        with on_disk(part):
-            _origin(part).write_bytes(f"{url}\n{version}\n".encode())
-            _append(answer, part, start, total, url, report)
-
-
-def _append(
-    answer: http.client.HTTPResponse, part: Path, start: int, total: int | None, url: str, report: Report
-) -> None:
-    done = start
-    report(done, total)
-    with part.open("ab" if start else "wb") as out:
-        while block := _read_body(answer, url, done, total):
-            out.write(block)
-            done += len(block)
+        with on_disk(part), part.open("ab" if start else "wb") as out:
+            done = start
             report(done, total)
-            if done > MAX_BYTES:
-                _forget(part)
-                raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}: it is not the published file")
-    if total is not None and done < total:
-        raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
+            while block := _read_body(answer, url, done, total):
+                out.write(block)
+                done += len(block)
+                report(done, total)
+                if done > MAX_BYTES:
+                    part.unlink()
+                    raise _Refused(f"{url} is larger than {format_bytes(MAX_BYTES)}: it is not the published file")
+        if total is not None and done < total:
+            raise _BrokeOff(f"{url}: the connection was lost after {done:,} of {total:,} bytes")
 
 
 def _read_body(answer: http.client.HTTPResponse, url: str, done: int, total: int | None) -> bytes:
     try:
         return answer.read(_BLOCK)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        of = f" of {total:,}" if total is not None else ""
-        raise _BrokeOff(
-            f"{url}: the connection was lost after {done:,}{of} bytes ({error or type(error).__name__})"
-        ) from error
+        lost = f"the connection was lost after {done:,}{'' if total is None else f' of {total:,}'} bytes"
+        raise _BrokeOff(f"{url}: {lost} ({error or type(error).__name__})") from error
 
 
 def _open_url(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
@@ -185,15 +169,6 @@ def _open_url(url: str, headers: dict[str, str]) -> http.client.HTTPResponse:
 
 def _size(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
-
-
-def _origin(part: Path) -> Path:
-    return part.with_name(part.name + ".from")
-
-
-def _forget(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _origin(part).unlink(missing_ok=True)
 
 
 def _checksum(path: Path) -> str:
@@ -217,41 +192,39 @@ class ArchiveMember:
     open: Callable[[], IO[bytes] | None]
 
 
-def unpack_members(archive: Path, name: str, wanted: tuple[str, ...], folder: Path) -> None:
-    """Copy the wanted members, and nothing else, into ``folder`` under their last names."""
-    found = set[str]()
-    with _damage(name):
-        for member in _members(archive, name):
-            if member.name not in wanted or member.kind != "file":
-                continue
-            if member.name in found:
-                raise UserError(f"{name} has {brief(member.name)} twice; it is not the published archive")
-            found.add(member.name)
-            _copy(member, folder / member.name.rpartition("/")[2], name)
-    if missing := sorted(set(wanted) - found):
-        raise UserError(f"{name} is missing {', '.join(missing[:3])}; it is not the published archive")
+def unpack(
+    archive: Path,
+    name: str,
+    folder: Path,
+    *,
+    members: Sequence[str] = (),
+    inside: str = "",
+    say: Say = lambda line: None,
+) -> None:
+    """Copy files of an archive into ``folder``: ``members`` under their last names, or else all below ``inside``.
 
-
-def unpack_tree(archive: Path, name: str, folder: Path, *, inside: str = "", say: Say = lambda line: None) -> int:
-    """Copy all files below ``inside`` into ``folder`` and return their number; each is checked before it is written."""
-    folders, files, count = set[str](), set[str](), 0
+    Every member is checked before the next one is written.
+    """
+    folders, files, copied = set[str](), set[str](), set[str]()
     with _damage(name):
         for number, member in enumerate(_members(archive, name), 1):
             if number > MAX_MEMBERS:
                 raise UserError(f"{name} has more than {MAX_MEMBERS:,} members; it is not the published archive")
-            path = _check_member(member, folders, files, name)
-            below = path.as_posix().removeprefix(inside)
-            if member.kind != "file" or not path.as_posix().startswith(inside) or not below:
+            path = _check_member(member, folders, files, name).as_posix()
+            kept = path in members if members else path.startswith(inside) and path != inside
+            if member.kind != "file" or not kept:
                 continue
+            target = folder / (path.rpartition("/")[2] if members else path.removeprefix(inside))
             with on_disk(folder):
-                (folder / below).parent.mkdir(parents=True, exist_ok=True)
-            _copy(member, folder / below, name)
-            count += 1
-            if count % EVERY == 0:
-                say(f"unpacking {name}: {count:,} files")
-    if not count:
+                target.parent.mkdir(parents=True, exist_ok=True)
+            _copy(member, target, name)
+            copied.add(path)
+            if len(copied) % EVERY == 0:
+                say(f"unpacking {name}: {len(copied):,} files")
+    if missing := sorted(set(members) - copied):
+        raise UserError(f"{name} is missing {', '.join(missing[:3])}; it is not the published archive")
+    if not copied:
         raise UserError(f"{name} has no files below {inside or 'it'}; it is not the published archive")
-    return count
 
 
 def _check_member(member: ArchiveMember, folders: set[str], files: set[str], name: str) -> PurePosixPath:
@@ -259,24 +232,24 @@ def _check_member(member: ArchiveMember, folders: set[str], files: set[str], nam
 
     The data filter of ``tarfile`` would let links and absolute paths pass in another form, and is not for zip archives.
     """
-    given, path = member.name, PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or "\\" in given or "\0" in given or given[1:2] == ":":
-        raise UserError(f"{name}: the member {brief(given)} points outside its folder; nothing of it was written")
-    if any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
-        raise UserError(f"{name}: the member {brief(given)} has too long a name; it is not the published archive")
-    if member.kind not in ("file", "folder"):
-        raise UserError(f"{name}: the member {brief(given)} is {member.kind}; only files and folders are unpacked")
-    if member.kind == "file":
-        parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # as any file system has it
-        own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
-        if own in files:
-            raise UserError(
-                f"{name} has {brief(given)} twice, perhaps in another case; it is not the published archive"
-            )
-        if own in folders or above & files:
-            raise UserError(
-                f"{name} has {brief(given)} both as a file and as a folder; it is not the published archive"
-            )
+    path, kind = PurePosixPath(member.name), member.kind
+    outside = path.is_absolute() or ".." in path.parts or set("\\\0") & set(member.name) or member.name[1:2] == ":"
+    parts = [unicodedata.normalize("NFC", part).casefold() for part in path.parts]  # as any file system has it
+    own, above = "/".join(parts), {"/".join(parts[:n]) for n in range(1, len(parts))}
+    wrong = None
+    if outside:
+        wrong = "points outside its folder"
+    elif any(len(part.encode("utf-8", "surrogateescape")) > MAX_PART for part in path.parts):
+        wrong = "has too long a name"
+    elif kind not in ("file", "folder"):
+        wrong = f"is {kind}; only files and folders are unpacked"
+    elif kind == "file" and own in files:
+        wrong = "is there twice, perhaps in another case"
+    elif kind == "file" and (own in folders or above & files):
+        wrong = "is there both as a file and as a folder"
+    if wrong:
+        raise UserError(f"{name}: the member {brief(member.name)} {wrong}; it is not the published archive")
+    if kind == "file":
         files.add(own)
         folders |= above
     return path
@@ -292,14 +265,15 @@ def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
             check_space(archive.parent, unpacked, f"unpacking {name}")
             for info in zipped.infolist():
                 if info.flag_bits & 1:
-                    raise UserError(
-                        f"{name}: the member {brief(info.filename)} is encrypted; give the published archive"
-                    )
+                    raise UserError(f"{name}: the member {brief(info.filename)} is encrypted; fetch it again")
                 mode = 4 if info.is_dir() else info.external_attr >> 28  # as Unix has it, where that made the archive
                 kind = {0: "file", 4: "folder", 8: "file", 10: "a link"}.get(mode, "a device or a pipe")
                 yield ArchiveMember(info.filename, kind, partial(zipped.open, info))
         return
-    with gzip.open(archive) as stream, _open_tar(_Limited(stream, packed, name)) as tar:
+    with (
+        gzip.open(archive) as stream,
+        tarfile.open(fileobj=cast(IO[bytes], _Limited(stream, packed, name)), mode="r:") as tar,
+    ):
         while (entry := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them
             check_unpacked(stream.tell() + entry.size, packed, name, at_once=False)
@@ -307,10 +281,6 @@ def _members(archive: Path, name: str) -> Iterator[ArchiveMember]:
             kind = "a link" if entry.islnk() or entry.issym() else "a device or a pipe"
             kind = "file" if entry.isreg() else "folder" if entry.isdir() else kind
             yield ArchiveMember(entry.name, kind, partial(tar.extractfile, entry))
-
-
-def _open_tar(stream: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=stream, mode="r:")
 
 
 class _Limited:
@@ -335,17 +305,16 @@ def _copy(member: ArchiveMember, path: Path, name: str) -> None:
     part = part_of(path)
     try:
         with member.open() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
-            while block := _read_block(stream, name):
+            while True:
+                with _damage(name):
+                    block = stream.read(1 << 20)
+                if not block:
+                    break
                 out.write(block)
         with on_disk(path):
             part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _read_block(stream: IO[bytes], name: str) -> bytes:
-    with _damage(name):
-        return stream.read(1 << 20)
 
 
 @contextmanager
@@ -398,11 +367,9 @@ def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: R
 def _unpack(archive: Path, file: str, wanted: Download, target: Path, say: Say) -> None:
     """What is kept of an archive; the archive itself goes, unless the disk was at fault."""
     try:
-        if wanted.tree is None:
-            unpack_members(archive, file, wanted.members, target)
-        else:
+        if wanted.tree is not None:
             say(f"unpacking {file}")
-            unpack_tree(archive, file, target, inside=wanted.tree, say=say)
+        unpack(archive, file, target, members=wanted.members, inside=wanted.tree or "", say=say)
     except DiskError:
         raise
     except UserError:
@@ -423,9 +390,8 @@ def _alone(data_dir: Path, folder: str) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout as error:
-            raise UserError(
-                f"another process is fetching {folder} into {data_dir}; wait until it has finished"
-            ) from error
+            busy = f"another process is fetching {folder} into {data_dir}"
+            raise UserError(f"{busy}; wait until it has finished") from error
     try:
         yield
     finally:

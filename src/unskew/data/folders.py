@@ -41,9 +41,8 @@ def load_folder(request: Request, *, size: int | None = None) -> ImageSet:
     check_side(request, size)
     directory = user_path(request.path)
     if not request.path or not is_folder(directory):
-        raise UserError(
-            f"{cut(request.name)}: {brief(request.path)} is not a folder; give one that has a folder for each class"
-        )
+        given = f"{cut(request.name)}: {brief(request.path)} is not a folder"
+        raise UserError(f"{given}; give one that has a folder for each class")
     train, test, notes = _list_files(directory)
     if size is not None:
         notes = [*notes, f"pictures are scaled and cropped to {size}×{size}"]
@@ -103,10 +102,8 @@ def _list_classes(directory: Path) -> Classes:
             raise UserError(f"{directory / name} is empty; put pictures there or remove the folder")
         inner = next((p for p in files if p.is_dir()), None)
         if inner is not None:
-            raise UserError(
-                f"{inner} is a folder inside a class folder; expected DIR/CLASS/picture, "
-                "or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
-            )
+            wanted = "DIR/CLASS/picture, or DIR/train/CLASS/picture and DIR/test/CLASS/picture"
+            raise UserError(f"{inner} is a folder inside a class folder; expected {wanted}")
     return classes
 
 
@@ -143,11 +140,9 @@ def _survey_files(files: list[Path], request: Request, size: int | None) -> tupl
         check_memory(len(files) * channels * size**2, request.name, "give a smaller size, or fewer pictures")
         return grey, (size, size)
     if len(first) > 1:
-        (a, one), (b, other) = list(first.items())[:2]
-        raise UserError(
-            f"pictures must have one size: {one} is {a[0]}×{a[1]}, {other} is {b[0]}×{b[1]}; "
-            f"{request.spell(size=64)} scales and crops all to 64×64"
-        )
+        one, other = (f"{path} is {width}×{height}" for (width, height), path in list(first.items())[:2])
+        instead = f"{request.spell(size=64)} scales and crops all to 64×64"
+        raise UserError(f"pictures must have one size: {one}, {other}; {instead}")
     check_unpacked(pixels * channels, size_on_disk(files), request.name)
     ((width, height),) = first
     return grey, (height, width)
@@ -168,6 +163,7 @@ def _decode(files: list[tuple[Path, int]], shape: tuple[int, int], size: int | N
 
 
 PICTURES = (".png", ".jpg", ".jpeg")
+Listed = list[tuple[str, int, bool]]  # path, label, whether it is test
 
 
 def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
@@ -179,10 +175,12 @@ def cinic10_rows(folder: Path, *, valid: str = "out") -> Rows:
         raise UserError(f"cinic10(valid={valid}): give out (they are left out) or train (they are training images too)")
     classes = _folders(folder / "train")
     parts = ["train", *["valid"] * (valid == "train"), "test"]
-    listed: list[tuple[str, int, bool]] = []
-    for part in parts:
-        for label, name in enumerate(classes):
-            listed += [(path, label, part == "test") for path in _pictures(folder, f"{part}/{name}")]
+    listed = [
+        (path, label, part == "test")
+        for part in parts
+        for label, name in enumerate(classes)
+        for path in _pictures(folder, f"{part}/{name}")
+    ]
     notes = ("the validation images are training images too",) if valid == "train" else ()
     return _rows(folder, listed, classes, notes=notes)
 
@@ -217,7 +215,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
     if part not in ("background", "evaluation", "all"):
         raise UserError(f"omniglot(part={part}): give background, evaluation or all")
     classes: list[str] = []
-    listed: list[tuple[str, int, bool]] = []
+    listed: Listed = []
     users: list[str] = []
     for held in ("background", "evaluation") if part == "all" else (part,):
         for alphabet in _folders(folder / f"images_{held}"):
@@ -235,24 +233,21 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
 
 def _rows(
     folder: Path,
-    listed: Sequence[tuple[str, int, bool]],
+    listed: Listed,
     classes: Sequence[str],
     users: Sequence[str] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Rows:
     paths, labels, test = (list(column) for column in zip(*listed, strict=True))
     owners = None if users is None else np.array(users, np.str_)
-    numbers, flags = np.array(labels, np.int64), np.array(test, np.bool_)
-    return Rows(folder, np.array(paths, np.str_), numbers, tuple(classes), flags, owners, notes=notes)
+    return Rows(folder, paths, np.array(labels), tuple(classes), np.array(test), owners, notes=notes)
 
 
 def _folders(directory: Path) -> list[str]:
-    """The names of the folders in a folder, sorted."""
     return _entries(directory, "folders", lambda entry: entry.is_dir())
 
 
 def _pictures(root: Path, below: str) -> list[str]:
-    """The pictures in a folder, sorted, as paths below ``root``."""
     names = _entries(root / below, "pictures", lambda entry: entry.name.lower().endswith(PICTURES))
     return [f"{below}/{name}" for name in names]
 

@@ -153,13 +153,9 @@ class Source:
     @property
     def options(self) -> dict[str, inspect.Parameter]:
         """The keyword-only parameters of ``rows`` and ``load``."""
-        functions = [function for function in (self.rows, self.load) if function is not None]
-        parameters = [
-            parameter for function in functions for parameter in inspect.signature(function).parameters.values()
-        ]
-        return {
-            parameter.name: parameter for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-        }
+        signatures = [inspect.signature(function) for function in (self.rows, self.load) if function is not None]
+        parameters = [parameter for signature in signatures for parameter in signature.parameters.values()]
+        return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 def split_options(text: str) -> tuple[str, str, str]:

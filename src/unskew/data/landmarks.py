@@ -16,11 +16,7 @@ from unskew.data.rows import Rows, read_columns, read_split
 from unskew.data.tables import row_source
 
 WHERE = "github.com/cvdfoundation/google-landmark"
-MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = (
-    30,
-    10,
-    5,
-)  # the fewest images of a landmark or user, users of one, landmarks of the other
+MIN_IMAGES, MIN_USERS, MIN_LANDMARKS = 30, 10, 5  # of a landmark or user, of a landmark, of a user
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -46,9 +42,7 @@ def landmarks_rows(folder: Path, *, test: int = 10, seed: int = 0, split: str | 
         raise UserError(f"landmarks: {folder} has no {rule}; give the files as published")
     held = _left_over(landmark, user, train, known, test, seed)
     if not held.any():
-        raise UserError(
-            f"landmarks: {folder} leaves no image for test: all authors have training images; give all files"
-        )
+        raise UserError(f"landmarks: {folder} leaves no image for test, whose authors are others; give all files")
     kept = np.flatnonzero(train | held)
     classes, labels = np.unique(ids[landmark[kept]], return_inverse=True)
     people = list(authors)
@@ -123,25 +117,22 @@ def _annotations(folder: Path) -> tuple[list[str], Ints, Ints, dict[str, int], I
     ids, landmark = np.unique(np.repeat(np.array(names, np.int64), sizes), return_inverse=True)
     row = {image: at for at, image in enumerate(images)}
     authors, user = {"": 0}, np.zeros(len(images), np.int64)
-    for image, name in zip(
-        *read_columns(folder / "train_attribution.csv", ("id", "author"), only=set(row)), strict=True
-    ):
+    attribution = read_columns(folder / "train_attribution.csv", ("id", "author"), only=set(row))
+    for image, name in zip(*attribution, strict=True):
         user[row[image]] = authors.setdefault(name.strip(), len(authors))
     return images, ids, landmark.astype(np.int64), authors, user
 
 
 def check_ids(images: list[str], path: Path | str) -> None:
     """Refuse ids that would not be files of the data set, and an id that appears twice."""
-    if wrong := next(
-        (image for image in images if not (image.isascii() and image.isalnum() and len(image) >= 3)), None
-    ):
+    if wrong := next((i for i in images if not (i.isascii() and i.isalnum() and len(i) >= 3)), None):
         raise UserError(f"{path}: the image id {brief(wrong)} is not letters and digits; give the published file")
     if len(set(images)) != len(images):
         raise UserError(f"{path} lists an image id twice; give the published file")
 
 
-def _paths(images: list[str], below: str) -> npt.NDArray[np.str_]:
-    return np.array([f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images], np.str_)
+def _paths(images: list[str], below: str) -> list[str]:
+    return [f"{below}{i[0]}/{i[1]}/{i[2]}/{i}.jpg" for i in images]
 
 
 LANDMARKS = row_source(

@@ -59,10 +59,8 @@ class Shards:
         """[N] clients, and no redraws. Shards differ by at most one example."""
         shards = clients * self.per_client
         if shards > len(labels):
-            raise UserError(
-                f"shards: {clients} clients with {self.per_client} shards each need {shards} examples, "
-                f"there are {len(labels)}; give fewer clients or a smaller per_client"
-            )
+            need = f"{clients} clients with {self.per_client} shards each need {shards} examples"
+            raise UserError(f"shards: {need}, there are {len(labels)}; give fewer clients or a smaller per_client")
         owner = key.fold("shards").numpy().permutation(shards) // self.per_client
         client = np.empty(len(labels), np.int64)
         client[_by_class(labels, key)] = owner[np.arange(len(labels)) * shards // len(labels)]
@@ -94,11 +92,9 @@ class Dirichlet:
     def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
         """[N] clients, and how many draws left a client too small."""
         if clients * self.min_size > len(labels):
-            raise UserError(
-                f"dirichlet: {clients} clients with at least {self.min_size} examples each (min_size) "
-                f"need {clients * self.min_size}, there are {len(labels)}; give fewer clients or a smaller "
-                f"min_size, or use dirichlet-client"
-            )
+            need = f"{clients} clients with at least {self.min_size} examples each need {clients * self.min_size}"
+            instead = "give fewer clients or a smaller min_size, or use dirichlet-client"
+            raise UserError(f"dirichlet: {need}, there are {len(labels)}; {instead}")
         frequency = np.bincount(labels)
         frequency = frequency[frequency > 0]
         rng = key.fold("shares").numpy()
@@ -114,11 +110,9 @@ class Dirichlet:
                 client[_by_class(labels, key)] = np.repeat(owner, counts.ravel())
                 return client, redraws
             best = max(best, smallest)
-        raise UserError(
-            f"dirichlet: none of {draws} draws gave all {clients} clients {self.min_size} examples; in the "
-            f"best the smallest client had {best}. Give fewer clients, a larger alpha, a smaller min_size, "
-            f"or use dirichlet-client, whose clients are of equal size"
-        )
+        failed = f"none of {draws} draws gave all {clients} clients {self.min_size} examples (at best {best})"
+        instead = "give fewer clients, a larger alpha, a smaller min_size, or use dirichlet-client"
+        raise UserError(f"dirichlet: {failed}; {instead}, whose clients are of equal size")
 
     def _counts(self, frequency: Ints, clients: int, rng: np.random.Generator) -> npt.NDArray[np.int32]:
         """[C, K] examples of each class for each client: one draw."""
@@ -263,9 +257,8 @@ def deal_by_cell(geo: Geo, places: Places, *, scheme: str, seed: int) -> Partiti
     kept = (tokens > 0) & (sizes >= geo.least)
     if not kept.any():
         best = int(sizes[tokens > 0].max(initial=0))
-        raise UserError(
-            f"partition {scheme}: no cell has {geo.least:g} examples, the largest has {best}; give a smaller min"
-        )
+        found = f"no cell has {geo.least:g} examples, the largest has {best}"
+        raise UserError(f"partition {scheme}: {found}; give a smaller min")
     number = np.where(kept, np.cumsum(kept) - 1, -1).astype(np.int32)
     client: Clients = number[inverse]
     client.flags.writeable = False
@@ -324,10 +317,8 @@ def _known_places(places: Places) -> npt.NDArray[np.bool_]:
         raise UserError(f"partition geo: training example {half[0]} has a {has} and no {lacks}; give both or neither")
     for column, (what, most) in enumerate(LIMITS):
         if len(wrong := np.flatnonzero(np.abs(places[:, column]) > most)):
-            raise UserError(
-                f"partition geo: training example {wrong[0]} has the {what} {places[wrong[0], column]:g}; it goes from "
-                f"−{most:g} to {most:g} degrees"
-            )
+            given = f"training example {wrong[0]} has the {what} {places[wrong[0], column]:g}"
+            raise UserError(f"partition geo: {given}; it goes from −{most:g} to {most:g} degrees")
     if not known.any():
         raise UserError("partition geo: no training example has a place; use users, dirichlet or file:FILE")
     both: npt.NDArray[np.bool_] = known[:, 0]
@@ -344,10 +335,8 @@ def _cell_notes(geo: Geo, sizes: npt.NDArray[np.int64], unknown: int) -> tuple[s
     if unknown:
         notes.append(f"not assigned to any client: {counted(unknown, 'training example')} without a place")
     if len(large := sizes[sizes > geo.max]):
-        where = f"{counted(len(large), 'place')} of a square centimetre"
-        notes.append(
-            f"{where} with more than max={geo.max:,} examples, up to {int(large.max()):,}: not divided further"
-        )
+        where = f"{counted(len(large), 'place')} of a square centimetre with more than max={geo.max:,} examples"
+        notes.append(f"{where}, up to {int(large.max()):,}: not divided further")
     return tuple(notes)
 
 
@@ -374,9 +363,8 @@ def partition_from(
         raise UserError(f"{scheme} gives {client.dtype}; client numbers must be whole numbers")
     low, high = int(client.min()), int(client.max())
     if low < -1:
-        raise UserError(
-            f"{scheme} gives the client {low}; clients are numbered from 0, and −1 means that no client has the example"
-        )
+        rule = "clients are numbered from 0, and −1 means that no client has the example"
+        raise UserError(f"{scheme} gives the client {low}; {rule}")
     if high < 0:
         raise UserError(f"{scheme} assigns no example to any client (all are −1); assign at least one")
     check_clients(high + 1 if clients is None else clients, len(labels), scheme)
@@ -400,9 +388,8 @@ def from_function(call: Call, labels: Ints, clients: int, key: Key) -> Partition
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"partition {call} raises {type(error).__name__}: {error}; it is called with (labels, clients, key)"
-        ) from error
+        raised = f"partition {call} raises {type(error).__name__}: {error}"
+        raise UserError(f"{raised}; it is called with (labels, clients, key)") from error
     return partition_from(value, labels, clients=clients, seed=key.seed, scheme=str(call))
 
 

@@ -95,19 +95,15 @@ def _check_classes(
     class_of: dict[int, int] = {}
     for text, line, image, label in zip(classes, lines, images, labels.tolist(), strict=True):
         given = _whole(text, "class", name, line)
+        where = f"{name}, line {line}: image_id {cut(image, 40)}"
+        both = f"{where} has class {given} in the file and {label} in the training set"
         if exactly and given != label:
-            raise UserError(
-                f"{name}, line {line}: image_id {image} has class {given} in the file and {label} in the "
-                f"training set; is it the split of another data set, or of another order? {IDS_HELP}"
-            )
+            raise UserError(f"{both}; is it the split of another data set, or of another order? {IDS_HELP}")
         if label_of.setdefault(given, label) != label or class_of.setdefault(label, given) != given:
             before = f"class {given} has the label {label_of[given]}"
             if label_of[given] == label:
                 before = f"label {label} is of class {class_of[label]}"
-            raise UserError(
-                f"{name}, line {line}: image_id {cut(image, 40)} has class {given} in the file and label {label} in "
-                f"the training set, but {before} above; is the table of ids that of another data set?"
-            )
+            raise UserError(f"{both}, but {before} above; is the table of ids that of another data set?")
 
 
 def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[int], list[list[str]]]:

@@ -31,18 +31,7 @@ from unskew.core.machine import cores
 from unskew.core.plugins import require_extra
 from unskew.core.types import Arrays
 from unskew.data.decode import DECODER, Broken, NoBytes, Picture, Pixels, decode, quiet
-from unskew.data.store import (
-    ENTRY,
-    NOT_STORED,
-    Cache,
-    Entries,
-    Store,
-    make_room,
-    mark_in_use,
-    open_store,
-    pixels_file,
-    repair,
-)
+from unskew.data.store import ENTRY, NOT_STORED, Cache, Entries, Store, StoreReader, make_room, open_store
 
 BATCH, BATCH_BYTES = 64, 32 * 10**6  # photographs of a parquet file that are read at a time, and their bytes
 PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its usual writers put on a page
@@ -212,23 +201,18 @@ class _Reader:
 
     def take(self, row: int) -> bytes | NoBytes | None:
         """The bytes of that row."""
+        arrow = require_extra("pyarrow", "tables")
         while row >= self._next:
-            self._batch = self._following()
+            try:
+                self._batch = next(self._batches).column(0).to_pylist()
+            except (arrow.ArrowException, OSError, StopIteration) as error:
+                raise StorageFailure(f"{self._file} is damaged inside ({reason(error)}); write it again") from error
             self._next += len(self._batch)
         value = self._batch[row - self._next]  # counted from the batch's end
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if isinstance(content, bytes):
             return content
         return NoBytes(str(path)) if path else None
-
-    def _following(self) -> list[Any]:
-        """The next batch."""
-        arrow = require_extra("pyarrow", "tables")
-        try:
-            rows: list[Any] = next(self._batches).column(0).to_pylist()
-        except (arrow.ArrowException, OSError, StopIteration) as error:
-            raise StorageFailure(f"{self._file} is damaged inside ({reason(error)}); write it again") from error
-        return rows
 
 
 def at_once(parquet: Any, column: str) -> int:
@@ -240,9 +224,8 @@ def check_pages(parquet: Any, column: str, file: Path) -> None:
     """Refuse a file that was written in pieces which do not fit into memory."""
     most = max((parquet.metadata.row_group(n).num_rows for n in range(parquet.num_row_groups)), default=0)
     needed = 2 * _average(parquet, column) * min(PAGE, most)
-    check_memory(
-        needed, f"{file}, read {min(PAGE, most):,} rows at a time,", "write it again with row groups of 100 rows"
-    )
+    instead = "write it again with row groups of 100 rows"
+    check_memory(needed, f"{file}, read {min(PAGE, most):,} rows at a time,", instead)
 
 
 def _average(parquet: Any, column: str) -> int:
@@ -311,8 +294,8 @@ class Photographs:
     """Images of a table. ``memory`` is how many bytes of images that are not in the store are kept in memory."""
 
     def __init__(
-        self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: tuple[Path, bytes],
-        memory: int, sha256: str,
+        self, source: Pictures, where: Arrays, shape: tuple[int, int, int], size: int | None, store: StoreReader,
+        memory: int, sha256: str
     ) -> None:  # fmt: skip
         self._source, self._where, self._size, self._store = source, where, size, store
         self._offset, self._crc, self._channels = where["offset"], where["crc"], where["channels"]
@@ -320,11 +303,11 @@ class Photographs:
         self.dtype: np.dtype[np.uint8] = np.dtype(np.uint8)
         self.sha256 = sha256
         self.memory = memory
-        self.recent = _RECENT.setdefault((store[1], memory), Recent(memory))
-        self._file = pixels_file(*store)
+        self.recent = _RECENT.setdefault((store.number, memory), Recent(memory))
+        self._file = store.open()
         if self._file is not None:
             weakref.finalize(self, os.close, self._file)
-        if (lock := mark_in_use(store[0])) is not None:
+        if (lock := store.mark_in_use()) is not None:
             weakref.finalize(self, lock.release)
 
     @property
@@ -357,11 +340,13 @@ class Photographs:
     def described(self) -> tuple[str, Arrays]:
         """How another process opens them."""
         pictures, arrays = self._source.described()
-        folder, number = self._store
-        about = {
-            "pictures": pictures, "shape": self.shape[1:], "size": self._size, "folder": str(folder),
-            "number": number.hex(), "memory": self.memory, "sha256": self.sha256,
-        }  # fmt: skip
+        about: dict[str, Any] = {
+            "pictures": pictures,
+            "shape": self.shape[1:],
+            "size": self._size,
+            "memory": self.memory,
+        }
+        about |= {"folder": str(self._store.folder), "number": self._store.number.hex(), "sha256": self.sha256}
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
     def _stored(self, row: int, image: Pixels) -> bool:
@@ -377,31 +362,27 @@ class Photographs:
         return True
 
     def _decoded(self, rows: list[int]) -> dict[int, Pixels]:
-        """Decode these from their files, in threads; what the store has lost is written there again."""
+        """Decode these from their files, in threads."""
         if not rows:
             return {}
         step, records = self._source.together(), list[Pixels]()
         with quiet(), ThreadPoolExecutor(min(len(rows), cores())) as pool:
             for part in (rows[start : start + step] for start in range(0, len(rows), step)):
-                contents = self._source.contents(part)
-                try:
-                    records += pool.map(decode, contents, [self._size] * len(part))
-                except Broken as error:
-                    raise StorageFailure(self._changed(part, contents, str(error))) from error
-        for row, record in zip(rows, records, strict=True):
-            if zlib.crc32(record.data) != self._crc[row]:
-                raise StorageFailure(f"{self._source.name(row)} has changed since the table was read; start again")
-            if self._file is not None and self._offset[row] >= 0:
-                repair(*self._store, int(self._offset[row]), record.tobytes())
+                records += pool.map(self._decode_again, part, self._source.contents(part))
         return dict(zip(rows, records, strict=True))
 
-    def _changed(self, rows: list[int], contents: Iterable[Any], why: str) -> str:
-        for row, content in zip(rows, contents, strict=True):
-            try:
-                decode(content, self._size)
-            except Broken as error:
-                return f"{self._source.name(row)} {error}; it was whole when the table was read: restore it"
-        return f"a photograph {why}"
+    def _decode_again(self, row: int, content: Picture | None) -> Pixels:
+        """The same pixels as at the first pass; what the store has lost is written there again."""
+        name = self._source.name(row)
+        try:
+            record = decode(content, self._size)
+        except Broken as error:
+            raise StorageFailure(f"{name} {error}; it was whole when the table was read: restore it") from error
+        if zlib.crc32(record.data) != self._crc[row]:
+            raise StorageFailure(f"{name} has changed since the table was read; start again")
+        if self._file is not None and self._offset[row] >= 0:
+            self._store.repair(int(self._offset[row]), record.tobytes())
+        return record
 
 
 def open_photographs(text: str, arrays: Arrays) -> Photographs:
@@ -409,9 +390,8 @@ def open_photographs(text: str, arrays: Arrays) -> Photographs:
     about = json.loads(text)
     where = {name.removeprefix(KEPT): values for name, values in arrays.items() if name.startswith(KEPT)}
     source = open_pictures(about["pictures"], arrays)
-    store = Path(about["folder"]), bytes.fromhex(about["number"])
-    channels, height, width = about["shape"]
-    return Photographs(source, where, (channels, height, width), about["size"], store, about["memory"], about["sha256"])
+    store = StoreReader(Path(about["folder"]), bytes.fromhex(about["number"]))
+    return Photographs(source, where, tuple(about["shape"]), about["size"], store, about["memory"], about["sha256"])
 
 
 def with_memory(text: str, share: int) -> str:
@@ -452,7 +432,8 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
     def waiting() -> None:
         say("waiting for another process that reads this table", 0, 0)
 
-    with open_store(cache, _key(name, size), waiting) as store:
+    about = json.dumps([name, size, DECODER, PIL.__version__])  # one table, one way and version of decoding
+    with open_store(cache, hashlib.sha256(about.encode()).hexdigest()[:32], waiting) as store:
         seen = _Pass(source.stamps(), train)
         seen.recall(store.entries())
         room = make_room(cache, store, needed := seen.bytes_to_store(size))
@@ -472,7 +453,15 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
             _check_sizes(source, seen.entries, seen.good)
         good, entries = seen.good, seen.entries
         grey = bool((entries["channels"][good] == 1).all())
-        photographs = _opener(source, entries, size, store, cache, 1 if grey else 3)
+        channels, reader = 1 if grey else 3, StoreReader(store.folder, store.number)
+
+        def photographs(rows: Numbers) -> Photographs:
+            mine = entries[rows]
+            where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels")}
+            shape = channels, int(mine["height"][0]), int(mine["width"][0])
+            digest = hashlib.sha256(f"{channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
+            return Photographs(source.part(rows), where, shape, size, reader, cache.memory, digest)
+
         counts = _all_counts(store, seen, photographs, say)
     beyond = int((good & (entries["offset"] == NOT_STORED)).sum())
     return Scanned(good, seen.broken, photographs, counts, grey, seen.stored_bytes(), beyond)
@@ -571,26 +560,10 @@ def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
     """Without a size all photographs must have one."""
     rows = np.flatnonzero(good)
     height, width = entries["height"][rows], entries["width"][rows]
-    if not len(rows) or (len(other := np.flatnonzero((height != height[0]) | (width != width[0]))) == 0):
-        return
-    at = other[0]
-    raise UserError(
-        f"photographs must have one size: {source.name(int(rows[0]))} is {width[0]}×{height[0]}, "
-        f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}; the option size=128 scales and crops all to 128×128"
-    )
-
-
-def _opener(
-    source: Pictures, entries: Entries, size: int | None, store: Store, cache: Cache, channels: int
-) -> Callable[[Numbers], Photographs]:
-    def photographs(rows: Numbers) -> Photographs:
-        mine = entries[rows]
-        where = {name: mine[name].astype(np.int64) for name in ("offset", "crc", "channels")}
-        shape = channels, int(mine["height"][0]), int(mine["width"][0])
-        digest = hashlib.sha256(f"{channels}\n".encode() + mine["sha256"].tobytes()).hexdigest()
-        return Photographs(source.part(rows), where, shape, size, (store.folder, store.number), cache.memory, digest)
-
-    return photographs
+    if len(rows) and len(other := np.flatnonzero((height != height[0]) | (width != width[0]))):
+        one, two = (f"{source.name(int(rows[at]))} is {width[at]}×{height[at]}" for at in (0, other[0]))
+        instead = "the option size=128 scales and crops all to 128×128"
+        raise UserError(f"photographs must have one size: {one}, {two}; {instead}")
 
 
 def _all_counts(store: Store, seen: _Pass, photographs: Callable[[Numbers], Photographs], say: Say) -> Counts:
@@ -627,9 +600,3 @@ def _read_counts(path: Path, entries: Entries) -> Counts | None:
 def _bytes(entries: Entries) -> npt.NDArray[np.int64]:
     taken: npt.NDArray[np.int64] = entries["height"].astype(np.int64) * entries["width"] * entries["channels"]
     return taken
-
-
-def _key(name: str, size: int | None) -> str:
-    """A store belongs to one table, one way of decoding and one version of what decodes."""
-    about = json.dumps([name, size, DECODER, PIL.__version__])
-    return hashlib.sha256(about.encode()).hexdigest()[:32]

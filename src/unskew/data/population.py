@@ -179,19 +179,6 @@ def emd_of_cells(owner: Ints, label: Ints, count: Ints) -> float:
     return distance / total**2
 
 
-def label_counts(population: Population, labels: Ints, classes: int, client: int) -> Ints:
-    """[C], how many examples of each class the client holds."""
-    return np.bincount(labels[population.examples(client)], minlength=classes).astype(np.int64)
-
-
-def counts_table(population: Population, labels: Ints, classes: int) -> Ints:
-    """[K, C], the examples of each class for each client: dense, for few clients."""
-    owner = np.repeat(np.arange(population.clients), population.sizes)
-    codes = owner * classes + labels[population.order]
-    counts = np.bincount(codes, minlength=population.clients * classes)
-    return counts.reshape(population.clients, classes).astype(np.int64)
-
-
 def hold_out(client: Clients, labels: Ints, share: float, key: Key) -> Ints:
     """[V], the rows that are held out, ascending: that share of every client's examples and of each of its classes.
 

@@ -49,7 +49,7 @@ class PublishedSet:
     augment: bool = False
     label_bytes: int = 1  # in CIFAR's records: CIFAR-100 has the coarse label before the fine one
     first: int = 0  # the smallest label in the files
-    transposed: bool = False
+    transposed: bool = False  # EMNIST's files hold each image with rows and columns exchanged
     notes: tuple[str, ...] = ()
     download: Download | None = None
 
@@ -64,9 +64,7 @@ wardrobe whale willow_tree wolf woman worm"""
 _TORONTO = "https://www.cs.toronto.edu/~kriz/"
 _GOOGLE = "https://storage.googleapis.com/"
 _BATCHES = tuple(f"data_batch_{i}" for i in range(1, 6))
-_IDX_FILES = tuple(
-    f"{part}-{what}" for part in ("train", "t10k") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
-)
+_IDX_FILES = tuple(f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1"))
 _MNIST_FILES = {
     "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
     "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
@@ -211,9 +209,7 @@ def load_published(name: str, request: Request) -> ImageSet:
     if changed := [*changed, *also_changed]:
         more = f", nor are {len(changed) - 1} next to it" if len(changed) > 1 else ""
         notes.append(f"{changed[0]} is not the published file{more} (by checksum); read as it is")
-    twins = _twins(facts)
-    if twins and not _is_named_for(facts, folder):
-        names = ", ".join(twin.name for twin in twins)
+    if not _is_named_for(facts, folder) and (names := ", ".join(twin.name for twin in _twins(facts))):
         notes.append(f"{folder} is assumed to be {name}: files of {names} have the same names")
     if (len(train), len(test)) != facts.sizes:
         published = f"the published set has {facts.sizes[0]:,} and {facts.sizes[1]:,}"
@@ -240,10 +236,9 @@ def find_files(
     """Return the first folder that has all files of one layout, and the training and test files in it."""
     fetch = f"unskew data fetch {facts.name} --data-dir DIR"
     if data_dir is None:
-        raise UserError(
-            f"{facts.name}: no data folder is known; pass --data-dir DIR or set UNSKEW_DATA to the folder that "
-            f"contains {facts.layouts[0].folders[0]}/, or download it: {fetch}"
-        )
+        which = f"the folder that contains {facts.layouts[0].folders[0]}/"
+        given = f"{facts.name}: no data folder is known"
+        raise UserError(f"{given}; pass --data-dir DIR or set UNSKEW_DATA to {which}, or download it: {fetch}")
     if not is_folder(data_dir):
         raise UserError(f"{facts.name}: the data folder {data_dir} does not exist; give another, or {fetch}")
     looked = [(layout, data_dir / folder) for layout in facts.layouts for folder in layout.folders]
@@ -261,13 +256,12 @@ def find_files(
     if partly:
         raise UserError(f"{facts.name}: {partly}; put the whole set there, or {fetch}")
     folders = ", ".join(dict.fromkeys(str(folder) for _, folder in looked))
-    raise UserError(
-        f"{facts.name} was not found; looked in {folders}; pass the folder that contains it as --data-dir, or {fetch}"
-    )
+    instead = f"pass the folder that contains it as --data-dir, or {fetch}"
+    raise UserError(f"{facts.name} was not found; looked in {folders}; {instead}")
 
 
-def _locate(name: str, data_dir: Path | None) -> Path:
-    return find_files(SETS[name], data_dir)[1]
+def _locate(facts: PublishedSet, data_dir: Path | None) -> Path:
+    return find_files(facts, data_dir)[1]
 
 
 PUBLISHED = tuple(
@@ -276,7 +270,7 @@ PUBLISHED = tuple(
         facts.what,
         facts.origin,
         partial(load_published, facts.name) if facts.layouts else load_digits,
-        locate=partial(_locate, facts.name) if facts.layouts else None,
+        locate=partial(_locate, facts) if facts.layouts else None,
         check=partial(check_published, facts.name) if facts.layouts else None,
         classes=len(facts.classes),
         shape=facts.shape,
@@ -314,14 +308,9 @@ def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...])
     if layout.kind == "idx":
         pixels, numbers = (_read_idx(path, raw) for path, raw in zip(paths, raws, strict=True))
         images, labels = binary.join(
-            pixels,
-            numbers,
-            (paths[0], paths[1]),
-            classes=len(facts.classes),
-            first=facts.first,
-            transposed=facts.transposed,
+            pixels, numbers, (paths[0], paths[1]), classes=len(facts.classes), first=facts.first
         )
-        images = np.array(images, order="C")
+        images = np.array(images.transpose(0, 1, 3, 2) if facts.transposed else images, order="C")
     else:
         parts = [_read_batch(facts, layout, path, raw) for path, raw in zip(paths, raws, strict=True)]
         images, labels = np.concatenate([i for i, _ in parts]), np.concatenate([n for _, n in parts])
@@ -360,7 +349,6 @@ def _checksum(facts: PublishedSet, path: Path, raw: bytes) -> str:
         return NO_CHECKSUM
     md5 = hashlib.md5(raw, usedforsecurity=False).hexdigest()
     if _OWNER.get(md5, facts.name) != facts.name:
-        raise UserError(
-            f"{path} is the published file of {_OWNER[md5]}, not of {facts.name}; give --data {_OWNER[md5]}"
-        )
+        owner = _OWNER[md5]
+        raise UserError(f"{path} is the published file of {owner}, not of {facts.name}; give --data {owner}")
     return AS_PUBLISHED if md5 == facts.md5[path.name] else OTHER

@@ -8,10 +8,12 @@ Shapes: N rows.
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,42 +24,49 @@ from unskew.core.limits import check_plain, user_path
 
 @dataclass(frozen=True)
 class Rows:
-    """Photographs by their files. ``paths`` are below ``root``; ``labels`` number the classes."""
+    """Photographs, by their files or in a table that has their bytes. ``labels`` number the classes."""
 
     root: Path
-    paths: npt.NDArray[np.str_]  # [N]
+    paths: list[str]  # [N], below ``root``; none where a table has the bytes
     labels: npt.NDArray[np.int64]  # [N]
     classes: tuple[str, ...]
     test: npt.NDArray[np.bool_]  # [N]
     users: npt.NDArray[np.str_] | None = None  # [N]
     places: npt.NDArray[np.float64] | None = None  # [N, 2], latitude and longitude in degrees; NaN where unknown
     notes: tuple[str, ...] = ()
+    kept: npt.NDArray[np.int64] | None = None  # [N], the rows of the user's table that are train or test
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def part(self, index: npt.NDArray[np.int64]) -> "Rows":
+        """These rows alone."""
+        own: dict[str, Any] = {
+            name: None if (column := getattr(self, name)) is None else column[index]
+            for name in ("labels", "test", "users", "places", "kept")
+        }
+        return replace(self, paths=[self.paths[row] for row in index.tolist()] if self.paths else [], **own)
+
 
 def table_csv(rows: Rows, out: Path) -> bytes:
     """The table; paths in it are relative to the folder of ``out``, so that both can be moved together."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(_lines(rows, out))
-    return text.getvalue().encode()
-
-
-def _lines(rows: Rows, out: Path) -> Iterator[list[str]]:
-    """The header, then the rows; a place that is not known is empty."""
-    users, places = rows.users is not None, rows.places is not None
-    header = ["path", "label", *["user"] * users, *["latitude", "longitude"] * places, "split"]
-    yield header
     root = os.path.relpath(rows.root.resolve(), out.resolve().parent)
     before = "" if root == os.curdir else f"{root}/"
-    for at, (path, label, test) in enumerate(zip(rows.paths, rows.labels.tolist(), rows.test.tolist(), strict=True)):
-        line = [f"{before}{path}", rows.classes[label]]
-        if rows.users is not None:
-            line.append(str(rows.users[at]))
-        if rows.places is not None:
-            line += ["" if np.isnan(degrees) else repr(degrees) for degrees in rows.places[at].tolist()]
-        yield [*line, "test" if test else "train"]
+    columns: dict[str, Iterable[str]] = {
+        "path": (f"{before}{path}" for path in rows.paths),
+        "label": (rows.classes[label] for label in rows.labels.tolist()),
+    }
+    if rows.users is not None:
+        columns["user"] = rows.users.tolist()
+    if rows.places is not None:  # a place that is not known is empty
+        for name, degrees in zip(("latitude", "longitude"), rows.places.T.tolist(), strict=True):
+            columns[name] = ("" if math.isnan(value) else repr(value) for value in degrees)
+    columns["split"] = ("test" if test else "train" for test in rows.test.tolist())
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(columns)
+    lines.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
 
 
 TEST = "test.csv"

@@ -148,10 +148,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
             waiting()
             lock.acquire()
     except OSError as error:
-        raise UserError(
-            f"--cache-dir {cache.folder} cannot be written: {error.strerror or error}; give another folder, "
-            "or set UNSKEW_CACHE"
-        ) from error
+        why = f"cannot be written: {error.strerror or error}; give another folder, or set UNSKEW_CACHE"
+        raise UserError(f"--cache-dir {cache.folder} {why}") from error
     store = None
     try:
         folder.mkdir(exist_ok=True, mode=0o700)  # another process may have removed it while we waited
@@ -160,9 +158,8 @@ def open_store(cache: Cache, key: str, waiting: Callable[[], None]) -> Iterator[
         store = Store(folder, number, *files)
         yield store
     except OSError as error:
-        raise UserError(
-            f"the cache {folder} cannot be used: {error.strerror or error}; give another --cache-dir"
-        ) from error
+        why = f"cannot be used: {error.strerror or error}; give another --cache-dir"
+        raise UserError(f"the cache {folder} {why}") from error
     finally:
         if store is not None:
             store.close()
@@ -181,33 +178,35 @@ def make_room(cache: Cache, store: Store, needed: int) -> int:
     return max(0, min(cache.disk - total, free))
 
 
-def pixels_file(folder: Path, number: bytes) -> int | None:
-    """A descriptor of the store's pixels; None where they are not there any more, or are others."""
-    with suppress(OSError):
-        descriptor = os.open(folder / "pixels", os.O_RDONLY)
-        if os.pread(descriptor, HEADER, 0) == MARKS[0] + number:
-            return descriptor
-        os.close(descriptor)
-    return None
+@dataclass(frozen=True)
+class StoreReader:
+    """What another process reads a store by: its folder, and the number that its files begin with."""
 
+    folder: Path
+    number: bytes
 
-def mark_in_use(folder: Path) -> FileLock | None:
-    """Take a lock; until it is released, no other process removes the store."""
-    lock = FileLock(folder / f"use-{os.getpid()}", mode=MODE, thread_local=False, is_singleton=True)
-    with suppress(OSError, Timeout):
-        lock.acquire(timeout=0)
-        return lock
-    return None
+    def open(self, mode: int = os.O_RDONLY) -> int | None:
+        """A descriptor of the store's pixels; None where they are not there any more, or are others."""
+        with suppress(OSError):
+            descriptor = os.open(self.folder / FILES[0], mode)
+            if os.pread(descriptor, HEADER, 0) == MARKS[0] + self.number:
+                return descriptor
+            os.close(descriptor)
+        return None
 
+    def mark_in_use(self) -> FileLock | None:
+        """Take a lock; until it is released, no other process removes the store."""
+        lock = FileLock(self.folder / f"use-{os.getpid()}", mode=MODE, thread_local=False, is_singleton=True)
+        with suppress(OSError, Timeout):
+            lock.acquire(timeout=0)
+            return lock
+        return None
 
-def repair(folder: Path, number: bytes, offset: int, record: bytes) -> None:
-    """Write a record again where it was found damaged, if the file is still the same one."""
-    with suppress(OSError):
-        descriptor = os.open(folder / "pixels", os.O_RDWR)
-        try:
-            if os.pread(descriptor, HEADER, 0) == MARKS[0] + number:
+    def repair(self, offset: int, record: bytes) -> None:
+        """Write a record again where it was found damaged, if the file is still the same one."""
+        if (descriptor := self.open(os.O_RDWR)) is not None:
+            with suppress(OSError):
                 os.pwrite(descriptor, record, offset)
-        finally:
             os.close(descriptor)
 
 

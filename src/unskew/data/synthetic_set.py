@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import NormalDist
@@ -61,7 +61,7 @@ def draw_rows(shape: Shape, root: Path, *, seed: int = 0) -> Rows:
     key = Key(seed).fold("population")
     train, test = (_part(shape, count, key, name) for name, count in (("train", shape.examples), ("test", shape.test)))
     labels, users, places = (np.concatenate(columns) for columns in zip(train, test, strict=True))
-    paths = np.array([f"{n // BATCH:04d}/{n:07d}.jpg" for n in range(len(labels))], np.str_)
+    paths = [f"{n // BATCH:04d}/{n:07d}.jpg" for n in range(len(labels))]
     classes = tuple(f"class {c:0{len(str(shape.classes - 1))}d}" for c in range(shape.classes))
     names = np.array([f"user {u}" for u in range(shape.users)], np.str_)[users]
     notes = ("a drawn population, not iNaturalist: accuracy on it says nothing about iNaturalist",)
@@ -166,7 +166,7 @@ def write_population(
     if file.suffix == ".parquet":
         require_extra("pyarrow", "tables")
     rows = draw_rows(shape, file.parent / f"{file.stem}-pictures", seed=seed)
-    drawn = _reported(pictures(rows, size=size, seed=seed), len(rows), report) if size is not None else None
+    drawn = None if size is None else _report(pictures(rows, size=size, seed=seed), len(rows), report)
     if file.suffix == ".parquet":
         _write_parquet(file, rows, drawn)
         return rows
@@ -174,6 +174,13 @@ def write_population(
         write_again(rows.root / str(path), content)
     write_whole(file, table_csv(rows, file))
     return rows
+
+
+def _report(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[bytes]:
+    for done, content in enumerate(drawn, 1):
+        yield content
+        if done % GROUP == 0:
+            report(done, total)
 
 
 def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> None:
@@ -189,7 +196,7 @@ def _write_parquet(file: Path, rows: Rows, drawn: Iterator[bytes] | None) -> Non
 
 def _columns(pyarrow: Any, rows: Rows, part: slice, drawn: Iterator[bytes] | None) -> dict[str, Any]:
     labels = rows.labels[part].tolist()
-    columns: dict[str, Any] = {"path": rows.paths[part].tolist()}
+    columns: dict[str, Any] = {"path": rows.paths[part]}
     if drawn is not None:
         columns = {"image": pyarrow.array(list(islice(drawn, len(labels))), pyarrow.binary())}
     columns["label"] = [rows.classes[label] for label in labels]
@@ -199,13 +206,6 @@ def _columns(pyarrow: Any, rows: Rows, part: slice, drawn: Iterator[bytes] | Non
         columns["latitude"], columns["longitude"] = rows.places[part, 0], rows.places[part, 1]
     columns["split"] = ["test" if test else "train" for test in rows.test[part].tolist()]
     return columns
-
-
-def _reported(drawn: Iterator[bytes], total: int, report: Report) -> Iterator[bytes]:
-    for done, content in enumerate(drawn, 1):
-        yield content
-        if done % GROUP == 0:
-            report(done, total)
 
 
 def population(
@@ -218,24 +218,11 @@ def population(
     if not 0 <= noise <= 1000:
         raise UserError(f"population(noise={noise}): noise must be 0 to 1000")
     rows = draw_rows(Shape(users, classes, examples, test), Path(), seed=seed)
-    images = np.stack([_pixels(content) for content in pictures(rows, size=size, seed=seed, noise=noise)])
-    train = np.flatnonzero(~rows.test)
-    pixels = images[train].reshape(len(train), 3, -1) / 255
+    drawn = pictures(rows, size=size, seed=seed, noise=noise)
+    images = np.stack([np.asarray(Image.open(io.BytesIO(c)).convert("RGB")).transpose(2, 0, 1) for c in drawn])
+    train, held = (rows.part(np.flatnonzero(part)) for part in (~rows.test, rows.test))
+    pixels = images[~rows.test].reshape(len(train), 3, -1) / 255
     mean, std = tuple(pixels.mean((0, 2)).tolist()), tuple(pixels.std((0, 2)).tolist())
-    owners = [None if rows.users is None else rows.users[part] for part in (train, rows.test)]
-    return ImageSet(
-        "population",
-        rows.classes,
-        Split(images[train], rows.labels[train]),
-        Split(images[rows.test], rows.labels[rows.test]),
-        mean,
-        std,
-        users=owners[0],
-        notes=rows.notes,
-        places=None if rows.places is None else rows.places[train],
-        test_users=owners[1],
-    )
-
-
-def _pixels(content: bytes) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB")).transpose(2, 0, 1)
+    splits = Split(images[~rows.test], train.labels), Split(images[rows.test], held.labels)
+    made = ImageSet("population", rows.classes, *splits, mean, std, notes=rows.notes, places=train.places)
+    return replace(made, users=train.users, test_users=held.users)

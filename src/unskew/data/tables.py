@@ -9,11 +9,11 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
-from unskew.data.arrays import moments
+from unskew.data.arrays import every_fifth, moments
 from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Download, Finding, Request, Source
 from unskew.data.photographs import (
     Files,
@@ -48,11 +48,9 @@ from unskew.data.photographs import (
 from unskew.data.rows import Rows
 from unskew.data.store import cache_of
 
-WANTED = ("path", "image", "label")
 OPTIONAL = ("user", "latitude", "longitude", "split")
-COLUMNS = (*WANTED, *OPTIONAL)
+COLUMNS = ("path", "image", "label", *OPTIONAL)
 LEFT_OUT = ("validation", "valid", "val", "dev")  # values of split that are neither train nor test
-SEPARATORS = (",", ";", "\t")
 ROW_BYTES = 20  # in memory for each byte of a CSV, about
 OTHER_NAMES = {
     "label": ("class", "category", "target", "species", "label_id", "class_id", "category_id"),
@@ -68,9 +66,9 @@ Texts = Sequence[str]
 
 @dataclass(frozen=True)
 class Columns:
-    """A table as it was read: texts, one for each row; None where there is no such column. ``line`` numbers rows."""
+    """A table as it was read: texts, one for each row; None where there is no such column."""
 
-    where: str
+    file: Path
     line: Callable[[int], str]  # what a message calls a row
     label: Texts
     path: Texts | None = None
@@ -81,18 +79,9 @@ class Columns:
     split: Texts | None = None
     notes: tuple[str, ...] = ()
 
-
-@dataclass(frozen=True)
-class Facts:
-    """What the columns say of the rows that are kept."""
-
-    kept: npt.NDArray[np.int64]  # the rows of the table that are train or test
-    labels: npt.NDArray[np.int64]
-    classes: tuple[str, ...]
-    test: npt.NDArray[np.bool_]
-    users: npt.NDArray[np.str_] | None
-    places: npt.NDArray[np.float64] | None
-    notes: tuple[str, ...]
+    def refuse(self, row: int, why: str) -> NoReturn:
+        """Raise a UserError that names the row."""
+        raise UserError(f"{self.file} {self.line(row)}: {why}")
 
 
 def read_csv(path: Path) -> Columns:
@@ -101,12 +90,10 @@ def read_csv(path: Path) -> Columns:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             check_memory(ROW_BYTES * path.stat().st_size, str(path), "split the table")
-            first = "\n"
-            while first.isspace():
-                first = file.readline(100_000)
+            while (first := file.readline(100_000)).isspace():
+                pass
             file.seek(0)
-            separator = max(SEPARATORS, key=first.count)
-            lines = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
+            lines = csv.reader(file, delimiter=max(",;\t", key=first.count), skipinitialspace=True, strict=True)
             rows = filter(None, lines)
             header = [name.strip().lower() for name in next(rows, [])]
             places, notes = choose_columns(header, str(path), without=("image",))
@@ -115,8 +102,8 @@ def read_csv(path: Path) -> Columns:
             numbers: list[int] = []
             for row in rows:
                 if len(row) != len(header):
-                    fields = f"{len(row)} values under {len(header)} columns"
-                    raise UserError(f"{path} line {lines.line_num}: {fields}; give one for each")
+                    given = f"{len(row)} values under {len(header)} columns"
+                    raise UserError(f"{path} line {lines.line_num}: {given}; give one for each")
                 numbers.append(lines.line_num)
                 for texts, column in wanted:
                     texts.append(row[column])
@@ -130,7 +117,7 @@ def read_csv(path: Path) -> Columns:
         unclosed = str(error) == "unexpected end of data"
         why = "a quotation mark is not closed before the file ends" if unclosed else error
         raise UserError(f"{path} is not a CSV: {why}; write it again") from error
-    return Columns(str(path), lambda row: f"line {numbers[row]}", notes=notes, **columns)
+    return Columns(path, lambda row: f"line {numbers[row]}", notes=notes, **columns)
 
 
 def choose_columns(
@@ -145,12 +132,17 @@ def choose_columns(
     for name in ("label", "path"):
         if name not in places and not (name == "path" and "image" in places):
             raise UserError(f"{where} has no column {name}; {_instead(name, header)}")
-    if ("latitude" in places) != ("longitude" in places):
-        given, other = ("latitude", "longitude") if "latitude" in places else ("longitude", "latitude")
-        raise UserError(f"{where} has a column {given} but no {other}; {_instead(other, header)}, or leave both out")
+    for given, other in (("latitude", "longitude"), ("longitude", "latitude")):
+        if given in places and other not in places:
+            instead = _instead(other, header)
+            raise UserError(f"{where} has a column {given} but no {other}; {instead}, or leave both out")
+    free = [column for column in OPTIONAL if column not in places]
     others = [name for name in header if name not in places]
-    near = [f"{name} (meant as {like}?)" if (like := _meant(name, places)) else name for name in others]
-    shown = ", ".join(brief(name, 40)[1:-1] for name in near[:9]) + (" …" if len(near) > 9 else "")
+    meant = {
+        name: next((c for c in free if name in OTHER_NAMES.get(c, ())), None) or _near(name, free, 0.75)
+        for name in others
+    }
+    shown = _shown([f"{name} (meant as {like}?)" if like else name for name, like in meant.items()])
     return places, (f"unused columns: {shown}",) if others else ()
 
 
@@ -158,58 +150,54 @@ def _instead(name: str, header: Sequence[str]) -> str:
     other = next((column for column in header if column in OTHER_NAMES[name]), None)
     if name == "path" and other is None and (image := next((e for e in header if e in OTHER_NAMES["image"]), None)):
         return f"rename {image} to path if it has the files' names, or to image if it has their bytes (parquet only)"
-    close = other or next(iter(get_close_matches(name, header, n=1, cutoff=0.6)), None)
-    shown = ", ".join(brief(column, 40)[1:-1] for column in header[:9])
-    return f"rename {close} to {name}" if close else f"its columns are {shown}: add it, or rename the one that is meant"
+    if close := other or _near(name, header, 0.6):
+        return f"rename {close} to {name}"
+    return f"its columns are {_shown(header)}: add it, or rename the one that is meant"
 
 
-def _meant(name: str, places: dict[str, int]) -> str | None:
-    """The optional column that an unknown one may be meant as."""
-    free = [column for column in OPTIONAL if column not in places]
-    named = next((column for column in free if name in OTHER_NAMES.get(column, ())), None)
-    return named or next(iter(get_close_matches(name, free, n=1, cutoff=0.75)), None)
+def _near(name: str, names: Sequence[str], cutoff: float) -> str | None:
+    return next(iter(get_close_matches(name, names, n=1, cutoff=cutoff)), None)
 
 
-def check_columns(columns: Columns) -> Facts:
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(brief(name, 40)[1:-1] for name in names[:9]) + (" …" if len(names) > 9 else "")
+
+
+def check_columns(columns: Columns) -> Rows:
     """Labels as numbers, users, places and what is test; rows of a validation part are left out."""
-    count = len(columns.label)
-    if not count:
-        raise UserError(f"{columns.where} has a header but no rows; give one row per photograph")
-    test, kept, notes = _split(columns, count)
+    if not len(columns.label):
+        raise UserError(f"{columns.file} has a header but no rows; give one row per photograph")
+    test, kept, notes = _split(columns)
     labels, classes = _numbered(columns)
-    users, places = _users(columns), _places(columns)
-    users, places = None if users is None else users[kept], None if places is None else places[kept]
-    notes = [*columns.notes, *notes, *_repeated(columns, kept, test)]
-    return Facts(kept, labels[kept], classes, test[kept], users, places, tuple(notes))
+    every = np.arange(len(labels))
+    root, paths = columns.file.absolute().parent, list(columns.path or ())
+    rows = Rows(root, paths, labels, classes, test, _users(columns), _places(columns), kept=every).part(kept)
+    return replace(rows, notes=(*columns.notes, *notes, *_repeated(rows)))
 
 
-def _repeated(columns: Columns, kept: npt.NDArray[np.int64], test: npt.NDArray[np.bool_]) -> list[str]:
+def _repeated(rows: Rows) -> list[str]:
     """A note on photographs that are listed twice: in train and in test, they make accuracy look better than it is."""
-    if columns.path is None:
-        return []
-    parts = [{columns.path[row] for row in kept[test[kept] == part].tolist()} for part in (False, True)]
+    listed = list(zip(rows.paths, rows.test.tolist(), strict=False))  # no paths where the table has the bytes
+    parts = [{path for path, test in listed if test is part} for part in (False, True)]
     both = len(parts[0] & parts[1])
-    twice = len(kept) - len(parts[0]) - len(parts[1]) + both
+    twice = len(listed) - len(parts[0]) - len(parts[1]) + both
     if not twice:
         return []
     more = f", {both:,} of them in train and in test" if both else ""
     return [f"{counted(twice, 'row')} {'repeats' if twice == 1 else 'repeat'} a photograph of another row{more}"]
 
 
-def _split(columns: Columns, count: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], list[str]]:
+def _split(columns: Columns) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64], list[str]]:
     if columns.split is None:
-        test = np.equal(np.arange(count) % 5, 4)
+        test = every_fifth(len(columns.label))
         if not test.any():
-            raise UserError(
-                f"{columns.where} has no column split, and too few rows to take every fifth as test; add the column, "
-                "or rows"
-            )
-        return test, np.arange(count), ["every fifth row is test: the table has no column split"]
+            few = "has no column split, and too few rows to take every fifth as test"
+            raise UserError(f"{columns.file} {few}; add the column, or rows")
+        return test, np.arange(len(test)), ["every fifth row is test: the table has no column split"]
     splits = [word.strip().lower() for word in columns.split]
     known = {"train", "test", *LEFT_OUT}
     if (wrong := next((row for row, word in enumerate(splits) if word not in known), None)) is not None:
-        given = f"split is {brief(columns.split[wrong])}"
-        raise UserError(f"{columns.where} {columns.line(wrong)}: {given}; give train, test or validation")
+        columns.refuse(wrong, f"split is {brief(columns.split[wrong])}; give train, test or validation")
     out = np.isin(splits, LEFT_OUT)
     notes = [f"{int(out.sum()):,} rows of the validation part are left out"] if out.any() else []
     return np.equal(splits, "test"), np.flatnonzero(~out), notes
@@ -219,20 +207,15 @@ def _numbered(columns: Columns) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]
     """Labels as class numbers: whole numbers in their order, texts in alphabetical order."""
     texts = [text.strip() for text in columns.label]
     if (empty := next((row for row, text in enumerate(texts) if not text), None)) is not None:
-        raise UserError(f"{columns.where} {columns.line(empty)}: the label is empty; give one, or remove the row")
-    if columns.names is not None:
-        wrong = next(
-            (row for row, text in enumerate(texts) if not text.isdigit() or int(text) >= len(columns.names)), None
-        )
-        if wrong is not None:
-            named = f"{len(columns.names)} classes are named"
-            raise UserError(
-                f"{columns.where} {columns.line(wrong)}: the label is {texts[wrong]}, but {named}; correct it"
-            )
-        return np.array(texts, np.int64), columns.names
+        columns.refuse(empty, "the label is empty; give one, or remove the row")
+    if (names := columns.names) is not None:
+        wrong = (row for row, text in enumerate(texts) if not text.isdigit() or int(text) >= len(names))
+        if (first := next(wrong, None)) is not None:
+            columns.refuse(first, f"the label is {texts[first]}, but {len(names)} classes are named; correct it")
+        return np.array(texts, np.int64), names
     distinct = set(texts)
     if len(distinct) > MAX_CLASSES:
-        raise UserError(f"{columns.where} has {len(distinct):,} different labels; the limit is {MAX_CLASSES:,}")
+        raise UserError(f"{columns.file} has {len(distinct):,} different labels; the limit is {MAX_CLASSES:,}")
     whole = all(re.fullmatch(r"0|-?[1-9]\d{0,17}", text) for text in distinct)
     classes = sorted(distinct, key=int) if whole else sorted(distinct)
     number_of = {text: number for number, text in enumerate(classes)}
@@ -255,8 +238,7 @@ def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
     known = ~np.isnan(places)
     if len(half := np.flatnonzero(known[:, 0] != known[:, 1])):
         has, lacks = ("latitude", "longitude") if known[half[0], 0] else ("longitude", "latitude")
-        line = columns.line(int(half[0]))
-        raise UserError(f"{columns.where} {line} has a {has} and no {lacks}; give both, or leave both empty")
+        columns.refuse(int(half[0]), f"it has a {has} and no {lacks}; give both, or leave both empty")
     return places
 
 
@@ -268,10 +250,8 @@ def _degrees(columns: Columns, name: str, texts: Iterable[str], most: int) -> np
         except ValueError:
             value = float("inf")
         if abs(value) > most:
-            raise UserError(
-                f"{columns.where} {columns.line(row)}: {name} is {brief(text)}; give degrees from -{most} to {most}, "
-                "or nothing where it is not known"
-            )
+            degrees = f"degrees from -{most} to {most}, or nothing where it is not known"
+            columns.refuse(row, f"{name} is {brief(text)}; give {degrees}")
         values.append(value)
     return np.array(values, np.float64)
 
@@ -302,10 +282,9 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({reason(error)}); write it again") from error
     columns = {known: _texts(arrow, table.column(name), known, f"{path}: {name}") for known, name in names.items()}
-    classes = (
-        _class_names(schema, names["label"]) if arrow.types.is_integer(schema.field(names["label"]).type) else None
-    )
-    return Columns(str(path), lambda row: f"row {row}", notes=notes, names=classes, **columns), image
+    numbered = arrow.types.is_integer(schema.field(names["label"]).type)
+    classes = _class_names(schema, names["label"]) if numbered else None
+    return Columns(path, lambda row: f"row {row}", notes=notes, names=classes, **columns), image
 
 
 def _texts(arrow: Any, column: Any, known: str, where: str) -> list[str]:
@@ -354,8 +333,8 @@ def load_table(request: Request, *, size: int | None = None, broken: str = "stop
     broken
         What photographs that cannot be read lead to: ``stop`` or ``skip``.
     """
-    pictures, facts, store = _read_table(request, size, broken)
-    return _image_set(request, pictures, facts, _scan(request, pictures, facts, store, size), size, broken)
+    pictures, rows, store = _read_table(request, size, broken)
+    return _image_set(request, pictures, rows, _scan(request, pictures, rows, store, size), size, broken)
 
 
 def table_examples(request: Request, *, size: int | None = None, broken: str = "stop") -> Examples:
@@ -367,14 +346,14 @@ def table_examples(request: Request, *, size: int | None = None, broken: str = "
 
 def check_table(request: Request, *, size: int | None = None, broken: str = "stop") -> list[Finding]:
     """Return a finding for each broken photograph, then one for the table."""
-    pictures, facts, store = _read_table(request, size, broken)
-    scanned = _scan(request, pictures, facts, store, size)
+    pictures, rows, store = _read_table(request, size, broken)
+    scanned = _scan(request, pictures, rows, store, size)
     findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
     if findings and broken == "stop":
         share = f"{len(findings):,} of {counted(len(pictures), 'photograph')} cannot be read"
         detail = f"{share}; replace them, or leave them out: {request.spell(broken='skip')}"
         return [*findings, Finding(request.name, 0, DAMAGED, detail)]
-    images = _image_set(request, pictures, facts, scanned, size, broken)
+    images = _image_set(request, pictures, rows, scanned, size, broken)
     return [*findings, describe_images(user_path(request.path), images, images.notes)]
 
 
@@ -452,7 +431,7 @@ def row_source(
         _check_reading(request, size, broken)
         if broken == "skip":
             return load(request, size=size, broken=broken, **options).examples
-        return _examples(_facts(read_rows(request, **options)))
+        return _examples(read_rows(request, **options))
 
     def check(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> list[Finding]:
         """Count the rows, and those of the pictures that are there, of the ones looked for."""
@@ -468,9 +447,10 @@ def row_source(
 
 def load_rows(request: Request, rows: Rows, *, size: int | None, broken: str = "stop") -> ImageSet:
     """Return the image set of these rows."""
-    facts, pictures = _facts(rows), Files.of(rows.root.absolute(), rows.paths.tolist())
-    scanned = _scan(request, pictures, facts, f"{request.call.name} in {rows.root.absolute()}", size)
-    return _image_set(request, pictures, facts, scanned, size, broken)
+    root = rows.root.absolute()
+    pictures = Files.of(root, rows.paths)
+    scanned = _scan(request, pictures, rows, f"{request.call.name} in {root}", size)
+    return _image_set(request, pictures, rows, scanned, size, broken)
 
 
 def _check_reading(request: Request, size: int | None, broken: str) -> None:
@@ -485,17 +465,12 @@ def check_side(request: Request, size: int | None) -> None:
         raise UserError(f"{cut(request.name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in (size=128)")
 
 
-def _facts(rows: Rows) -> Facts:
-    return Facts(np.arange(len(rows)), rows.labels, rows.classes, rows.test, rows.users, rows.places, rows.notes)
+def _examples(rows: Rows) -> Examples:
+    train = rows.part(np.flatnonzero(~rows.test))
+    return Examples(train.labels, train.classes, train.users, train.places)
 
 
-def _examples(facts: Facts) -> Examples:
-    train = ~facts.test
-    users = None if facts.users is None else facts.users[train]
-    return Examples(facts.labels[train], facts.classes, users, None if facts.places is None else facts.places[train])
-
-
-def _read_table(request: Request, size: int | None, broken: str) -> tuple[Pictures, Facts, str]:
+def _read_table(request: Request, size: int | None, broken: str) -> tuple[Pictures, Rows, str]:
     """Read where a table's photographs are, what it says of them, and the name of its store."""
     _check_reading(request, size, broken)
     path = user_path(request.path)
@@ -503,54 +478,39 @@ def _read_table(request: Request, size: int | None, broken: str) -> tuple[Pictur
         raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a table; give FILE.csv or FILE.parquet")
     request.say("reading the table", 0, 0)
     columns, image = read_parquet(path) if path.suffix.lower() == ".parquet" else (read_csv(path), None)
-    facts = check_columns(columns)
-    store = f"table:{path.absolute()}"
-    if image is not None:
-        return Parquet(path.absolute(), image, facts.kept), facts, store
-    named = columns.path or ()
-    return Files.of(path.absolute().parent, [named[row] for row in facts.kept.tolist()]), facts, store
+    rows, store = check_columns(columns), f"table:{path.absolute()}"
+    if image is not None and rows.kept is not None:
+        return Parquet(path.absolute(), image, rows.kept), rows, store
+    return Files.of(rows.root, rows.paths), rows, store
 
 
-def _scan(request: Request, pictures: Pictures, facts: Facts, store: str, size: int | None) -> Scanned:
-    return scan(pictures, store, size, ~facts.test, request.cache or cache_of(), request.say)
+def _scan(request: Request, pictures: Pictures, rows: Rows, store: str, size: int | None) -> Scanned:
+    return scan(pictures, store, size, ~rows.test, request.cache or cache_of(), request.say)
 
 
 def _image_set(
-    request: Request, pictures: Pictures, facts: Facts, scanned: Scanned, size: int | None, broken: str
+    request: Request, pictures: Pictures, rows: Rows, scanned: Scanned, size: int | None, broken: str
 ) -> ImageSet:
     name, cache = request.name, request.cache or cache_of()
-    notes = [*facts.notes, *_note_broken(request, pictures, scanned, broken)]
+    notes = [*rows.notes, *_note_broken(request, pictures, scanned, broken)]
     if size is not None:
         notes.append(f"photographs are scaled and cropped to {size}×{size}")
-    parts = [np.flatnonzero(scanned.good & part) for part in (~facts.test, facts.test)]
-    for part, rows in zip(("train", "test"), parts, strict=True):
-        if not len(rows):
+    parts = [np.flatnonzero(scanned.good & part) for part in (~rows.test, rows.test)]
+    for part, numbers in zip(("train", "test"), parts, strict=True):
+        if not len(numbers):
             raise UserError(f"{name} has no photographs for {part}; add some, with split {part}")
-    if len(np.unique(facts.labels[parts[0]])) < 2:
+    if len(np.unique(rows.labels[parts[0]])) < 2:
         raise UserError(f"{name}: all training photographs have the same label; a classifier needs two or more")
-    train, test = (Split(scanned.photographs(rows), facts.labels[rows]) for rows in parts)
+    train, test = (rows.part(numbers) for numbers in parts)
+    first, second = (Split(scanned.photographs(numbers), rows.labels[numbers]) for numbers in parts)
     mean, std = moments(scanned.counts[: 1 if scanned.grey else 3])
-    users = [None if facts.users is None else facts.users[rows] for rows in parts]
-    places = None if facts.places is None else facts.places[parts[0]]
     disk = f"{format_bytes(scanned.on_disk)} on disk (at most {format_bytes(cache.disk)})"
     notes.append(f"images: {disk}, at most {format_bytes(cache.memory)} in memory")
     if scanned.beyond:
-        notes.append(
-            f"{counted(scanned.beyond, 'photograph')} beyond --cache-disk {format_bytes(cache.disk)} (or half of what "
-            "is free there): each is decoded again when it is needed"
-        )
-    return ImageSet(
-        name,
-        facts.classes,
-        train,
-        test,
-        mean,
-        std,
-        users=users[0],
-        notes=tuple(notes),
-        places=places,
-        test_users=users[1],
-    )
+        limit = f"--cache-disk {format_bytes(cache.disk)} (or half of what is free there)"
+        notes.append(f"{counted(scanned.beyond, 'photograph')} beyond {limit}: each is decoded again when it is needed")
+    images = ImageSet(name, rows.classes, first, second, mean, std, notes=tuple(notes), places=train.places)
+    return replace(images, users=train.users, test_users=test.users)
 
 
 def _note_broken(request: Request, pictures: Pictures, scanned: Scanned, broken: str) -> list[str]:

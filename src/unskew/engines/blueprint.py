@@ -120,7 +120,7 @@ def pixels(blueprint: Blueprint, data: Tensors, device: torch.device | None = No
         return Pixels.of(images, labels, data["mean"], data["std"], dtype, blueprint.shape).to(device or CPU)
 
     train = part("train")
-    test = train.chosen(data["test/rows"].to(train.device)) if "test/rows" in data else part("test")
+    test = train.select(data["test/rows"].to(train.device)) if "test/rows" in data else part("test")
     return {"train": train, "test": test}
 
 

@@ -31,7 +31,7 @@ from unskew.core.limits import CACHE_VARIABLE
 from unskew.core.machine import cores, ready_device
 from unskew.core.types import ImageSet, Split, Tensors
 from unskew.core.units import format_bytes
-from unskew.data.batches import SHIFT, Pixels, draws
+from unskew.data.batches import SHIFT, Pixels, draw_augmentation
 from unskew.data.photographs import Say
 from unskew.engines.blueprint import Blueprint
 from unskew.models.finetune import Cut, find_cut
@@ -172,7 +172,7 @@ class _Encoder:
 
 def _draws(augmentation: str, count: int, view: int, index: Tensor) -> tuple[Tensor, Tensor]:
     """The crops and flips of a view: the same for every seed, so that runs of several seeds share the stored views."""
-    crops, flip = draws(augmentation, Key(0).fold("views", view).numpy(), count)
+    crops, flip = draw_augmentation(augmentation, Key(0).fold("views", view).numpy(), count)
     return crops[index], flip[index]
 
 

@@ -74,10 +74,8 @@ def refuse_on_frozen_features(source: str) -> None:
     """Refuse methods that act on the features, for a run that trains the classifier alone."""
     for call in text.parse_calls(source, "method"):
         if call.name in ON_FEATURES:
-            raise UserError(
-                f"{call.name} with --train classifier: it acts on the features, and these are frozen; train more "
-                f'layers, such as --train "last(2)", or leave {call.name} out'
-            )
+            given = f"{call.name} with --train classifier: it acts on the features, and these are frozen"
+            raise UserError(f'{given}; train more layers, such as --train "last(2)", or leave {call.name} out')
 
 
 def parse_calibrations(source: str) -> Algorithm:

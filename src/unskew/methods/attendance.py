@@ -41,10 +41,8 @@ class Trace:
     def available(self, number: int, clients: int) -> Mask:
         """[K], who is available in that round."""
         if (most := int(self.client.max())) >= clients:
-            raise UserError(
-                f"{self.path} has client {most}, but there are {clients:,} clients, counted from 0; give a trace of "
-                "these clients"
-            )
+            given = f"{self.path} has client {most}, but there are {clients:,} clients, counted from 0"
+            raise UserError(f"{given}; give a trace of these clients")
         now = (number - 1) % self.rounds + 1
         mask = np.zeros(clients, bool)
         mask[self.client[(self.first <= now) & (now <= self.last)]] = True
@@ -63,9 +61,8 @@ def read_trace(path: Path) -> Trace:
         header = [name.strip().lower() for name in next(rows, [])]
         wanted = next((names for names in (STAYS, ROUNDS) if set(names) <= set(header)), None)
         if wanted is None:
-            raise UserError(
-                f"{path} is not a trace: its header is {','.join(header)[:80]!r}; give round,client or client,from,to"
-            )
+            given = f"{path} is not a trace: its header is {','.join(header)[:80]!r}"
+            raise UserError(f"{given}; give round,client or client,from,to")
         columns = [header.index(name) for name in wanted]
         table = np.array([_parse_row(path, rows.line_num, row, columns) for row in rows if row], np.int64)
     except UnicodeDecodeError as error:
@@ -87,10 +84,8 @@ def _parse_row(path: Path, line: int, row: list[str], columns: list[int]) -> lis
         raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; give whole numbers in every column") from None
     client, *rounds = values if len(values) == 3 else values[::-1]
     if client < 0 or min(rounds) < 1 or max(values) >= 2**31 or rounds != sorted(rounds):
-        raise UserError(
-            f"{path}, line {line}: {','.join(row)[:80]!r}; clients count from 0, rounds from 1, and a stay ends in the "
-            "round in which it begins or later"
-        )
+        rule = "clients count from 0, rounds from 1, and a stay ends in the round in which it begins or later"
+        raise UserError(f"{path}, line {line}: {','.join(row)[:80]!r}; {rule}")
     return values
 
 
@@ -187,23 +182,17 @@ class _FromTrace:
     def spelling(self) -> str:
         """The method's text with the whole path and the content's hash: the same trace from anywhere, or none."""
         if {"'", '"'} <= set(str(self.path)):
-            raise UserError(
-                f"{self.path} has both kinds of quotes in its name, which a method's text cannot; rename it"
-            )
+            quotes = "has both kinds of quotes in its name, which a method's text cannot"
+            raise UserError(f"{self.path} {quotes}; rename it")
         known = self.sha256 or hash_trace(self.path)[:DIGITS]
         return f"available({text.spell(str(self.path))}, sha256={text.spell(known)})"
 
     @cached_property
     def trace(self) -> Trace:
         if not hash_trace(self.path).startswith(self.sha256):
-            raise UserError(
-                f"{self.path} is not the trace that the run was started with: its content has changed; restore it, or "
-                "start another run"
-            )
+            changed = "is not the trace that the run was started with: its content has changed"
+            raise UserError(f"{self.path} {changed}; restore it, or start another run")
         return read_trace(self.path)
 
     def __call__(self, algorithm: Algorithm) -> Algorithm:
-        return replace(algorithm, available=self._available)
-
-    def _available(self, key: Key, number: int, roster: Roster) -> Mask:
-        return self.trace.available(number, roster.clients)
+        return replace(algorithm, available=lambda _, number, roster: self.trace.available(number, roster.clients))

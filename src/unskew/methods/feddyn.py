@@ -46,9 +46,8 @@ def feddyn(alpha: float = 0.01) -> Method:
 
     def update(params: Tensors, gradient: Tensors, memory: Tensors, info: RoundInfo) -> tuple[Tensors, Tensors]:
         h = {name: memory[f"h/{name}"] + alpha * info.turnout * g for name, g in gradient.items()}
-        return apply_step(params, {name: g + h[name] / alpha for name, g in gradient.items()}, 1.0), tensors.prefixed(
-            h, "h/"
-        )
+        step = {name: g + h[name] / alpha for name, g in gradient.items()}
+        return apply_step(params, step, 1.0), tensors.prefixed(h, "h/")
 
     def init(params: Tensors) -> Tensors:
         return {f"h/{name}": torch.zeros_like(value, dtype=torch.float64) for name, value in params.items()}
@@ -56,13 +55,8 @@ def feddyn(alpha: float = 0.01) -> Method:
     return lambda algorithm: replace(
         algorithm,
         terms=(*algorithm.terms, proximal),
-        correction=_linear,
+        correction=lambda shared, memory: {name: -g for name, g in tensors.under(memory, "feddyn/").items()},
         server=ServerOptimizer(init, update),
         remember=(*algorithm.remember, Memory("feddyn", blank=parameters, keep=keep)),
         claims=("sampler", "aggregate"),
     )
-
-
-def _linear(shared: Tensors, memory: Tensors) -> Tensors:
-    """−g_k."""
-    return {name: -g for name, g in tensors.under(memory, "feddyn/").items()}

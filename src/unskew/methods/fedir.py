@@ -49,25 +49,20 @@ def fedir(target: str = "population", cap: float = 0.0, smooth: float = 0.0) -> 
     def importance(loss: Loss, step: Step) -> Loss:
         shares = step.shared["sent/fedir/target"]
         if cap or smooth:
-            ratio = _limit_ratio(shares, step.counts.to(shares.dtype) / step.counts.sum(), cap, smooth)
+            own = step.counts.to(shares.dtype) / step.counts.sum()
+            ratio = shares / ((1 - smooth) * own + smooth * shares)
+            ratio = ratio.clamp(max=cap) if cap else ratio
         else:
             ratio = shares / step.counts  # p/q_k up to a factor, which cancels
         weight = ratio[step.labels]
         return replace(loss, weight=weight if loss.weight is None else loss.weight * weight)
 
-    surveyed = target == "population"
-    statistic = Statistic(
-        "fedir", init, survey=_count_labels if surveyed else None, surveyed=_distribution if surveyed else None
-    )
+    statistic = Statistic("fedir", init)
+    if target == "population":
+        statistic = replace(statistic, survey=_count_labels, surveyed=_distribution)
     return lambda algorithm: replace(
         algorithm, terms=(*algorithm.terms, importance), statistics=(*algorithm.statistics, statistic)
     )
-
-
-def _limit_ratio(target: Tensor, own: Tensor, cap: float, smooth: float) -> Tensor:
-    """[C], p/q_k with the target mixed into q_k, at most ``cap``."""
-    ratio = target / ((1 - smooth) * own + smooth * target)
-    return ratio.clamp(max=cap) if cap else ratio
 
 
 def _count_labels(known: Visited) -> Sums:
@@ -92,7 +87,6 @@ def _parse_shares(target: str) -> Tensor:
     shares = torch.tensor(values, dtype=torch.float64)
     shares = shares / shares.sum()
     if not bool((shares.float() > 0).all()):  # clients see them in the model's type
-        raise ValueError(
-            f"fedir(target={target}): these shares differ too much, or are too large, for the model's number type"
-        )
+        wrong = "these shares differ too much, or are too large, for the model's number type"
+        raise ValueError(f"fedir(target={target}): {wrong}")
     return shares

@@ -14,6 +14,7 @@ from unskew.core import tensors
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.key import Key
 from unskew.core.text import apply, parse_calls
+from unskew.core.units import counted
 from unskew.models.any_module import (
     AnyNetwork,
     bind_factory,
@@ -25,11 +26,8 @@ from unskew.models.any_module import (
 from unskew.models.imagenet import efficientnet_lite0, mobilenet_v2, resnet_18, resnet_50
 from unskew.models.networks import Network, Shape, lenet_64, simple_cnn, tiny_cnn
 
-NETWORKS: dict[str, Callable[[Shape, int], Network]] = {
-    "simple-cnn": simple_cnn,
-    "lenet-64": lenet_64,
-    "tiny-cnn": tiny_cnn,
-}
+Factory = Callable[[Shape, int], Network]
+NETWORKS: dict[str, Factory] = {"simple-cnn": simple_cnn, "lenet-64": lenet_64, "tiny-cnn": tiny_cnn}
 PUBLIC: dict[str, Callable[..., nn.Module]] = {  # with knobs, and the parameter names of their public checkpoints
     "mobilenet-v2": mobilenet_v2,
     "resnet-18": resnet_18,
@@ -97,7 +95,10 @@ def initialise(network: nn.Module, key: Key) -> None:
     """
     origin: Origin | None = getattr(network, "origin", None)
     if origin is not None:
-        _copy(origin.make(key), network)
+        made, own = tensors.of_module(origin.make(key)), tensors.of_module(network)
+        if {name: value.shape for name, value in made.items()} != {name: value.shape for name, value in own.items()}:
+            raise UserError("the model's factory gives other layers when it is called again; give the same ones")
+        tensors.overwrite(network, made)
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
             bound = 1 / math.sqrt(max(layer.weight[0].numel(), 1))
@@ -121,16 +122,5 @@ def batch_norm_policy(network: nn.Module) -> str:
     count = sum(isinstance(part, _BatchNorm) and part.track_running_stats for part in parts)
     if not count:
         return ""
-    layers = "1 BatchNorm layer" if count == 1 else f"{count} BatchNorm layers"
-    return (
-        f"{layers}: running statistics are averaged over the clients by their weights; "
-        "the server optimiser never moves them"
-    )
-
-
-def _copy(source: nn.Module, network: nn.Module) -> None:
-    """Overwrite the network's tensors with the source's."""
-    values, own = tensors.of_module(source), tensors.of_module(network)
-    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
-        raise UserError("the model's factory gives other layers when it is called a second time; give the same ones")
-    tensors.overwrite(network, values)
+    averaged = "running statistics are averaged over the clients by their weights"
+    return f"{counted(count, 'BatchNorm layer')}: {averaged}; the server optimiser never moves them"

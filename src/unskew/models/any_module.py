@@ -54,10 +54,9 @@ def _bind(function: Callable[..., Any], shape: Shape, classes: int) -> Callable[
         return partial(function, shape, classes)
     plain = [n for n, p in knobs.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = any(p.kind == p.VAR_KEYWORD for p in knobs.values())
-    values = (
-        dict.fromkeys(SHAPE_KNOBS, shape) | dict.fromkeys(CHANNEL_KNOBS, shape[0]) | dict.fromkeys(CLASS_KNOBS, classes)
-    )
-    given: dict[str, Any] = {name: value for name, value in values.items() if name in knobs}
+    values: dict[str, Any] = dict.fromkeys(SHAPE_KNOBS, shape) | dict.fromkeys(CHANNEL_KNOBS, shape[0])
+    values |= dict.fromkeys(CLASS_KNOBS, classes)
+    given = {name: value for name, value in values.items() if name in knobs}
     needed = [n for n in plain if n not in given and knobs[n].default is inspect.Parameter.empty]
     if not any(n in given for n in CLASS_KNOBS) and needed:
         given |= dict(zip(needed, (classes,) if len(needed) == 1 else (shape, classes), strict=False))
@@ -229,13 +228,12 @@ class AnyNetwork(Network):
 def check_forward(module: nn.Module, name: str, shape: Shape, classes: int) -> list[Call]:
     """Run two images; refuse what does not give logits; the layers that ran, and the whole module last."""
     calls: list[Call] = []
+
+    def note(path: str, layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        calls.append((path, layer, args[0] if args else next(iter(kwargs.values()), None), output))
+
     handles = [
-        part.register_forward_hook(
-            lambda layer, args, kwargs, output, path=path: calls.append(
-                (path, layer, args[0] if args else next(iter(kwargs.values()), None), output)
-            ),
-            with_kwargs=True,
-        )
+        part.register_forward_hook(partial(note, path), with_kwargs=True)
         for path, part in module.named_modules()
         if isinstance(part, nn.Linear | nn.Conv2d)
     ]
@@ -289,9 +287,7 @@ def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
     module.eval()
     try:
         with torch.no_grad(), seeded(Key(0)):
-            return run_guarded(
-                lambda: module(images), f"model {name!r} fails on images [2, {', '.join(map(str, shape))}]"
-            )
+            return run_guarded(lambda: module(images), f"model {name!r} fails on images {[2, *shape]}")
     finally:
         for part, mode in modes.items():
             part.training = mode
@@ -318,10 +314,8 @@ def _explain(calls: list[Call], linear: list[tuple[str, nn.Linear, Any, Any]], l
             return f"the convolution {path!r} gives {classes} channels: end in nn.Flatten and nn.Linear instead"
     if wide := [path for path, layer, _, _ in linear if layer.out_features == classes]:
         return f"what follows {', '.join(map(repr, wide[-MAX_NAMED:]))} changes the output: give the logits as they are"
-    ran = ", ".join(
-        f"{path!r} ({layer.in_features} to {layer.out_features})" for path, layer, _, _ in linear[-MAX_NAMED:]
-    )
-    return f"the linear layers that ran are {ran}" if ran else "no nn.Linear ran"
+    ran = [f"{path!r} ({layer.in_features} to {layer.out_features})" for path, layer, _, _ in linear[-MAX_NAMED:]]
+    return f"the linear layers that ran are {', '.join(ran)}" if ran else "no nn.Linear ran"
 
 
 def _refuse(name: str, reason: str) -> UserError:

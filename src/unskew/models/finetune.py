@@ -72,19 +72,15 @@ class FineTuned(Network):
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
         """The trained layers' parameters by the names that they have in the whole network."""
-        chosen = self._chosen()
-        for name, value in super().named_parameters(prefix, recurse, remove_duplicate):
-            if id(value) in chosen:
-                yield name, value
+        chosen, named = self._chosen(), super().named_parameters(prefix, recurse, remove_duplicate)
+        return ((name, value) for name, value in named if id(value) in chosen)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
         """The trained layers' buffers by the names that they have in the whole network."""
-        chosen = self._chosen()
-        for name, value in super().named_buffers(prefix, recurse, remove_duplicate):
-            if id(value) in chosen:
-                yield name, value
+        chosen, named = self._chosen(), super().named_buffers(prefix, recurse, remove_duplicate)
+        return ((name, value) for name, value in named if id(value) in chosen)
 
     def train(self, mode: bool = True) -> "FineTuned":
         """Set the mode of the trained layers and of what runs between and after them; all else stays in eval mode."""

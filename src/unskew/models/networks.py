@@ -120,8 +120,6 @@ def _at_least(side: int, name: str, shape: Shape) -> None:
 def _fits(name: str, shape: Shape, weights: int) -> None:
     """Refuse images whose first linear layer, with that many weights, cannot be trained in this memory."""
     if COPIES * 4 * weights > physical_memory():
-        raise UserError(
-            f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}, too large "
-            "to be trained in this machine's memory; give smaller images (--resize), or resnet-18, whose layers do not "
-            "grow with the images"
-        )
+        given = f"{name} for images of {shape[2]}x{shape[1]} pixels has a layer of {format_bytes(4 * weights)}"
+        instead = "give smaller images (--resize), or resnet-18, whose layers do not grow with the images"
+        raise UserError(f"{given}, too large to be trained in this machine's memory; {instead}")

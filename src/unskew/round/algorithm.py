@@ -156,9 +156,8 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             raise UserError(f"{named.name} is not a method: it must return a function from Algorithm to Algorithm")
         if unknown := [slot for slot in changed.claims if slot not in SLOTS or slot in SHARED_SLOTS]:
             one_only = ", ".join(slot for slot in SLOTS if slot not in SHARED_SLOTS)
-            raise UserError(
-                f"{named.name} claims {unknown[0]!r}, which is not a slot of one method; these are: {one_only}"
-            )
+            wrong = f"{named.name} claims {unknown[0]!r}, which is not a slot of one method"
+            raise UserError(f"{wrong}; these are: {one_only}")
         for slot in claimed_slots(given, changed):
             before, after = getattr(given, slot), getattr(changed, slot)
             if slot not in SHARED_SLOTS:
@@ -172,19 +171,14 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
             for added in after[len(before) :]:  # statistics and memories are stored by name
                 name = getattr(added, "name", None)
                 if name is not None and (other := owner.setdefault(f"{slot}/{name}", named.name)) != named.name:
-                    raise UserError(
-                        f"{other} and {named.name} both put {name!r} in the {slot} slot; rename one of them"
-                    )
+                    both = f"{other} and {named.name} both put {name!r} in the {slot} slot"
+                    raise UserError(f"{both}; rename one of them")
         algorithm = replace(changed, claims=(*algorithm.claims, *changed.claims))
     if algorithm.mechanism is not None:
         for statistic in algorithm.statistics:
             if statistic.measure is not None or statistic.survey is not None:
-                other, private = (
-                    owner.get(f"statistics/{statistic.name}", statistic.name),
-                    owner.get("mechanism", "private updates"),
-                )
-                raise UserError(
-                    f"{private} and {other}: clients would send {statistic.name} along with their updates, and no "
-                    "noise covers it; leave one of them out"
-                )
+                other = owner.get(f"statistics/{statistic.name}", statistic.name)
+                both = f"{owner.get('mechanism', 'private updates')} and {other}"
+                sent = f"clients would send {statistic.name} along with their updates, and no noise covers it"
+                raise UserError(f"{both}: {sent}; leave one of them out")
     return algorithm

@@ -46,7 +46,6 @@ def objective(algorithm: "Algorithm", step: Step) -> Loss:
 
 NUMBERS = ("weight", "scaled", "metric/loss", "metric/examples", "metric/visits")
 HEAD = ALIGN // DOUBLE  # of the vector: the numbers, then zeros
-REST = (0.0,) * (HEAD - len(NUMBERS))
 
 
 def new_room(count: int) -> Tensor:
@@ -72,7 +71,7 @@ def pack_update(
     float64 carries float32's differences exactly, so that one client's round is plain SGD to the last bit.
     """
     weight, vector = numbers[0], side.room(HEAD + len(before))
-    vector[:HEAD] = torch.tensor((*numbers, *REST), dtype=torch.float64)
+    vector[:HEAD] = torch.tensor((*numbers, *(0.0,) * (HEAD - len(numbers))), dtype=torch.float64)
     moved = vector[HEAD:]
     moved.copy_(side.packed.vector)
     torch.sub(before, moved, out=moved).mul_(weight)

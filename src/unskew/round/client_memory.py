@@ -216,9 +216,8 @@ def _require_same_kinds(blank: Layout, kept: Layout) -> None:
     declared, given = ({name: f"{dtype} {shape}" for name, dtype, shape, _ in each} for each in (blank, kept))
     for name in declared | given:
         if declared.get(name) != given.get(name):
-            raise ValueError(
-                f"memory {name}: blank says {declared.get(name, 'nothing')}, keep gives {given.get(name, 'nothing')}"
-            )
+            before, after = declared.get(name, "nothing"), given.get(name, "nothing")
+            raise ValueError(f"memory {name}: blank says {before}, keep gives {after}")
 
 
 @contextmanager

@@ -101,16 +101,15 @@ def run_round(
     _check_failures(outcome, number, "train", key, skip_failures)
     if outcome.void:
         void = _nobody_came(number, drawn, asked + (outcome.bytes_up or 0), perf_counter() - began)
-        return replace(state, round=number), replace(
-            void, failures=outcome.failures, void=outcome.void, notes=outcome.notes
-        )
+        void = replace(void, failures=outcome.failures, void=outcome.void, notes=outcome.notes)
+        return replace(state, round=number), void
     sums, epsilon = _released(algorithm, engine, outcome.sums, state, per_round, here)
-    info = RoundInfo(number, max(rounds, number), engine.roster, _turnout(engine, sums))
+    info = RoundInfo(number, max(rounds, number), engine.roster, float(sums["weight"]) / engine.roster.examples)
     gradient = algorithm.aggregate(sums)
-    params, kept = algorithm.server.update(
-        tensors.parameters(state.tensors), tensors.parameters(gradient), state.memory, info
-    )
-    buffers = apply_step(_buffers(state.tensors), gradient, 1.0)
+    old, steps = tensors.parameters(state.tensors), tensors.parameters(gradient)
+    params, kept = algorithm.server.update(old, steps, state.memory, info)
+    buffers = {name: value for name, value in state.tensors.items() if name.startswith("buffers/")}
+    buffers = apply_step(buffers, gradient, 1.0)
     sent = statistics.fold_statistics(algorithm.statistics, state.sent, sums, info)
     if not tensors.finite(params | kept | sent):
         raise ClientFailure(f"server, round {number}: its step gives NaN or infinity; a smaller server rate may help")
@@ -196,11 +195,9 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
 def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
     """Stop at a failed client, unless failures are skipped and another client succeeded."""
     for failure in outcome.failures:
-        when = "" if number is None else f", round {number}"
         if not skip or not (outcome.sums or outcome.void):
-            raise ClientFailure(
-                f"client {failure.client}{when}, job {job}: {failure.reason} (seed {key.seed} replays it)"
-            )
+            where = f"client {failure.client}{'' if number is None else f', round {number}'}, job {job}"
+            raise ClientFailure(f"{where}: {failure.reason} (seed {key.seed} replays it)")
 
 
 def exchange(
@@ -214,17 +211,9 @@ def exchange(
     return algorithm.exchange(engine, job, shared, visits, key)
 
 
-def _turnout(engine: Engine, sums: Sums) -> float:
-    return float(sums["weight"]) / engine.roster.examples
-
-
 def _steps(algorithm: "Algorithm", engine: Engine, visit: Visit) -> int:
     held = engine.roster.size(visit.client) if visit.take is None else visit.take
     return steps_for(held, algorithm.local)
-
-
-def _buffers(model: Tensors) -> Tensors:
-    return {name: value for name, value in model.items() if name.startswith("buffers/")}
 
 
 def as_used(algorithm: "Algorithm", model: Tensors, classifier: Sequence[str] = CLASSIFIER) -> Tensors:

@@ -59,23 +59,15 @@ def sgd(values: list[Tensor], local: Local) -> Update:
     """PyTorch's SGD (v ← m·v + g + λ·w, v₀ = g; w ← w − η·v) as one fused call for all parameters."""
     moving = local.momentum != 0
     velocity = [torch.empty_like(value) for value in values] if moving else []
+    knobs: dict[str, Any] = {"weight_decay": local.weight_decay, "momentum": local.momentum, "lr": local.lr}
+    knobs |= {"dampening": 0.0, "nesterov": False, "maximize": False}
     first = True
 
     def update(gradients: Gradients) -> None:
         nonlocal first
+        plain = [gradient.contiguous() for gradient in gradients]  # the fused call reads memory, not strides
         with torch.no_grad():
-            torch._fused_sgd_(
-                values,
-                [gradient.contiguous() for gradient in gradients],  # the fused call reads memory, not strides
-                velocity,
-                weight_decay=local.weight_decay,
-                momentum=local.momentum,
-                lr=local.lr,
-                dampening=0.0,
-                nesterov=False,
-                maximize=False,
-                is_first_step=first,
-            )
+            torch._fused_sgd_(values, plain, velocity, **knobs, is_first_step=first)
         first = False
 
     return update
@@ -121,22 +113,10 @@ def uses_sgd(local: Local) -> bool:
 
 
 def require_sgd(local: Local, method: str, why: str) -> None:
-    """Reject a method whose formula needs SGD's steps if the settings have another optimizer.
-
-    Parameters
-    ----------
-    local
-        The clients' settings.
-    method
-        The method's name.
-    why
-        What in its formula needs SGD.
-    """
+    """Reject a method whose formula needs SGD's steps, because of ``why``, if the settings have another optimizer."""
     if not uses_sgd(local):
-        raise UserError(
-            f"{method} with --optimizer {local.optimizer}: {why}, and so it needs SGD; give --optimizer sgd, or leave "
-            f"{method} out"
-        )
+        given = f"{method} with --optimizer {local.optimizer}: {why}, and so it needs SGD"
+        raise UserError(f"{given}; give --optimizer sgd, or leave {method} out")
 
 
 def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, eps: float) -> Optimizer:
@@ -149,25 +129,13 @@ def _adaptive(name: str, fused: Callable[..., Any], beta1: float, beta2: float, 
     def make(values: list[Tensor], local: Local) -> Update:
         means, squares = ([torch.zeros_like(value) for value in values] for _ in range(2))
         steps = [torch.zeros((), dtype=torch.float32, device=value.device) for value in values]
+        knobs = {"lr": local.lr, "beta1": beta1, "beta2": beta2, "weight_decay": local.weight_decay, "eps": eps}
+        knobs |= {"amsgrad": False, "maximize": False}
 
         def update(gradients: Gradients) -> None:
             with torch.no_grad():
                 torch._foreach_add_(steps, 1)
-                fused(
-                    values,
-                    [gradient.contiguous() for gradient in gradients],
-                    means,
-                    squares,
-                    [],
-                    steps,
-                    lr=local.lr,
-                    beta1=beta1,
-                    beta2=beta2,
-                    weight_decay=local.weight_decay,
-                    eps=eps,
-                    amsgrad=False,
-                    maximize=False,
-                )
+                fused(values, [gradient.contiguous() for gradient in gradients], means, squares, [], steps, **knobs)
 
         return update
 
@@ -240,10 +208,8 @@ def check_rounds(local: Local, rounds: int) -> None:
         return
     schedule = parse_schedule(local.schedule)
     if schedule.warmup >= rounds:
-        raise UserError(
-            f"--schedule {local.schedule}: a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds}; "
-            "give fewer"
-        )
+        given = f"a warm-up of {schedule.warmup} rounds leaves none of --rounds {rounds}"
+        raise UserError(f"--schedule {local.schedule}: {given}; give fewer")
     schedule.rate(local.lr, rounds, rounds)
 
 

@@ -21,7 +21,7 @@ from unskew.core.plugins import require_extra
 from unskew.core.types import Examples, ImageSet, Local, ServerState, Tensors, Visit
 from unskew.core.units import counted, format_bytes
 from unskew.data.augment import DATA, set_normalisation
-from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, suited
+from unskew.data.batches import RESIZED_CROP, SHIFT, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import Say, silent
 from unskew.data.population import Clients, Ints, Partition, Population, emd, split_validation
@@ -194,7 +194,7 @@ def prepare(
     per_round = config.per_round or (config.clients if given.nodes else None) or parts.clients
     if per_round > parts.clients and not given.nodes:
         raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
-    augmented = config.augment and suited(config.augmentation, images) != SHIFT
+    augmented = config.augment and choose_augmentation(config.augmentation, images) != SHIFT
     config = replace(
         config,
         method=method,

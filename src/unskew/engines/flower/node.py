@@ -31,7 +31,7 @@ from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
 from unskew.core.plugins import Plugin, find_plugins, guard_plugins
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
-from unskew.data.batches import AUTO, check_visit, suited
+from unskew.data.batches import AUTO, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
 from unskew.data.photographs import silent
 from unskew.data.population import Population
@@ -107,7 +107,7 @@ class NodeData:
             mean=images.mean,
             std=images.std,
             augment=images.augment,
-            augmentation=suited(AUTO, images),
+            augmentation=choose_augmentation(AUTO, images),
         )
 
     def fitted(self, agreement: RunAgreement) -> Fitted:
