@@ -387,20 +387,13 @@ def test_a_landmark_with_many_images_fits_in_one_field(tmp_path):
 # The table, and what the commands say
 
 
+def write_rows_table(name, folder, out):
+    app(args=["data", "table", name, "--data-dir", str(folder), "--out", str(out)], standalone_mode=False)
+
+
 def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
     folder = inat()
-    app(
-        args=[
-            "data",
-            "table",
-            "inaturalist(balance=4)",
-            "--data-dir",
-            str(folder),
-            "--out",
-            str(tmp_path / "t" / "a.csv"),
-        ],
-        standalone_mode=False,
-    )
+    write_rows_table("inaturalist(balance=4)", folder, tmp_path / "t" / "a.csv")
     told = capsys.readouterr().out
     assert "12 training examples and 6 test examples of 3 classes" in told
     with (tmp_path / "t" / "a.csv").open(newline="") as file:
@@ -415,18 +408,7 @@ def test_the_command_writes_a_table_that_reads_back(inat, tmp_path, capsys):
 
 def test_a_table_without_places_has_no_columns_for_them(tmp_path):
     write_landmarks(tmp_path / "landmarks", crowd())
-    app(
-        args=[
-            "data",
-            "table",
-            "landmarks",
-            "--data-dir",
-            str(tmp_path),
-            "--out",
-            str(tmp_path / "landmarks" / "a.csv"),
-        ],
-        standalone_mode=False,
-    )
+    write_rows_table("landmarks", tmp_path, tmp_path / "landmarks" / "a.csv")
     first, second = (tmp_path / "landmarks" / "a.csv").read_text().splitlines()[:2]
     assert first == "path,label,user,split"
     assert second == f"0/0/0/{name_of(0)}.jpg,0,user 0,train"

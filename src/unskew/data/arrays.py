@@ -187,7 +187,6 @@ def assemble(
 
 
 def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
-    """A note on classes that neither train nor test has an example of."""
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0).tolist()
     if not empty:
         return []
@@ -359,7 +358,6 @@ def _many(value: Any) -> bool:
 
 
 def _arrays_of(value: Mapping[Any, Any], name: str) -> dict[str, Array]:
-    """The entries as arrays, the channels of tensors put last."""
     known = {*KEYS[0], *KEYS[1], *OPTIONAL}
     if strange := [key for key in value if key not in known]:
         raise UserError(f"{name} has an entry {strange[0]!r}; give {', '.join((*KEYS[0], *OPTIONAL))}")
@@ -456,7 +454,6 @@ def _example(dataset: Any, index: int, where: str) -> tuple[Any, int | str]:
 
 
 def _picture(image: Any, where: str) -> Array:
-    """One image as an array [H, W] or [H, W, ch]."""
     if isinstance(image, Image.Image):
         return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
     if isinstance(image, Tensor):

@@ -92,13 +92,9 @@ def resized_crop(images: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     rows = _places(top, tall, height)  # [B, H]
     columns = _places(left, wide, width)  # [B, W]
     columns = torch.where(flip[:, None], columns.flip(1), columns)
-    grid = torch.stack(
-        [
-            ((2 * columns + 1) / width - 1)[:, None, :].expand(-1, height, -1),
-            ((2 * rows + 1) / height - 1)[:, :, None].expand(-1, -1, width),
-        ],
-        dim=3,
-    )
+    across = ((2 * columns + 1) / width - 1)[:, None, :].expand(-1, height, -1)
+    down = ((2 * rows + 1) / height - 1)[:, :, None].expand(-1, -1, width)
+    grid = torch.stack([across, down], dim=3)
     return F.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 

@@ -202,7 +202,6 @@ class _Machine:
         raise UserError(f"{self.path} {why} (at byte {self.at:,}); {REPLACE} from the data set's own archive")
 
     def run(self) -> Any:
-        """Interpret up to STOP and return what is on top then."""
         stream = io.BytesIO(self.raw)
         while (code := stream.read(1)) != b".":
             self.at = stream.tell()
@@ -290,14 +289,12 @@ class _Machine:
         return self.refuse("contains more than text, numbers, flat lists and arrays")
 
     def name(self, name: str) -> None:
-        """A global, if it is one of those we answer ourselves."""
         if name not in _GLOBALS:
             asked = name.replace(" ", ".")[:200]
             self.refuse(f"is unsafe: it asks for {asked!r}, which no batch of images needs")
         self.push(_Function(_GLOBALS[name]))
 
     def reduce(self, function: Any, arguments: Any) -> None:
-        """Answer a call."""
         if not isinstance(function, _Function) or type(arguments) is not tuple:
             self.refuse("is unsafe: it calls something that is no function of ours")
         match function.kind, arguments:
@@ -318,7 +315,6 @@ class _Machine:
                 self.refuse(f"calls {function.kind!r} with arguments that no batch of images has")
 
     def build(self, state: Any) -> None:
-        """Give the array or the dtype on top its state."""
         match self.stack[-1] if self.stack else None, state:
             case _Dtype() as dtype, (int(), "|" | "<" | ">" | b"|" | b"<" | b">" as order, *_):
                 dtype.order = self.key(order)

@@ -115,7 +115,6 @@ def _fetch(url: str, part: Path, md5: str, report: Report, say: Say) -> None:
 
 
 def _continue(url: str, part: Path, report: Report) -> None:
-    """Append what is missing of the file to what is there."""
     kept, headers = _size(part), {"User-Agent": "unskew", "Accept-Encoding": "identity"}
     if kept:  # if the file has changed since, the checksum will tell
         headers["Range"] = f"bytes={kept}-"
@@ -301,7 +300,6 @@ class _Limited:
 
 
 def _copy(member: ArchiveMember, path: Path, name: str) -> None:
-    """Write a member under its name, whole or not at all."""
     part = part_of(path)
     try:
         with member.open() or io.BytesIO() as stream, on_disk(path), part.open("wb") as out:
@@ -346,7 +344,6 @@ def fetch(name: str, data_dir: Path, *, mirror: str | None, report: Report, say:
 
 
 def _fetch_files(wanted: Download, data_dir: Path, mirror: str | None, report: Report, say: Say) -> Path:
-    """The folder with what was downloaded."""
     bases = [wanted.base, *wanted.mirrors] if mirror is None else [mirror]
     folder = data_dir / wanted.folder
     target = folder if wanted.tree is None else folder.with_name(f"{folder.name}.part")

@@ -18,7 +18,7 @@ from unskew.core.types import ImageSet, Split
 from unskew.data.arrays import measure
 from unskew.data.decode import DAMAGE, DEEP, GREY, crop_square, flatten_mode
 from unskew.data.interface import Download, Request, Source
-from unskew.data.rows import Rows
+from unskew.data.rows import Rows, is_number
 from unskew.data.tables import check_side, row_source
 
 TESTS = ("test", "val", "valid", "validation")  # the first that is there
@@ -149,7 +149,6 @@ def _survey_files(files: list[Path], request: Request, size: int | None) -> tupl
 
 
 def _decode(files: list[tuple[Path, int]], shape: tuple[int, int], size: int | None, mode: str) -> Split:
-    """Decode one picture after another into its place."""
     images = np.empty((len(files), len(mode), *shape), np.uint8)
     for image, (path, _) in zip(images, files, strict=True):
         with _open(path) as picture:
@@ -222,7 +221,7 @@ def omniglot_rows(folder: Path, *, part: str = "background") -> Rows:
             for character in _folders(folder / f"images_{held}" / alphabet):
                 for path in _pictures(folder, f"images_{held}/{alphabet}/{character}"):
                     drawer = Path(path).stem.rpartition("_")[2]
-                    if not (drawer.isascii() and drawer.isdigit() and len(drawer) < 4):
+                    if not is_number(drawer):
                         raise UserError(f"{folder / path}: its name must end with its drawer's number, as 0001_07.png")
                     listed.append((path, len(classes), int(drawer) % 5 == 0))
                     users.append(f"{alphabet} {int(drawer)}")

@@ -60,18 +60,16 @@ def inaturalist_rows(folder: Path, *, balance: int = 100, seed: int = 0, split: 
     With 100 that is iNaturalist-User-120k: 1,203 classes, 120,300 examples (Hsu, Qi and Brown 2020, section 4.1). The
     paper does not say which 100; ``split``, one of its published CSVs, does, and gives its classes, users and test set.
     """
-    (train, train_category, names), (val, val_category, more) = (
-        _part(folder, f"{part}2017") for part in ("train", "val")
-    )
+    train, train_category, names = _part(folder, "train2017")
+    val, val_category, more = _part(folder, "val2017")
     images, category, names = [*train, *val], np.concatenate([train_category, val_category]), more | names
     test = np.arange(len(images)) >= len(train)
     if split is not None:
         given = read_split(split, folder)
         row_of = {str(image.id): row for row, image in enumerate(images)}
         if absent := next((image for image in given.images if image not in row_of), None):
-            raise UserError(
-                f"{split}: image_id {brief(absent)} is in no annotation file; is it the split of other data?"
-            )
+            unknown = f"image_id {brief(absent)} is in no annotation file"
+            raise UserError(f"{split}: {unknown}; is it the split of other data?")
         kept = np.array([row_of[image] for image in given.images], np.int64)
         labels, test, users = given.labels, given.test, np.array(given.users, np.str_)
         classes = _names_by_label(labels, category[kept], names, split)
@@ -85,7 +83,6 @@ def inaturalist_rows(folder: Path, *, balance: int = 100, seed: int = 0, split: 
 
 
 def _part(folder: Path, name: str) -> tuple[list[_Image], Ints, dict[int, str]]:
-    """The images of one annotation file, their category ids, and the categories' names."""
     path = folder / f"{name}.json"
     read = _read(folder, path.name, "train_val2017.zip", _AnnotationFile)
     category_of = {annotation.image_id: annotation.category_id for annotation in read.annotations}
@@ -110,10 +107,9 @@ def _balanced(
     ids, number, frequency = np.unique(category[train], return_inverse=True, return_counts=True)
     held = frequency >= max(balance, 1)
     if held.sum() < 2:
-        raise UserError(
-            f"inaturalist(balance={balance}): {int(held.sum())} of {len(ids):,} classes have that many training "
-            f"examples, the largest has {int(frequency.max()):,}; give a smaller balance"
-        )
+        have = f"{int(held.sum())} of {len(ids):,} classes have that many training examples"
+        largest = f"the largest has {int(frequency.max()):,}"
+        raise UserError(f"inaturalist(balance={balance}): {have}, {largest}; give a smaller balance")
     mixed = Key(seed).fold("inaturalist").numpy().permutation(len(train))
     order = mixed[np.argsort(number[mixed], kind="stable")]  # by class, in a drawn order inside each
     rank = np.arange(len(order)) - np.repeat(np.cumsum(frequency) - frequency, frequency)
@@ -146,13 +142,10 @@ def _names_by_label(labels: Ints, category: Ints, names: dict[int, str], split: 
     pairs = np.unique(np.stack([labels, category], axis=1), axis=0)
     if len(pairs) != len(np.unique(labels)) or len(pairs) != len(np.unique(category)):
         raise UserError(f"{split}: its classes are not the categories of the annotations; is it for other data?")
-    if pairs[-1, 0] != len(pairs) - 1:
-        raise UserError(f"{split}: its classes are not numbered from 0 without gaps; give the published split")
     return tuple(names[int(category_id)] for category_id in pairs[:, 1])
 
 
 def _read(folder: Path, name: str, archive: str, kind: type[Content]) -> Content:
-    """Decode an annotation file, unpacked or in its archive."""
     path, packed = folder / name, folder / archive
     try:
         if path.is_file() or not packed.is_file():

@@ -472,7 +472,6 @@ def _canonical(name: str, scheme: Scheme | Geo) -> str:
 
 
 def _agree(made: Partition, clients: int | None) -> Partition:
-    """The partition, if it has as many clients as were asked for."""
     if clients is not None and clients != made.clients:
         given = f"{clients} were asked for; leave --clients out"
         raise UserError(f"partition {made.scheme} has {made.clients} clients, {given}")

@@ -107,7 +107,6 @@ def _check_classes(
 
 
 def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[int], list[list[str]]]:
-    """The rows' line numbers, and the wanted columns of a CSV as texts."""
     file = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", newline="")
     rows = list(csv_rows(file, name, wanted))
     if not rows:
@@ -116,7 +115,6 @@ def _columns(content: bytes, name: str, wanted: tuple[str, ...]) -> tuple[list[i
 
 
 def _row(text: str, column: str, name: str, line: int, examples: int, hint: str = "") -> int:
-    """A row of the training set."""
     row = _whole(text, column, name, line, hint)
     if not 0 <= row < examples:
         outside = f"{column} {cut(text, 40)} is outside the training set, whose rows are 0 to {examples - 1}"
@@ -185,21 +183,17 @@ def from_arrays(
     if partition.clients < 1 or not -1 <= client.min(initial=-1) <= client.max(initial=-1) < partition.clients:
         raise UserError(f"{name} is not an Unskew partition: clients must be between 0 and {partition.clients - 1}")
     if partition.hash != str(arrays["hash"]):
-        raise UserError(
-            f"{name} was modified after it was written: its hash is {partition.hash[:12]}…, it says "
-            f"{str(arrays['hash'])[:12]}…; make a new one (scheme {partition.scheme}, seed {partition.seed})"
-        )
+        hashes = f"its hash is {partition.hash[:12]}…, it says {str(arrays['hash'])[:12]}…"
+        again = f"make a new one (scheme {partition.scheme}, seed {partition.seed})"
+        raise UserError(f"{name} was modified after it was written: {hashes}; {again}")
     if names is not None and len(names) != partition.clients:
         raise UserError(f"{name} was modified after it was written: {len(names)} names for {partition.clients} clients")
     if len(client) != len(labels):
-        raise UserError(
-            f"{name} assigns {len(client)} examples, the training set has {len(labels)}; was it made for other data?"
-        )
+        given = f"{name} assigns {len(client)} examples, the training set has {len(labels)}"
+        raise UserError(f"{given}; was it made for other data?")
     if not np.array_equal(arrays["counts"], np.stack(cells(partition.client, labels, classes), axis=1)):
-        raise UserError(
-            f"{name} was made for {len(client)} examples with other labels than the training set's; "
-            f"take the data set it was made for, or make a new one"
-        )
+        given = f"{name} was made for {len(client)} examples with other labels than the training set's"
+        raise UserError(f"{given}; take the data set it was made for, or make a new one")
     return partition
 
 

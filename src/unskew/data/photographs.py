@@ -200,7 +200,6 @@ class _Reader:
         return bool(self._next - len(self._batch) <= row < max(self._end, self._next + 4 * BATCH))
 
     def take(self, row: int) -> bytes | NoBytes | None:
-        """The bytes of that row."""
         arrow = require_extra("pyarrow", "tables")
         while row >= self._next:
             try:
@@ -229,7 +228,6 @@ def check_pages(parquet: Any, column: str, file: Path) -> None:
 
 
 def _average(parquet: Any, column: str) -> int:
-    """Bytes of a photograph."""
     return int(column_bytes(parquet, [column]) // max(1, parquet.metadata.num_rows))
 
 
@@ -340,13 +338,9 @@ class Photographs:
     def described(self) -> tuple[str, Arrays]:
         """How another process opens them."""
         pictures, arrays = self._source.described()
-        about: dict[str, Any] = {
-            "pictures": pictures,
-            "shape": self.shape[1:],
-            "size": self._size,
-            "memory": self.memory,
-        }
-        about |= {"folder": str(self._store.folder), "number": self._store.number.hex(), "sha256": self.sha256}
+        about: dict[str, Any] = {"pictures": pictures, "shape": self.shape[1:], "size": self._size}
+        about |= {"folder": str(self._store.folder), "number": self._store.number.hex()}
+        about |= {"memory": self.memory, "sha256": self.sha256}
         return json.dumps(about), arrays | {f"{KEPT}{name}": values for name, values in self._where.items()}
 
     def _stored(self, row: int, image: Pixels) -> bool:
@@ -362,7 +356,6 @@ class Photographs:
         return True
 
     def _decoded(self, rows: list[int]) -> dict[int, Pixels]:
-        """Decode these from their files, in threads."""
         if not rows:
             return {}
         step, records = self._source.together(), list[Pixels]()
@@ -468,8 +461,6 @@ def scan(source: Pictures, name: str, size: int | None, train: Bools, cache: Cac
 
 
 class _Pass:
-    """What is known of each photograph so far."""
-
     def __init__(self, stamps: list[bytes | None], train: Bools) -> None:
         self.stamps, self.train = stamps, train
         self.entries: Entries = np.zeros(len(stamps), ENTRY)
@@ -478,7 +469,6 @@ class _Pass:
         self.counts: Counts = np.zeros((3, 256), np.int64)  # of the training photographs that are ``counted``
 
     def recall(self, stored: Entries) -> None:
-        """Take the entries that the store has."""
         entry_of = {stamp: at for at, stamp in enumerate(stored["stamp"].tolist())}
         found = np.array([-1 if stamp is None else entry_of.get(stamp, -1) for stamp in self.stamps], np.int64)
         self.good = found >= 0
@@ -490,7 +480,6 @@ class _Pass:
         return int((~self.good | (self.entries["offset"] == NOT_STORED)).sum()) * size_of_one
 
     def stored_bytes(self) -> int:
-        """What the photographs of this table take in the store."""
         return int(_bytes(self.entries)[self.good & (self.entries["offset"] != NOT_STORED)].sum())
 
     def todo(self, room: int) -> Numbers:
@@ -557,7 +546,6 @@ def _examine(content: Picture | None, size: int | None) -> _Decoded | str:
 
 
 def _check_sizes(source: Pictures, entries: Entries, good: Bools) -> None:
-    """Without a size all photographs must have one."""
     rows = np.flatnonzero(good)
     height, width = entries["height"][rows], entries["width"][rows]
     if len(rows) and len(other := np.flatnonzero((height != height[0]) | (width != width[0]))):

@@ -133,9 +133,8 @@ def describe_sizes(sizes: Ints) -> str:
 def check_clients(clients: int, examples: int, name: str) -> None:
     """Refuse more clients than there are examples for, beyond a million: an empty one takes memory too."""
     if clients > (most := max(EMPTY_CLIENTS, examples)):
-        raise UserError(
-            f"{name} has {clients:,} clients for {examples:,} examples, the limit is {most:,}; number them without gaps"
-        )
+        given = f"{name} has {clients:,} clients for {examples:,} examples, the limit is {most:,}"
+        raise UserError(f"{given}; number them without gaps")
 
 
 def cells(client: Clients, labels: Ints, classes: int) -> tuple[Ints, Ints, Ints]:

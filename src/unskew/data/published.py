@@ -299,7 +299,6 @@ def _find_file(folder: Path, name: str, layout: FileLayout) -> Path | None:
 
 
 def _read_part(facts: PublishedSet, layout: FileLayout, paths: tuple[Path, ...]) -> tuple[Split, list[Path]]:
-    """One part of a set, and those of its files that are not the published ones."""
     with ThreadPoolExecutor() as pool:  # reading and hashing leave the interpreter free
         raws = list(pool.map(binary.read_file, paths))
         status = list(pool.map(partial(_checksum, facts), paths, raws))
@@ -333,7 +332,6 @@ def _read_batch(facts: PublishedSet, layout: FileLayout, path: Path, raw: bytes)
 
 
 def _examine(facts: PublishedSet, layout: FileLayout, path: Path) -> Finding:
-    """What a file of a set is: as published or not, whole or damaged."""
     size = path.stat().st_size
     try:
         raw = binary.read_file(path)

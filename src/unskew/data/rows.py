@@ -93,13 +93,17 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     users, images, classes = read_columns(path, ("user_id", "image_id", "class"))
     test_images, test_classes = read_columns(path.with_name(TEST), ("image_id", "class"))
     names = [*images, *test_images]
-    labels = [_whole(text, path) for text in [*classes, *test_classes]]
+    if wrong := next((text for text in [*classes, *test_classes] if not is_number(text)), None):
+        raise UserError(f"{path}: the class {brief(wrong)} is not a whole number; give the published split")
+    labels = np.array([*classes, *test_classes], np.int64)
+    if len(names) and len(np.unique(labels)) != labels.max() + 1:
+        raise UserError(f"{path}: its classes are not numbered from 0 without gaps; give the published split")
     if len(set(names)) != len(names):
         seen: set[str] = set()
         twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise UserError(f"{path}: image_id {brief(twice)} appears twice, in it or in {TEST}; give the published files")
     test = np.arange(len(names)) >= len(images)
-    return PublishedSplit(names, np.array(labels, np.int64), [*users, *[""] * len(test_images)], test)
+    return PublishedSplit(names, labels, [*users, *[""] * len(test_images)], test)
 
 
 def read_columns(path: Path, wanted: Sequence[str], *, only: set[str] | None = None) -> list[list[str]]:
@@ -136,7 +140,6 @@ def csv_rows(file: Iterable[str], name: str, wanted: Sequence[str]) -> Iterator[
         raise UserError(f"{name} is not a CSV in UTF-8: {error}") from error
 
 
-def _whole(text: str, path: Path) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UserError(f"{path}: the class {brief(text)} is not a whole number; give the published split")
-    return int(text)
+def is_number(text: str) -> bool:
+    """Whether a text is a whole number of few digits."""
+    return text.isascii() and text.isdigit() and len(text) < 10

@@ -23,7 +23,7 @@ from unskew.data.interface import Finding, Request, Source, split_options
 from unskew.data.landmarks import LANDMARKS
 from unskew.data.photographs import Say, silent
 from unskew.data.published import PUBLISHED
-from unskew.data.rows import Rows
+from unskew.data.rows import Rows, is_number
 from unskew.data.store import Cache
 from unskew.data.tables import TABLE, describe_images
 
@@ -193,11 +193,10 @@ def _options(request: Request) -> dict[str, Any]:
 
 
 def _parse_query(name: str, query: str, text: str) -> Call:
-    """The options of the old spelling."""
     knobs: dict[str, Value] = {}
     for pair in query.split("&"):
         knob, equals, value = pair.partition("=")
         if not equals or not knob or not value or knob in knobs:
             raise UserError(f"{brief(text)}: {brief(pair)} is not an option; give {name}(option=value), each once")
-        knobs[knob] = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else value
+        knobs[knob] = int(value) if is_number(value) else value
     return Call(name, (), knobs, 0, text)

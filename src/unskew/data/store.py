@@ -237,7 +237,6 @@ def _lock_of(folder: Path) -> FileLock:
 
 
 def _remove_unused(folder: Path) -> bool:
-    """Remove a store that no process uses; whether that was done."""
     with suppress(OSError, Timeout), ExitStack() as stack:
         for lock in (_lock_of(folder), *(FileLock(path, thread_local=False) for path in folder.glob("use-*"))):
             stack.enter_context(lock.acquire(timeout=0))

@@ -18,33 +18,17 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from unskew.core import limits
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.limits import (
-    MAX_CLASSES,
-    check_memory,
-    check_plain,
-    check_unpacked,
-    is_folder,
-    size_on_disk,
-    user_path,
-)
+from unskew.core.limits import MAX_CLASSES, check_memory, check_plain, check_unpacked, is_folder, user_path
 from unskew.core.plugins import require_extra
 from unskew.core.text import cut
 from unskew.core.types import Examples, ImageSet, Split
 from unskew.core.units import counted, format_bytes
+from unskew.data import photographs
 from unskew.data.arrays import every_fifth, moments
 from unskew.data.interface import BROKEN, DAMAGED, NO_CHECKSUM, Download, Finding, Request, Source
-from unskew.data.photographs import (
-    Files,
-    Parquet,
-    Pictures,
-    Scanned,
-    check_pages,
-    column_bytes,
-    open_parquet,
-    reason,
-    scan,
-)
+from unskew.data.photographs import Files, Parquet, Pictures, Scanned, scan
 from unskew.data.rows import Rows
 from unskew.data.store import cache_of
 
@@ -230,7 +214,6 @@ def _users(columns: Columns) -> npt.NDArray[np.str_] | None:
 
 
 def _places(columns: Columns) -> npt.NDArray[np.float64] | None:
-    """[N, 2], latitude and longitude; NaN where unknown."""
     if columns.latitude is None or columns.longitude is None:
         return None
     pairs = (("latitude", columns.latitude, 90), ("longitude", columns.longitude, 180))
@@ -266,7 +249,7 @@ WORDS = {TEXTS: "texts", NUMBERS: "numbers", NAMES: "texts or whole numbers"}
 def read_parquet(path: Path) -> tuple[Columns, str | None]:
     """The columns, and the name of the one that has the photographs as bytes, if there is one."""
     check_plain(path)
-    parquet = open_parquet(path)
+    parquet = photographs.open_parquet(path)
     arrow = require_extra("pyarrow", "tables")
     schema = parquet.schema_arrow
     places, notes = choose_columns([name.lower() for name in schema.names], str(path))
@@ -274,13 +257,14 @@ def read_parquet(path: Path) -> tuple[Columns, str | None]:
     image = names.pop("image", None)
     if image is not None:
         _check_image(arrow, schema.field(image).type, f"{path}: the column {image}")
-        check_pages(parquet, image, path)
+        photographs.check_pages(parquet, image, path)
         names.pop("path", None)
-    check_unpacked(column_bytes(parquet, list(names.values())), size_on_disk([path]), str(path))
+    unpacked = photographs.column_bytes(parquet, list(names.values()))
+    check_unpacked(unpacked, limits.size_on_disk([path]), str(path))
     try:
         table = parquet.read(columns=list(names.values()))
     except (arrow.ArrowException, OSError, ValueError) as error:
-        raise UserError(f"{path} is damaged ({reason(error)}); write it again") from error
+        raise UserError(f"{path} is damaged ({photographs.reason(error)}); write it again") from error
     columns = {known: _texts(arrow, table.column(name), known, f"{path}: {name}") for known, name in names.items()}
     numbered = arrow.types.is_integer(schema.field(names["label"]).type)
     classes = _class_names(schema, names["label"]) if numbered else None
@@ -310,7 +294,6 @@ def _check_image(arrow: Any, kind: Any, where: str) -> None:
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...] | None:
-    """The names of the classes in Hugging Face's description of the file."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         about = json.loads((schema.metadata or {})[b"huggingface"])
         names = about["info"]["features"][label]["names"]
@@ -514,7 +497,6 @@ def _image_set(
 
 
 def _note_broken(request: Request, pictures: Pictures, scanned: Scanned, broken: str) -> list[str]:
-    """Return a note on the photographs that are left out, or refuse them by name."""
     if not scanned.broken:
         return []
     first = [f"{pictures.name(row)} {why}" for row, why in sorted(scanned.broken.items())[:NAMED]]

@@ -74,7 +74,6 @@ def _distribution(sums: Sums) -> Tensors:
 
 
 def _parse_shares(target: str) -> Tensor:
-    """The numbers of a text, as shares that add up to 1."""
     try:
         values = [float(word) for word in target.replace(",", " ").split()]
     except ValueError:

@@ -80,5 +80,4 @@ def _zeros(model: Tensors) -> Tensors:
 
 
 def _pairs(visited: Visited) -> list[tuple[str, torch.Tensor]]:
-    """The parameters' names and what the server sent under them."""
     return [(name, visited.shared[name]) for name in parameters(visited.model)]

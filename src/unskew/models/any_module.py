@@ -7,7 +7,8 @@ import copy
 import inspect
 import math
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ CHANNEL_KNOBS = ("in_channels", "in_chans")
 SHAPE_KNOBS = ("shape", "input_shape", "image_shape")
 TRIED = "a factory takes (shape, classes), (classes), a knob num_classes=, or nothing"
 TORCH = Path(torch.__file__).parent
+TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def bind_factory(model: str | nn.Module | Callable[..., Any], shape: Shape, classes: int) -> Callable[[], Any]:
@@ -136,8 +138,6 @@ def find_default_weights(call: Callable[[], Any], key: Key) -> frozenset[str]:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Every write into a tensor's memory while the mode is on."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._by_memory: dict[int, list[tuple[Any, ...]]] = {}
@@ -209,7 +209,7 @@ class AnyNetwork(Network):
         self.shape = shape
         own = self.__dict__
         own["module"], own["classifier"], own["encoder"] = module, classifier, Features(module, classifier)
-        for table in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        for table in TABLES:
             own[table] = module.__dict__[table]  # the same tables, so names and values are the module's own
         self.train(module.training)
 
@@ -281,13 +281,19 @@ def same_output(module: nn.Module, encoder: nn.Module, head: nn.Module, shape: S
 
 def run_probe(module: nn.Module, name: str, shape: Shape) -> Any:
     """The module's output for two random images, in eval mode; modes are left as they were."""
-    modes = {part: part.training for part in module.modules()}
     like = next((value for value in module.parameters() if value.is_floating_point()), torch.zeros(()))
     images = torch.randn(2, *shape, generator=Key(0).fold("probe").torch()).to(like.device, like.dtype)
+    with evaluating(module), torch.no_grad(), seeded(Key(0)):
+        return run_guarded(lambda: module(images), f"model {name!r} fails on images {[2, *shape]}")
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode; then every part is in the mode that it had."""
+    modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
-        with torch.no_grad(), seeded(Key(0)):
-            return run_guarded(lambda: module(images), f"model {name!r} fails on images {[2, *shape]}")
+        yield
     finally:
         for part, mode in modes.items():
             part.training = mode

@@ -17,12 +17,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from unskew.core.errors import UserError, nearest
 from unskew.core.text import complain, parse_calls
 from unskew.core.units import counted
-from unskew.models.any_module import AnyNetwork, run_probe, same_output
+from unskew.models.any_module import TABLES, AnyNetwork, evaluating, run_probe, same_output
 from unskew.models.networks import Network, Shape
 
 ALL, CLASSIFIER, LAST = "all", "classifier", "last"
 NORMS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
-TABLES = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
 def parse_train(source: str) -> int | None:
@@ -168,13 +167,8 @@ def find_cut(network: Network, shape: Shape, count: int) -> Cut | None:
         return Cut(network.encoder, Tail(nn.Identity(), (width,)))
     trained = last_layers(network, shape, count)[0]
     module = network.module if isinstance(network, AnyNetwork) else network
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
-    try:
+    with evaluating(module):
         return _traced_cut(network, module, trained, shape)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
 
 
 def fine_tune(network: Network, shape: Shape, count: int, *, stored: bool) -> FineTuned:

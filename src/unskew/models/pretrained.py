@@ -69,7 +69,6 @@ def read_weights(path: Path) -> Tensors:
 
 
 def _load(path: Path) -> Any:
-    """What the file has, whatever it is. Nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -154,7 +153,6 @@ def _names_by_tensor(module: nn.Module) -> dict[str, list[str]]:
 
 
 def _unwrap(content: Any, path: Path) -> dict[str, Tensor]:
-    """The dict of tensors inside the dicts that trainers write."""
     for _ in range(MAX_DEPTH):
         if isinstance(content, Mapping):
             content = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), content)
@@ -180,7 +178,6 @@ def _spellings(values: Tensors) -> list[Tensors]:
 
 
 def _unpacked_size(path: Path) -> int:
-    """The bytes that the file says it unpacks to."""
     if zipfile.is_zipfile(path):
         try:
             with zipfile.ZipFile(path) as archive:

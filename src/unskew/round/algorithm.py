@@ -8,27 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
+from unskew.core import types
 from unskew.core.errors import UserError
-from unskew.core.types import (
-    Aggregate,
-    Arrive,
-    Available,
-    Blend,
-    Correction,
-    Exchange,
-    Head,
-    Local,
-    Margin,
-    Mechanism,
-    Memory,
-    PrivacyBudget,
-    Sampler,
-    Scale,
-    SecureAggregation,
-    ServerOptimizer,
-    Statistic,
-    Term,
-)
 from unskew.round.sampling import uniform
 from unskew.round.server import sgd, weighted_mean
 
@@ -93,26 +74,26 @@ class Algorithm:
         from changing the sampler. A filled slot need not be named.
     """
 
-    available: Available | None = None
-    sampler: Sampler = uniform
-    arrive: Arrive | None = None
-    margin: tuple[Margin, ...] = ()
-    blend: Blend | None = None
-    terms: tuple[Term, ...] = ()
-    head: Head | None = None
-    correction: Correction | None = None
-    local: Local = field(default_factory=Local)
-    scale: Scale | None = None
-    mechanism: Mechanism | None = None
-    exchange: Exchange | None = None
-    aggregate: Aggregate = weighted_mean
-    server: ServerOptimizer = field(default_factory=sgd)
-    statistics: tuple[Statistic, ...] = ()
-    remember: tuple[Memory, ...] = ()
+    available: types.Available | None = None
+    sampler: types.Sampler = uniform
+    arrive: types.Arrive | None = None
+    margin: tuple[types.Margin, ...] = ()
+    blend: types.Blend | None = None
+    terms: tuple[types.Term, ...] = ()
+    head: types.Head | None = None
+    correction: types.Correction | None = None
+    local: types.Local = field(default_factory=types.Local)
+    scale: types.Scale | None = None
+    mechanism: types.Mechanism | None = None
+    exchange: types.Exchange | None = None
+    aggregate: types.Aggregate = weighted_mean
+    server: types.ServerOptimizer = field(default_factory=sgd)
+    statistics: tuple[types.Statistic, ...] = ()
+    remember: tuple[types.Memory, ...] = ()
     finish: "tuple[Finisher, ...]" = ()
     withhold: int = 0
-    secure: SecureAggregation | None = None
-    private: PrivacyBudget | None = None
+    secure: types.SecureAggregation | None = None
+    private: types.PrivacyBudget | None = None
     claims: tuple[str, ...] = ()
 
 

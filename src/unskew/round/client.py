@@ -53,16 +53,6 @@ def new_room(count: int) -> Tensor:
     return torch.empty(count, dtype=torch.float64)
 
 
-def update_layout(packed: Packed) -> Layout:
-    """Where everything is: the numbers first, then the tensors as the network has them."""
-    numbers: Layout = [(name, "float64", [], place * DOUBLE) for place, name in enumerate(NUMBERS)]
-    deltas: Layout = [
-        (f"delta/{name}", "float64", list(place.shape), (HEAD + place.start) * DOUBLE)
-        for name, place in packed.places.items()
-    ]
-    return [*numbers[:2], *deltas, *numbers[2:]]
-
-
 def pack_update(
     side: "ClientSide", shared: Tensors, before: Tensor, factor: float, numbers: tuple[float, ...]
 ) -> PackedSums:
@@ -129,7 +119,6 @@ def _by_autograd(
 
 
 def _total(losses: list[Tensor], counts: Sequence[int]) -> float:
-    """Σ loss·count, in the order of the steps."""
     if len(losses) == 1:
         return losses[0].item() * counts[0]
     total = 0.0
@@ -204,6 +193,10 @@ class ClientSide:
     sessions: "Sessions | None" = None  # what the clients of this machine have answered in secure sums
     own_tests: Mapping[int, Tensor] = field(default_factory=dict)  # by client, which of the test images are its own
     room: Callable[[int], Tensor] = new_room  # where an update of so many numbers is written
+    planned: dict[Key, Plan] = field(init=False, default_factory=dict)  # drawn ahead, by the key of their visit
+    _received: list[tuple[Tensors, Tensors]] = field(init=False, default_factory=list)
+    _starts: list[tuple[Tensors, Tensor, Tensor]] = field(init=False, default_factory=list)
+    _references: dict[str, tuple[Network, Tensors]] = field(init=False, default_factory=dict)
 
     @cached_property
     def weights(self) -> Tensors:
@@ -217,8 +210,13 @@ class ClientSide:
 
     @cached_property
     def update_layout(self) -> Layout:
-        """Where everything is in the vector of a visit's update."""
-        return update_layout(self.packed)
+        """Where everything is in the vector of a visit's update: the numbers, then the tensors as in the network."""
+        numbers: Layout = [(name, "float64", [], place * DOUBLE) for place, name in enumerate(NUMBERS)]
+        deltas: Layout = [
+            (f"delta/{name}", "float64", list(place.shape), (HEAD + place.start) * DOUBLE)
+            for name, place in self.packed.places.items()
+        ]
+        return [*numbers[:2], *deltas, *numbers[2:]]
 
     @cached_property
     def outside(self) -> bool:
@@ -252,26 +250,9 @@ class ClientSide:
         return self.train.device
 
     @cached_property
-    def planned(self) -> dict[Key, Plan]:
-        """Plans that were drawn ahead, by the key of their visit."""
-        return {}
-
-    @cached_property
-    def _received(self) -> list[tuple[Tensors, Tensors]]:
-        return []
-
-    @cached_property
-    def _starts(self) -> list[tuple[Tensors, Tensor, Tensor]]:
-        return []
-
-    @cached_property
     def labels(self) -> npt.NDArray[np.int64]:
         """[N], the classes of the training examples; on the CPU."""
         return self.train.labels.cpu().numpy()
-
-    @cached_property
-    def _references(self) -> dict[str, tuple[Network, Tensors]]:
-        return {}
 
     def received(self, shared: Tensors) -> Tensors:
         """What training uses of what the server sent, on this side's device: copied once a round, not once a visit."""

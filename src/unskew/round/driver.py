@@ -193,7 +193,6 @@ def survey(algorithm: "Algorithm", engine: Engine, state: ServerState, key: Key)
 
 
 def _check_failures(outcome: Outcome, number: int | None, job: str, key: Key, skip: bool) -> None:
-    """Stop at a failed client, unless failures are skipped and another client succeeded."""
     for failure in outcome.failures:
         if not skip or not (outcome.sums or outcome.void):
             where = f"client {failure.client}{'' if number is None else f', round {number}'}, job {job}"

@@ -53,7 +53,7 @@ class PluginJob(msgspec.Struct, frozen=True, tag="call"):
 
 def encode_job(job: Job) -> dict[str, Any]:
     """A job as plain values that JSON can carry."""
-    plain: dict[str, Any] = msgspec.to_builtins(job, enc_hook=_encode_field)
+    plain: dict[str, Any] = msgspec.to_builtins(job, enc_hook=lambda value: value.to_plain())
     return plain
 
 
@@ -62,16 +62,12 @@ def decode_job(plain: Any) -> Job:
     name = plain.get("type") if isinstance(plain, dict) else plain
     if not isinstance(plain, dict) or not isinstance(name, str) or name not in JOBS:
         raise ValueError(f"there is no job {str(name)[:60]!r}; {nearest(str(name)[:60], JOBS)}")
-    job: Job = msgspec.convert(plain, JOBS[name], dec_hook=_decode_field)
+
+    def decode_field(kind: Any, value: Any) -> Any:
+        return decode_job(value) if kind is Job else kind.from_plain(value)
+
+    job: Job = msgspec.convert(plain, JOBS[name], dec_hook=decode_field)
     return job
-
-
-def _encode_field(value: Any) -> Any:
-    return value.to_plain()
-
-
-def _decode_field(kind: Any, plain: Any) -> Any:
-    return decode_job(plain) if kind is Job else kind.from_plain(plain)
 
 
 def plugins_of(job: Job) -> list[str]:
