@@ -11,7 +11,6 @@ import pickletools
 import re
 import struct
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -151,6 +150,11 @@ _DTYPES = ("u1", "i8")  # pixels; labels that were saved as an array
 _QUOTED = re.compile(rb"""(['"])((?:[^\\]++|\\(?:x[0-9a-fA-F]{2}|[\\'"nrt]))*+)(?<=['"])""")
 _OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
 _SCALARS = (type(None), bool, int, str, bytes)
+_CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
+_LITERALS = (  # their argument is their value
+    *("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+)
 _MAX_CONTAINERS = 1_000_000  # in a file; at protocol 2 Python 3 writes a tuple for each file name
 
 
@@ -170,9 +174,6 @@ class _Array:
     value: npt.NDArray[Any] | None = None  # None until its state arrives
 
 
-_MARK = object()  # on the stack where a tuple, list or dict begins
-
-
 def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
     """Read the dict in a pickle of any protocol, without running it; keys are str, whether written as bytes or str.
 
@@ -181,7 +182,7 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
     machine = _Machine(raw, path)
     try:
         top = machine.run()
-    except (ValueError, OverflowError) as error:  # also UnicodeError
+    except (ValueError, OverflowError, LookupError, TypeError) as error:  # also UnicodeError
         raise UserError(f"{path} is damaged at byte {machine.at:,}: {error}; {REPLACE}") from error
     if not isinstance(top, dict):
         machine.refuse(f"contains {a_kind(top).replace(' _', ' ')}, a dict was expected")
@@ -189,11 +190,11 @@ def read_pickle(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 class _Machine:
-    """The stack, the memo and the place in the stream; never recursive, so depth costs nothing."""
+    """The stacks, the memo and the place in the stream; never recursive, so depth costs nothing."""
 
     def __init__(self, raw: bytes, path: Path) -> None:
         self.raw, self.path, self.at = raw, path, 0
-        self.stack: list[Any] = []
+        self.stacks: list[list[Any]] = [[]]  # a mark, where a tuple, list or dict begins, starts another
         self.memo: dict[int, Any] = {}
         self.encoded, self.containers = 0, 0  # bytes made by _codecs.encode, at most those of the file; lists
         self.flat: set[int] = set()  # lists known to be of scalars: a file may name one list many times
@@ -206,19 +207,17 @@ class _Machine:
         while (code := stream.read(1)) != b".":
             self.at = stream.tell()
             opcode = _OPCODES.get(code.decode("latin-1"))
-            action = _ACTIONS.get(opcode.name) if opcode else None
-            if opcode is None or action is None:
-                what = f"opcode {code!r} is not one that a batch of images needs" if code else "it has no end"
-                self.refuse(f"is unsafe or damaged: {what}")
+            if opcode is None:
+                self.refuse(f"is damaged: {f'there is no opcode {code!r}' if code else 'it has no end'}")
             self.containers += opcode.name in _CONTAINERS
             if self.containers > _MAX_CONTAINERS:
                 self.refuse(f"is unsafe: it has more than {_MAX_CONTAINERS:,} lists")
             if opcode.name == "STRING":
-                action(self, self.unquote(stream.readline()))
+                self.push(self.unquote(stream.readline()))
             else:
-                action(self, opcode.arg.reader(stream) if opcode.arg else None)
-        top = self.pop()
-        if self.stack or stream.read(1):
+                self.step(opcode.name, opcode.arg.reader(stream) if opcode.arg else None)
+        ((top,),) = self.stacks
+        if stream.read(1):
             self.refuse("goes on after its end")
         return top
 
@@ -230,47 +229,61 @@ class _Machine:
         return unescaped
 
     def push(self, value: Any) -> None:
-        self.stack.append(value)
+        self.stacks[-1].append(value)
 
-    def pop(self) -> Any:
-        if not self.stack or self.stack[-1] is _MARK:
-            self.refuse("takes a value that is not there")
-        return self.stack.pop()
+    def take(self, count: int | None = None) -> list[Any]:
+        """The last values of the stack; without ``count`` all since the last mark, which goes with them."""
+        if count is None:
+            return self.stacks.pop() if len(self.stacks) > 1 else self.refuse("lacks the mark where a list begins")
+        return [self.stacks[-1].pop() for _ in range(count)][::-1]
 
-    def several(self, count: int) -> list[Any]:
-        """The last ``count`` values, in the order in which they came."""
-        return [self.pop() for _ in range(count)][::-1]
+    def step(self, name: str, argument: Any) -> None:
+        match name:
+            case "PROTO" | "FRAME":
+                pass
+            case _ if name in _LITERALS:
+                self.push(argument)
+            case "BINSTRING" | "SHORT_BINSTRING":  # bytes of Python 2
+                self.push(argument.encode("latin-1"))
+            case "BYTEARRAY8":
+                self.push(bytes(argument))
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                self.push({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                self.memo[len(self.memo) if argument is None else argument] = self.stacks[-1][-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                self.push(self.memo[argument])
+            case "MARK":
+                self.stacks.append([])
+            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                self.push(tuple(self.take(0 if name == "EMPTY_TUPLE" else int(name[-1]))))
+            case "TUPLE":
+                self.push(tuple(self.take()))
+            case "EMPTY_LIST" | "EMPTY_DICT":
+                self.push([] if name == "EMPTY_LIST" else {})
+            case "LIST":
+                self.push(self.take())
+            case "DICT":
+                self.push(self.pairs(self.take()))
+            case "APPEND" | "APPENDS":
+                values = self.take(1 if name == "APPEND" else None)
+                list.extend(self.stacks[-1][-1], values)  # a TypeError where it is no list
+            case "SETITEM" | "SETITEMS":
+                pairs = self.pairs(self.take(2 if name == "SETITEM" else None))
+                dict.update(self.stacks[-1][-1], pairs)
+            case "GLOBAL":
+                self.push(self.function(argument))
+            case "STACK_GLOBAL":
+                self.push(self.function(" ".join(map(str, self.take(2)))))
+            case "REDUCE":
+                self.push(self.call(*self.take(2)))
+            case "BUILD":
+                self.build(*self.take(1))
+            case _:
+                self.refuse(f"is unsafe: the opcode {name} is not one that a batch of images needs")
 
-    def marked(self) -> list[Any]:
-        """All values above the last mark, which goes with them."""
-        above: list[Any] = []
-        while self.stack and self.stack[-1] is not _MARK:
-            above.append(self.stack.pop())
-        if not self.stack:
-            self.refuse("lacks the mark where a list begins")
-        self.stack.pop()
-        return above[::-1]
-
-    def extend(self, values: list[Any]) -> None:
-        if not self.stack or type(self.stack[-1]) is not list:
-            self.refuse("adds to a list where there is none")
-        self.stack[-1].extend(values)
-
-    def update(self, pairs: list[Any], new: bool = False) -> None:
-        if new:
-            self.push({})
-        if not self.stack or type(self.stack[-1]) is not dict or len(pairs) % 2:
-            self.refuse("adds to a dict where there is none, or a key without its value")
-        self.stack[-1].update((self.key(k), v) for k, v in zip(pairs[::2], pairs[1::2], strict=True))
-
-    def put(self, index: int) -> None:
-        self.memo[index] = self.pop()
-        self.push(self.memo[index])
-
-    def get(self, index: int) -> None:
-        if index not in self.memo:
-            self.refuse(f"refers to a value number {index} that it never stored")
-        self.push(self.memo[index])
+    def pairs(self, values: list[Any]) -> dict[str, Any]:
+        return {self.key(k): v for k, v in zip(values[::2], values[1::2], strict=True)}
 
     def key(self, key: Any) -> str:
         """A dict's key as text: nothing else may be one, so that nothing nested is ever hashed."""
@@ -288,34 +301,33 @@ class _Machine:
             return value
         return self.refuse("contains more than text, numbers, flat lists and arrays")
 
-    def name(self, name: str) -> None:
+    def function(self, name: str) -> _Function:
         if name not in _GLOBALS:
             asked = name.replace(" ", ".")[:200]
             self.refuse(f"is unsafe: it asks for {asked!r}, which no batch of images needs")
-        self.push(_Function(_GLOBALS[name]))
+        return _Function(_GLOBALS[name])
 
-    def reduce(self, function: Any, arguments: Any) -> None:
+    def call(self, function: Any, arguments: Any) -> Any:
         if not isinstance(function, _Function) or type(arguments) is not tuple:
             self.refuse("is unsafe: it calls something that is no function of ours")
         match function.kind, arguments:
             case "bytes", ():
-                self.push(b"")
+                return b""
             case "encode", (str() as text, "latin1" | "latin-1"):
                 self.encoded += len(text)
                 if self.encoded > len(self.raw):
                     self.refuse("builds more bytes than it has")
-                self.push(text.encode("latin-1"))
+                return text.encode("latin-1")
             case "dtype", (str() | bytes() as code, int(), int()) if self.key(code) in _DTYPES:
-                self.push(_Dtype(self.key(code)))
+                return _Dtype(self.key(code))
             case "reconstruct", (_Function("ndarray"), tuple(), str() | bytes()):
-                self.push(_Array())
+                return _Array()
             case "frombuffer", (bytes() as data, _Dtype() as dtype, tuple() as shape, "C" | "F" as order):
-                self.push(_Array(self.array(data, dtype, shape, order)))
-            case _:
-                self.refuse(f"calls {function.kind!r} with arguments that no batch of images has")
+                return _Array(self.array(data, dtype, shape, order))
+        return self.refuse(f"calls {function.kind!r} with arguments that no batch of images has")
 
     def build(self, state: Any) -> None:
-        match self.stack[-1] if self.stack else None, state:
+        match self.stacks[-1][-1], state:
             case _Dtype() as dtype, (int(), "|" | "<" | ">" | b"|" | b"<" | b">" as order, *_):
                 dtype.order = self.key(order)
             case _Array() as array, (int(), tuple() as shape, _Dtype() as dtype, int() as fortran, bytes() as data):
@@ -333,39 +345,3 @@ class _Machine:
             self.refuse(f"declares an array of {size:,} bytes and has {len(data):,}")
         flat = np.frombuffer(data, kind)
         return flat.reshape(shape, order="F") if order == "F" else flat.reshape(shape)
-
-
-_CONTAINERS = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT")
-_NUMBERS = ("INT", "LONG", "BININT", "BININT1", "BININT2", "LONG1")
-_BYTES = ("STRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8")
-_TEXTS = ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8")
-_ACTIONS: dict[str, Callable[[_Machine, Any], object]] = {
-    **dict.fromkeys(("PROTO", "FRAME"), lambda m, a: None),
-    **dict.fromkeys((*_NUMBERS, *_BYTES, *_TEXTS), lambda m, a: m.push(a)),
-    **dict.fromkeys(("BINSTRING", "SHORT_BINSTRING"), lambda m, a: m.push(a.encode("latin-1"))),  # bytes of Python 2
-    "MARK": lambda m, a: m.push(_MARK),
-    "NONE": lambda m, a: m.push(None),
-    "NEWTRUE": lambda m, a: m.push(True),
-    "NEWFALSE": lambda m, a: m.push(False),
-    "EMPTY_TUPLE": lambda m, a: m.push(()),
-    "BYTEARRAY8": lambda m, a: m.push(bytes(a)),
-    "TUPLE": lambda m, a: m.push(tuple(m.marked())),
-    "TUPLE1": lambda m, a: m.push(tuple(m.several(1))),
-    "TUPLE2": lambda m, a: m.push(tuple(m.several(2))),
-    "TUPLE3": lambda m, a: m.push(tuple(m.several(3))),
-    "EMPTY_LIST": lambda m, a: m.push([]),
-    "LIST": lambda m, a: m.push(m.marked()),
-    "APPEND": lambda m, a: m.extend(m.several(1)),
-    "APPENDS": lambda m, a: m.extend(m.marked()),
-    "EMPTY_DICT": lambda m, a: m.push({}),
-    "DICT": lambda m, a: m.update(m.marked(), new=True),
-    "SETITEM": lambda m, a: m.update(m.several(2)),
-    "SETITEMS": lambda m, a: m.update(m.marked()),
-    **dict.fromkeys(("PUT", "BINPUT", "LONG_BINPUT"), lambda m, a: m.put(a)),
-    "MEMOIZE": lambda m, a: m.put(len(m.memo)),
-    **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), lambda m, a: m.get(a)),
-    "GLOBAL": lambda m, a: m.name(a),
-    "STACK_GLOBAL": lambda m, a: m.name(" ".join(map(str, m.several(2)))),
-    "REDUCE": lambda m, a: m.reduce(*m.several(2)),
-    "BUILD": lambda m, a: m.build(m.pop()),
-}
