@@ -8,7 +8,7 @@ from bisect import bisect_right
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import partial
 from math import isfinite
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +24,6 @@ from unskew.data.population import Clients, Ints, Partition, check_clients, numb
 REDRAWS = 1000  # draws of dirichlet before it gives up …
 SHARES = 20_000_000  # … or fewer, so that no more shares than this are drawn: about two seconds
 BLOCK = 1 << 20  # shares drawn at once: bounds the memory
-
-
-class Scheme(Protocol):
-    """Deals N examples to K clients."""
-
-    def deal(self, labels: Ints, clients: int, key: Key) -> tuple[Ints, int]:
-        """[N] clients, and how many draws were thrown away."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -199,7 +191,7 @@ def log_gamma(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) ->
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
-SCHEMES: dict[str, type[Scheme]] = {
+SCHEMES: dict[str, type[Iid | Shards | Dirichlet | DirichletClient]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "dirichlet-client": DirichletClient,
@@ -461,11 +453,11 @@ def _enough(name: str, clients: int | None, labels: Ints) -> int:
     return clients
 
 
-def _canonical(name: str, scheme: Scheme | Geo) -> str:
+def _canonical(name: str, scheme: Any) -> str:
     """The scheme's text: its first knob always, the others where they are not the default."""
     knobs = {
         field.name: getattr(scheme, field.name)
-        for at, field in enumerate(fields(scheme))  # type: ignore[arg-type]
+        for at, field in enumerate(fields(scheme))
         if at == 0 or field.default is MISSING or getattr(scheme, field.name) != field.default
     }
     return str(Call(name, (), knobs, 0, ""))

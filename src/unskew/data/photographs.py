@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,30 +38,6 @@ PAGE = 1024  # rows of a parquet file that are unpacked together: as many as its
 BUFFER = 1 << 20
 
 Numbers = npt.NDArray[np.int64]
-
-
-class Pictures(Protocol):
-    """Where N photographs are."""
-
-    def __len__(self) -> int: ...
-
-    def name(self, row: int) -> str:
-        """What a message calls it."""
-
-    def stamps(self) -> list[bytes | None]:
-        """For each 16 bytes that change when its file does; None where there is no file."""
-
-    def contents(self, rows: Sequence[int]) -> list[Picture | None]:
-        """These photographs as ``decode`` takes them."""
-
-    def together(self) -> int:
-        """How many ``contents`` may give at once: what it gives is in memory."""
-
-    def part(self, rows: Numbers) -> "Pictures":
-        """These rows alone."""
-
-    def described(self) -> tuple[dict[str, Any], Arrays]:
-        """How another process opens them: words and arrays."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,11 +63,11 @@ class Files:
         return self.root / os.fsdecode(self.names[start : self.ends[row]].tobytes())
 
     def name(self, row: int) -> str:
-        """Its path."""
+        """What a message calls it: its path."""
         return str(self.path(row))
 
     def stamps(self) -> list[bytes | None]:
-        """From path, size and time of the last change."""
+        """For each 16 bytes that change when its file does, by size or time; None where there is no file."""
         text, root, start, stamps = self.names.tobytes(), os.fsencode(self.root), 0, list[bytes | None]()
         for end in self.ends.tolist():
             path = os.path.join(root, text[start:end])
@@ -106,11 +82,11 @@ class Files:
         return stamps
 
     def contents(self, rows: Sequence[int]) -> list[Picture | None]:
-        """Paths."""
+        """These photographs as ``decode`` takes them: paths."""
         return [self.path(row) for row in rows]
 
     def together(self) -> int:
-        """All: a path takes next to nothing."""
+        """How many ``contents`` may give at once: all, a path takes next to nothing."""
         return max(1, len(self))
 
     def part(self, rows: Numbers) -> "Files":
@@ -121,7 +97,7 @@ class Files:
         return Files(self.root, np.frombuffer(b"".join(pieces), np.uint8), np.cumsum([len(piece) for piece in pieces]))
 
     def described(self) -> tuple[dict[str, Any], Arrays]:
-        """The root as a word, the rest as arrays."""
+        """How another process opens them: the root as a word, the rest as arrays."""
         return {"kind": "files", "root": str(self.root)}, {"names": self.names, "ends": self.ends}
 
 
@@ -168,6 +144,9 @@ class Parquet:
     def described(self) -> tuple[dict[str, Any], Arrays]:
         """The file as a word, the rows as an array."""
         return {"kind": "parquet", "file": str(self.file), "column": self.column}, {"rows": self.rows}
+
+
+Pictures = Files | Parquet  # where N photographs are
 
 
 def open_pictures(about: dict[str, Any], arrays: Arrays) -> Pictures:

@@ -10,6 +10,7 @@ import csv
 import io
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -99,8 +100,7 @@ def read_split(text: str, folder: Path) -> PublishedSplit:
     if len(names) and len(np.unique(labels)) != labels.max() + 1:
         raise UserError(f"{path}: its classes are not numbered from 0 without gaps; give the published split")
     if len(set(names)) != len(names):
-        seen: set[str] = set()
-        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise UserError(f"{path}: image_id {brief(twice)} appears twice, in it or in {TEST}; give the published files")
     test = np.arange(len(names)) >= len(images)
     return PublishedSplit(names, labels, [*users, *[""] * len(test_images)], test)

@@ -306,30 +306,54 @@ NAMED = 5  # broken photographs in a message
 LOOKED_FOR = 50  # of the pictures that annotations name, check looks for every 50th
 
 
-def load_table(request: Request, *, size: int | None = None, broken: str = "stop") -> ImageSet:
-    """Load ``table:FILE.csv`` or ``table:FILE.parquet``.
+def make_loaders(
+    read: Callable[..., tuple[Pictures, Rows, str]], side: int | None = None
+) -> tuple[Callable[..., ImageSet], Callable[..., Examples]]:
+    """Make ``load`` and ``examples`` of a source of photographs.
 
     Parameters
     ----------
-    size
-        The side of the square in pixels that photographs are scaled and cropped to; without it all must have one size.
-    broken
-        What photographs that cannot be read lead to: ``stop`` or ``skip``.
+    read
+        ``read(request, *, options)`` returns where the photographs are, what is said of them, and their store's name.
+    side
+        The default of the option ``size``.
     """
-    pictures, rows, store = _read_table(request, size, broken)
-    return _image_set(request, pictures, rows, _scan(request, pictures, rows, store, size), size, broken)
+
+    def load(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> ImageSet:
+        """``size``: the side in pixels that photographs are scaled and cropped to; ``broken``: stop or skip."""
+        _check_reading(request, size, broken)
+        pictures, rows, store = read(request, **options)
+        return _image_set(request, pictures, rows, _scan(request, pictures, rows, store, size), size, broken)
+
+    def examples(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> Examples:
+        """Photographs are read only where broken ones are to be skipped."""
+        _check_reading(request, size, broken)
+        if broken == "skip":
+            return load(request, size=size, broken=broken, **options).examples
+        rows = read(request, **options)[1]
+        train = rows.part(np.flatnonzero(~rows.test))
+        return Examples(train.labels, train.classes, train.users, train.places)
+
+    return load, examples
 
 
-def table_examples(request: Request, *, size: int | None = None, broken: str = "stop") -> Examples:
-    """Return a table's training examples; photographs are read only where broken ones are to be skipped."""
-    if broken == "skip":
-        return load_table(request, size=size, broken=broken).examples
-    return _examples(_read_table(request, size, broken)[1])
+def read_table(request: Request) -> tuple[Pictures, Rows, str]:
+    """Read where a table's photographs are, what it says of them, and the name of its store."""
+    path = user_path(request.path)
+    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a table; give FILE.csv or FILE.parquet")
+    request.say("reading the table", 0, 0)
+    columns, image = read_parquet(path) if path.suffix.lower() == ".parquet" else (read_csv(path), None)
+    rows, store = check_columns(columns), f"table:{path.absolute()}"
+    if image is not None and rows.kept is not None:
+        return Parquet(path.absolute(), image, rows.kept), rows, store
+    return Files.of(rows.root, rows.paths), rows, store
 
 
 def check_table(request: Request, *, size: int | None = None, broken: str = "stop") -> list[Finding]:
     """Return a finding for each broken photograph, then one for the table."""
-    pictures, rows, store = _read_table(request, size, broken)
+    _check_reading(request, size, broken)
+    pictures, rows, store = read_table(request)
     scanned = _scan(request, pictures, rows, store, size)
     findings = [Finding(pictures.name(row), 0, BROKEN, why) for row, why in sorted(scanned.broken.items())]
     if findings and broken == "stop":
@@ -347,15 +371,9 @@ def describe_images(where: Path, images: ImageSet, notes: tuple[str, ...] = ()) 
     return Finding(str(where), size, NO_CHECKSUM, detail, notes)
 
 
-TABLE = Source(
-    "table",
-    "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)",
-    "yours",
-    load_table,
-    path="FILE.csv",
-    examples=table_examples,
-    check=check_table,
-)
+_WHAT = "your own photographs: path or image, label, user, latitude, longitude, split (.parquet too)"
+_LOAD, _EXAMPLES = make_loaders(read_table)
+TABLE = Source("table", _WHAT, "yours", _LOAD, path="FILE.csv", examples=_EXAMPLES, check=check_table)
 
 
 def row_source(
@@ -406,15 +424,10 @@ def row_source(
         request.say(f"reading the files of {name} in {folder}", 0, 0)
         return rows(folder, **options)
 
-    def load(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> ImageSet:
-        _check_reading(request, size, broken)
-        return load_rows(request, read_rows(request, **options), size=size, broken=broken)
-
-    def examples(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> Examples:
-        _check_reading(request, size, broken)
-        if broken == "skip":
-            return load(request, size=size, broken=broken, **options).examples
-        return _examples(read_rows(request, **options))
+    def read(request: Request, **options: Any) -> tuple[Pictures, Rows, str]:
+        made = read_rows(request, **options)
+        root = made.root.absolute()
+        return Files.of(root, made.paths), made, f"{request.call.name} in {root}"
 
     def check(request: Request, *, size: int | None = side, broken: str = "stop", **options: Any) -> list[Finding]:
         """Count the rows, and those of the pictures that are there, of the ones looked for."""
@@ -425,15 +438,8 @@ def row_source(
         detail = f"{numbers}; of {counted(len(looked), 'picture')} looked for, {present:,} are there"
         return [Finding(str(locate(request.data_dir)), 0, NO_CHECKSUM, detail, made.notes)]
 
+    load, examples = make_loaders(read, side)
     return Source(name, what, origin, load, "", locate, read_rows, examples, check, classes, shape, sizes, download)
-
-
-def load_rows(request: Request, rows: Rows, *, size: int | None, broken: str = "stop") -> ImageSet:
-    """Return the image set of these rows."""
-    root = rows.root.absolute()
-    pictures = Files.of(root, rows.paths)
-    scanned = _scan(request, pictures, rows, f"{request.call.name} in {root}", size)
-    return _image_set(request, pictures, rows, scanned, size, broken)
 
 
 def _check_reading(request: Request, size: int | None, broken: str) -> None:
@@ -446,25 +452,6 @@ def check_side(request: Request, size: int | None) -> None:
     """Refuse a side that a square of pixels cannot have."""
     if size is not None and not 1 <= size <= 4096:
         raise UserError(f"{cut(request.name)}: size={cut(str(size))} is not a size; give 1 to 4096, as in (size=128)")
-
-
-def _examples(rows: Rows) -> Examples:
-    train = rows.part(np.flatnonzero(~rows.test))
-    return Examples(train.labels, train.classes, train.users, train.places)
-
-
-def _read_table(request: Request, size: int | None, broken: str) -> tuple[Pictures, Rows, str]:
-    """Read where a table's photographs are, what it says of them, and the name of its store."""
-    _check_reading(request, size, broken)
-    path = user_path(request.path)
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        raise UserError(f"{cut(request.name)}: {brief(request.path)} is not a table; give FILE.csv or FILE.parquet")
-    request.say("reading the table", 0, 0)
-    columns, image = read_parquet(path) if path.suffix.lower() == ".parquet" else (read_csv(path), None)
-    rows, store = check_columns(columns), f"table:{path.absolute()}"
-    if image is not None and rows.kept is not None:
-        return Parquet(path.absolute(), image, rows.kept), rows, store
-    return Files.of(rows.root, rows.paths), rows, store
 
 
 def _scan(request: Request, pictures: Pictures, rows: Rows, store: str, size: int | None) -> Scanned:

@@ -41,31 +41,24 @@ def evaluate(
     With ``by_image`` it also reports which images are right. Without test images the clients are asked to use theirs;
     their replies pass through ``exchange``: masked under secure aggregation.
     """
+    make = job or Evaluate
     if not examples:
-        return evaluate_at_clients(engine, model, key, job=job, exchange=exchange)
+        visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
+        if exchange is None:
+            outcome = add(engine.visit(make(False), model, visits, key), visits)
+        else:
+            outcome = exchange(engine, make(False), model, visits, key)
+        if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
+            reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
+            raise ClientFailure(f"the model on the clients' test images, job evaluate: {reason}")
+        return replace(_evaluation(outcome.sums), failures=outcome.failures)
     parts = [TestPart(start, min(start + IMAGES_AT_ONCE, examples)) for start in range(0, examples, IMAGES_AT_ONCE)]
-    outcome = add(engine.visit((job or Evaluate)(by_image), model, parts, key), parts)
+    outcome = add(engine.visit(make(by_image), model, parts, key), parts)
     if outcome.failures:
         reason = outcome.failures[0].reason
         raise ClientFailure(f"the model on the test images, job evaluate: {reason} (seed {key.seed} replays it)")
     marks = [outcome.extra[index]["marks"].numpy() for index in outcome.replied] if by_image else None
     return replace(_evaluation(outcome.sums), marks=None if marks is None else np.concatenate(marks))
-
-
-def evaluate_at_clients(
-    engine: Engine, model: Tensors, key: Key, *, job: MakeJob | None = None, exchange: Exchange | None = None
-) -> Evaluation:
-    """Accuracy and mean loss on the clients' own test images, over the clients that answered."""
-    visits = [Visit(client, 1.0) for client in engine.roster.inhabited.tolist()]
-    asked = (job or Evaluate)(False)
-    if exchange is None:
-        outcome = add(engine.visit(asked, model, visits, key), visits)
-    else:
-        outcome = exchange(engine, asked, model, visits, key)
-    if not outcome.sums or not float(outcome.sums["metric/total"].sum()):
-        reason = outcome.void or (outcome.failures[0].reason if outcome.failures else "no client has test images")
-        raise ClientFailure(f"the model on the clients' test images, job evaluate: {reason}")
-    return replace(_evaluation(outcome.sums), failures=outcome.failures)
 
 
 def _evaluation(sums: Sums) -> Evaluation:
