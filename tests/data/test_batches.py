@@ -93,11 +93,6 @@ def test_augmentation_does_not_change_the_order():
     assert torch.equal(with_crops.index, without.index)
 
 
-def test_the_draws_of_two_epochs_differ():
-    found = plan(np.arange(32, dtype=np.int32), None, Local(epochs=2, batch=32, augment=True), Key(0))
-    assert not torch.equal(found.shift[0], found.shift[1])
-
-
 @pytest.mark.parametrize(
     ("size", "batch", "counts"),
     [

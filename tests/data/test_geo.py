@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from unskew.core.errors import UserError
 from unskew.core.key import Key
-from unskew.data.partition import divide, leaf_cells, parents, partition_examples, token
+from unskew.data.partition import leaf_cells, parents, partition_examples, token
 from unskew.data.population import Population
 
 s2 = pytest.importorskip("s2geometry")
@@ -202,10 +202,6 @@ def test_clients_must_be_the_number_of_cells():
     assert deal([[1, 2], [-60, 100]], "geo(100)", clients=2).clients == 2
     with pytest.raises(UserError, match=r"geo\(max=100\) has 2 clients, 3 were asked for; leave --clients out"):
         deal([[1, 2], [-60, 100]], "geo(100)", clients=3)
-
-
-def test_nothing_to_divide_is_nothing():
-    assert len(divide(np.zeros(0, np.uint64), 10)) == 0
 
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch):

@@ -317,11 +317,6 @@ def test_one_client_gets_everything(text):
     assert sizes_of(deal(text, 1)).tolist() == [5000]
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet-client(0.5)", "dirichlet-client(0)", "shards(1)"])
-def test_as_many_clients_as_examples_hold_one_each(text):
-    assert set(sizes_of(deal(text, 5000))) == {1}
-
-
 @pytest.mark.parametrize("text", ["iid", "dirichlet(0.5, min_size=0)", "dirichlet-client(0.5)", "shards"])
 def test_one_class_alone_and_classes_without_examples_are_legal(text):
     labels = np.full(40, 3)

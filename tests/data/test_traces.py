@@ -61,9 +61,3 @@ def test_a_folder_or_a_missing_file_is_refused(tmp_path):
         hash_trace(tmp_path / "none.csv")
     with pytest.raises(UserError, match=r"folder|plain file"):
         read_trace(tmp_path)
-
-
-def test_many_stays(tmp_path):
-    rows = "\n".join(f"{client},{client % 20 + 1},{client % 20 + 3}" for client in range(20_000))
-    made = trace(tmp_path, f"client,from,to\n{rows}\n")
-    assert made.available(3, 20_000).sum() == 3_000

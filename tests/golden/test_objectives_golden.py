@@ -228,11 +228,6 @@ def test_moons_penalty_and_its_gradient_by_hand(mu, tau):
     np.testing.assert_allclose(gradient, slope, rtol=0, atol=1e-13)
 
 
-def test_moons_penalty_is_log_two_where_both_models_are_as_near():
-    step = step_of(memory={"moon/": torch.zeros(1)}, encode={"shared": GLOBAL, "moon": GLOBAL})
-    assert loss_of("moon(mu=3)", step)[0] == pytest.approx(entropies(FEATURES)[0].mean() + 3 * np.log(2), abs=1e-13)
-
-
 def test_moons_penalty_is_finite_where_all_features_are_zero():
     step = step_of(0 * FEATURES, memory={"moon/": torch.zeros(1)}, encode={"shared": GLOBAL, "moon": 0 * PREVIOUS})
     value, gradient = loss_of("moon", step)
@@ -463,10 +458,6 @@ def test_alpha_is_one_less_r_of_R_with_r_from_nought():
     assert small("prototypes").state().sent == {}
 
 
-def test_round_nought_of_prototypes_is_plain_cross_entropy():
-    assert identical(states(small("prototypes"), 4)[0], states(small("fedavg"), 1)[0])
-
-
 def test_a_prototype_is_the_mean_feature_after_training_in_eval_mode_without_augmentation():
     """One client: the server's model is its own."""
     fed = small("prototypes", ("000112",), side=8, model="outside_models:batch_norm", augment=True)
@@ -512,12 +503,6 @@ def test_under_fedvc_a_prototype_is_of_the_examples_that_the_visit_drew_each_onc
 
 def test_no_gradient_flows_into_prototypes():
     assert not any(value.requires_grad for state in states(small("prototypes"), 2) for value in state.sent.values())
-
-
-def test_the_scale_weighs_the_contrast_alone():
-    """L(scale) is a straight line in scale, through (1 − α)·L_ce at 0."""
-    values = [loss_of(f"prototypes(scale={s})", step_of(shared=sent((1, 1, 1), 0.75)))[0] for s in (1, 2)]
-    assert 2 * values[0] - values[1] == pytest.approx(0.25 * entropies(FEATURES)[0].mean(), abs=1e-13)
 
 
 # FedIR

@@ -84,12 +84,6 @@ def test_ties_go_where_pooling_sends_them(value, input_gradient):
     assert_alike(conv, torch.full((2, 1, 9, 10), value), 0.0, input_gradient=input_gradient)
 
 
-@pytest.mark.parametrize("input_gradient", [False, True])
-def test_constant_images_have_the_plain_gradient_within_rounding(input_gradient):
-    conv, _ = layer(3, 6)
-    assert_alike(conv, torch.full((2, 3, 32, 32), -1.989), 1e-5, input_gradient=input_gradient)
-
-
 @pytest.mark.parametrize("kernel", [1, 2, 3, (3, 5)])
 @pytest.mark.parametrize("input_gradient", [False, True])
 def test_gradients_pass_gradcheck(kernel, input_gradient):
@@ -141,13 +135,6 @@ def test_every_network_takes_these_images_and_gives_finite_logits_and_gradients(
     assert features.shape == (2, network.classifier.in_features)
     gradients = torch.autograd.grad(F.cross_entropy(logits, torch.tensor([0, 6])), list(network.parameters()))
     assert all(bool(g.isfinite().all()) and bool(g.any()) for g in gradients)
-
-
-def test_rectangles_are_images_too():
-    for name in NETWORKS:
-        network = build(name, (3, 20, 33), 4)
-        initialise(network, Key(0))
-        assert network(torch.zeros(1, 3, 20, 33)).shape == (1, 4)
 
 
 @pytest.mark.parametrize(
@@ -281,15 +268,6 @@ def test_weights_are_uniform_within_one_over_the_root_of_the_inputs(name):
             assert module.bias.abs().max().item() <= bound
             spread = bound / math.sqrt(3 * module.weight.numel())  # of the mean of uniform draws
             assert abs(module.weight.mean().item()) < 5 * spread
-
-
-def test_the_bounds_are_pytorchs_own():
-    """Its default draws from ±1/√inputs too: as many of its weights lie in the outer tenth as of ours."""
-    ours, theirs = drawn("lenet-64", Key(0), (3, 32, 32)).encoder.fc2, nn.Linear(384, 192)
-    bound = 1 / math.sqrt(384)
-    for module in (ours, theirs):
-        assert module.weight.abs().max().item() <= bound
-        assert abs((module.weight.abs() > 0.9 * bound).double().mean().item() - 0.1) < 0.01
 
 
 def test_neither_building_nor_drawing_touches_the_global_generator():

@@ -194,14 +194,6 @@ def alike(left, right):
 # What is kept comes back
 
 
-def test_a_first_visit_remembers_nothing(tmp_path):
-    memories = opened(tmp_path / "m")
-    (visit,) = memories.assign([Visit(7, 1.0)], {})
-    assert visit.ticket is None
-    assert memories.recall(visit) == {}
-    memories.close()
-
-
 def test_every_kind_of_tensor_comes_back_bit_for_bit(tmp_path):
     memories = opened(tmp_path / "m", ODD)
     (visit,) = memories.assign([Visit(0, 1.0)], {})
@@ -236,13 +228,6 @@ def test_several_methods_remember_side_by_side(tmp_path):
         "own/params/note": [5, 1, 0],
         "half/a": [2.5, 0.5],
     }
-    memories.close()
-
-
-def test_a_method_that_remembers_no_tensor_is_no_trouble(tmp_path):
-    memories = Store([Memory("none", lambda _: {}, lambda _: {})], NOTE, tmp_path / "m")
-    (visit,) = memories.assign([Visit(0, 1.0)], {})
-    assert memories.recall(replace(visit, ticket=memories.keep(visit, {}))) == {}
     memories.close()
 
 
@@ -384,36 +369,6 @@ def test_the_file_does_not_grow_with_the_rounds(tmp_path):
         assert (tmp_path / f"every {every}").stat().st_size <= most * memories.slot_bytes
         assert len(places) == 30
         memories.close()
-
-
-def test_more_than_a_thousand_clients_each_remember_their_own(tmp_path, monkeypatch):
-    wrote = {}
-    values = ClientMemory.values
-
-    def noted(self, visited):
-        wrote[visited.visit.client] = tensors.copy(visited.model)
-        return values(self, visited)
-
-    monkeypatch.setattr(ClientMemory, "values", noted)
-    small = federation("moon", sizes=(1,) * 1_300, model="outside_models:linear", dtype="float32", epochs=1)
-    engine = engine_of(small, tmp_path)
-    state = on_from(small, engine, small.state(), 5, per_round=400)
-    assert len(state.clients) > 1_000
-    assert len({slot_of(ticket) for ticket in state.clients.values()}) == len(state.clients)
-    found = {client: tensors.under(kept, "moon/") for client, kept in recalled(engine, state).items()}
-    assert alike(found, {client: wrote[client] for client in found})
-    assert (tmp_path / MEMORIES).stat().st_size <= (1_300 + 400) * memory_of(engine).slot_bytes
-    engine.close()
-
-
-def test_a_hundred_thousand_clients_are_assigned_as_few_are():
-    slots = Slots()
-    tickets = {client: ticket_of(2 * client, 0) for client in range(100_000)}
-    slots.pin(tickets.values())
-    visits = slots.assign(with_tickets(visits_to([99_999, 5, 100_000]), tickets))
-    assert [(visit.ticket, visit.slot) for visit in visits] == [
-        (ticket_of(199_998, 0), 1), (ticket_of(10, 0), 3), (None, 5),
-    ]  # fmt: skip
 
 
 # Failed visits and failed rounds
@@ -644,15 +599,6 @@ def test_no_client_is_skipped_for_a_full_disk(tmp_path, engine):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         opened_engine.close()
-
-
-def test_syncing_makes_what_was_written_durable(tmp_path, monkeypatch):
-    synced = []
-    memories = opened(tmp_path / "m")
-    monkeypatch.setattr(os, "fsync", synced.append)
-    memories.sync()
-    assert synced == [memories.descriptor]
-    memories.close()
 
 
 # Contributions

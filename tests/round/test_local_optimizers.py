@@ -58,13 +58,6 @@ def test_adam_and_adamw_are_torchs_to_the_last_bit(text, kind, weight_decay):
     assert equal(moved(local), want)
 
 
-def test_the_two_differ_in_where_weight_decay_acts():
-    decayed = [moved(Local(optimizer=text, weight_decay=0.1)) for text in ("adam", "adamw")]
-    plain = [moved(Local(optimizer=text, weight_decay=0.0)) for text in ("adam", "adamw")]
-    assert equal(*plain)
-    assert not equal(*decayed)
-
-
 @pytest.mark.parametrize("text", ["sgd", "adam", "adamw"])
 def test_decay_of_weights_is_a_second_group_of_torchs(text):
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}

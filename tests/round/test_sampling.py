@@ -73,10 +73,6 @@ def test_all_come_when_as_many_are_asked_for_as_there_are():
         assert uniform(Key(0), held, per_round) == [Visit(0, 4.0), Visit(1, 1.0), Visit(2, 2.0)]
 
 
-def test_one_client_alone_comes_every_time():
-    assert uniform(Key(5), population([7]), 1) == [Visit(0, 7.0)]
-
-
 def test_a_partition_that_holds_nothing_is_refused():
     nobody = Population.from_partition(partition_of([0, 0], examples=3)).roster
     with pytest.raises(UserError, match="no client of the partition has any examples"):

@@ -150,17 +150,6 @@ def test_float32_parameters_are_rounded_once(server):
     assert torch.equal(after["params/w"], exact["params/w"].float())
 
 
-def test_a_step_of_many_parameters_is_a_step_of_each():
-    params = {"params/a": torch.tensor(START), "params/b": torch.tensor(START[::-1].copy()).view(3, 1)}
-    gradient = {"params/b": torch.tensor(GRADIENTS[1]).view(3, 1), "params/a": torch.tensor(GRADIENTS[0])}
-    for server in SERVERS.values():
-        both, _ = server.update(params, gradient, server.init(params), INFO)
-        for name in params:
-            one = {name: params[name]}
-            alone, _ = server.update(one, {name: gradient[name]}, server.init(one), INFO)
-            assert torch.equal(both[name], alone[name])
-
-
 def test_whole_numbers_are_rounded_to_the_nearest():
     found = apply_step({"n": torch.tensor([10, 10, -3])}, {"n": torch.tensor([-2.6, 2.4, 0.0]).double()}, 1.0)
     assert found["n"].tolist() == [13, 8, -3]
