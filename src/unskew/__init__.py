@@ -24,54 +24,27 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "STOP",
-    "Algorithm",
-    "CalibratedClassifier",
-    "Calibration",
-    "ClassStatistics",
-    "ClientFailure",
-    "Key",
-    "Lift",
-    "Result",
-    "StopRun",
-    "UserError",
-    "analyse",
-    "calibrate",
-    "calibrate_run",
-    "draw_runs",
-    "load",
-    "open_logger",
-    "resume",
-    "run",
-    "run_seeds",
-    "sweep",
-    "write_report",
-]
+    "STOP", "Algorithm", "CalibratedClassifier", "Calibration", "ClassStatistics", "ClientFailure", "Key", "Lift",
+    "Result", "StopRun", "UserError", "analyse", "calibrate", "calibrate_run", "draw_runs", "load", "open_logger",
+    "resume", "run", "run_seeds", "sweep", "write_report",
+]  # fmt: skip
 
-_HOME = {
-    "Algorithm": "round.algorithm",
-    "CalibratedClassifier": "calibration.classifier",
-    "Calibration": "runs.result",
-    "ClassStatistics": "calibration.statistics",
-    "ClientFailure": "core.errors",
-    "Key": "core.key",
-    "Lift": "calibration.classifier",
-    "Result": "runs.result",
-    "STOP": "runs.train",
-    "StopRun": "runs.train",
-    "UserError": "core.errors",
-    "analyse": "analysis",
-    "calibrate": "calibration.calibrate",
-    "calibrate_run": "runs.finished",
-    "draw_runs": "analysis",
-    "load": "runs.finished",
-    "open_logger": "loggers",
-    "resume": "api",
-    "run": "api",
-    "run_seeds": "api",
-    "sweep": "api",
-    "write_report": "report.write",
+_NAMES = {
+    "analysis": "analyse draw_runs",
+    "api": "resume run run_seeds sweep",
+    "calibration.calibrate": "calibrate",
+    "calibration.classifier": "CalibratedClassifier Lift",
+    "calibration.statistics": "ClassStatistics",
+    "core.errors": "ClientFailure UserError",
+    "core.key": "Key",
+    "loggers": "open_logger",
+    "report.write": "write_report",
+    "round.algorithm": "Algorithm",
+    "runs.finished": "calibrate_run load",
+    "runs.result": "Calibration Result",
+    "runs.train": "STOP StopRun",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> "Any":

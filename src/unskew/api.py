@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import nn
 from torch.utils.data import Dataset
 
-from unskew.core.errors import COUNT, FLAG, FUNCTION, NUMBER, PATH, SEVERAL, TEXT, accepts, optional
+from unskew.core.errors import accepts
 from unskew.core.types import Engine, ImageSet
 from unskew.data.population import Partition
 from unskew.round.algorithm import Algorithm
@@ -61,7 +61,7 @@ def describe_options(function: Function, default: str | None = None) -> Function
 
 
 @describe_options
-@accepts(recipe=optional(PATH), out=optional(PATH), observe=optional(FUNCTION), progress=optional(FLAG))
+@accepts
 def run(
     recipe: Text | None = None,
     *,
@@ -134,19 +134,11 @@ def run(
     """
     given = locals()
     options = {name: given[name] for name in OPTIONS if given[name] is not None}
-    recipe_path, folder, home = _path(recipe), _path(out), Path.cwd()
-    return _show(
-        progress, observe, lambda watch: runs.run(recipe_path, out=folder, observe=watch, home=home, **options)
-    )
+    home = Path.cwd()
+    return _show(progress, observe, lambda watch: runs.run(recipe, out=out, observe=watch, home=home, **options))
 
 
-@accepts(
-    recipe=optional(PATH),
-    seeds=optional(SEVERAL),
-    out=optional(PATH),
-    observe=optional(FUNCTION),
-    progress=optional(FLAG),
-)
+@accepts
 def run_seeds(
     recipe: Text | None = None,
     *,
@@ -178,29 +170,12 @@ def run_seeds(
     SeedRuns
         The results, and mean and deviation over the seeds.
     """
-    recipe_path, folder, home = _path(recipe), _path(out), Path.cwd()
-
-    def work(watch: Observer | None) -> SeedRuns:
-        return seeded.run_seeds(recipe_path, seeds=seeds, out=folder, observe=watch, home=home, **options)
-
-    return _show(progress, observe, work)
+    options |= {"seeds": seeds, "out": out, "home": Path.cwd()}
+    return _show(progress, observe, lambda watch: seeded.run_seeds(recipe, observe=watch, **options))
 
 
 @partial(describe_options, default="the run's")
-@accepts(
-    path=PATH,
-    observe=optional(FUNCTION),
-    progress=optional(FLAG),
-    on_failure=optional(TEXT),
-    device=optional(TEXT),
-    engine=optional(TEXT),
-    workers=optional(COUNT),
-    data_dir=optional(PATH),
-    cache_dir=optional(PATH),
-    cache_disk=optional(TEXT),
-    cache_memory=optional(TEXT),
-    baseline=optional(PATH),
-)
+@accepts
 def resume(
     path: Text,
     *,
@@ -237,39 +212,13 @@ def resume(
     Result
         As from ``unskew.run``.
     """
-
-    def work(watch: Observer | None) -> Result:
-        return runs.resume(
-            Path(path).absolute(),
-            observe=watch,
-            on_failure=on_failure,
-            device=device,
-            engine=engine,
-            workers=workers,
-            data_dir=None if data_dir is None else str(data_dir),
-            cache_dir=None if cache_dir is None else str(cache_dir),
-            cache_disk=cache_disk,
-            cache_memory=cache_memory,
-            baseline=None if baseline is None else str(baseline),
-            data=data,
-            model=model,
-            method=method,
-        )
-
-    return _show(progress, observe, work)
+    given = locals()
+    options = {name: given[name] for name in (*runs.WORK, "data", "model", "method")}
+    folder = Path(path).absolute()
+    return _show(progress, observe, lambda watch: runs.resume(folder, observe=watch, **options))
 
 
-@accepts(
-    recipe=optional(PATH),
-    over=SEVERAL,
-    seeds=optional(SEVERAL),
-    trials=optional(COUNT),
-    validation=optional(NUMBER),
-    by=TEXT,
-    jobs=optional(COUNT),
-    out=optional(PATH),
-    form=TEXT,
-)
+@accepts
 def sweep(
     recipe: Text | None = None,
     *,
@@ -317,24 +266,21 @@ def sweep(
         Every setting with its score, and the best one.
     """
     check_format(form)
+    texts, home = [over] if isinstance(over, str) else over, Path.cwd()
     made = sweep_settings(
-        _path(recipe),
-        over=[over] if isinstance(over, str) else over,
+        recipe,
+        over=texts,
         seeds=seeds,
         trials=trials,
         validation=validation,
         by=by,
         jobs=jobs,
-        out=_path(out),
-        home=Path.cwd(),
+        out=out,
+        home=home,
         **options,
     )
     write_summary(made, form)
     return made
-
-
-def _path(given: Text | None) -> Path | None:
-    return None if given is None else Path(given)
 
 
 def _show(progress: bool | None, observe: Observer | None, work: Callable[[Observer | None], Outcome]) -> Outcome:

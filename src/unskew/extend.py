@@ -53,7 +53,8 @@ Everywhere
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # isort would give every type a line of its own
+    # isort: off
     from unskew.analysis.measure import Choice, Column, Comparison, Measure, Table
     from unskew.calibration.covariances import Diagonal, Full, LowRank, Shared
     from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest, finisher
@@ -62,40 +63,10 @@ if TYPE_CHECKING:
     from unskew.checks import LawBroken, check_method
     from unskew.core.errors import Missing, UserError
     from unskew.core.key import Key
-    from unskew.core.types import (
-        Aggregate,
-        Arrive,
-        Available,
-        Blend,
-        Correction,
-        Engine,
-        Failure,
-        Head,
-        ImageSet,
-        Job,
-        Local,
-        Loss,
-        Margin,
-        Memory,
-        Note,
-        Outcome,
-        Progress,
-        Reply,
-        Roster,
-        RoundInfo,
-        Sampler,
-        Scale,
-        ServerOptimizer,
-        Split,
-        Statistic,
-        Step,
-        Sums,
-        Tensors,
-        Term,
-        TestPart,
-        Visit,
-        Visited,
-    )
+    from unskew.core.types import Aggregate, Arrive, Available, Blend, Correction, Engine, Failure, Head, ImageSet, Job
+    from unskew.core.types import Local, Loss, Margin, Memory, Note, Outcome, Progress, Reply, Roster, RoundInfo
+    from unskew.core.types import Sampler, Scale, ServerOptimizer, Split, Statistic, Step, Sums, Tensors, Term
+    from unskew.core.types import TestPart, Visit, Visited
     from unskew.data.population import Partition
     from unskew.engines import EngineSetup, open_loop
     from unskew.loggers.backends import Backend, Facts, Figures
@@ -107,89 +78,18 @@ if TYPE_CHECKING:
     from unskew.round.local_optimizers import require_sgd
     from unskew.runs.finished import FinishedRun
     from unskew.runs.prepare import Overview
+    # isort: on
 
 __all__ = [
-    "Aggregate",
-    "Algorithm",
-    "Arrive",
-    "Available",
-    "Axis",
-    "Backend",
-    "Band",
-    "Bars",
-    "Blend",
-    "Cells",
-    "Chart",
-    "Choice",
-    "ClassStatistics",
-    "ClientSide",
-    "Column",
-    "Comparison",
-    "Correction",
-    "Diagonal",
-    "Dots",
-    "Engine",
-    "EngineSetup",
-    "Facts",
-    "Failure",
-    "Figures",
-    "FinishedRun",
-    "Finisher",
-    "Full",
-    "Head",
-    "ImageSet",
-    "Job",
-    "Key",
-    "LawBroken",
-    "Line",
-    "Local",
-    "Loss",
-    "LowRank",
-    "Made",
-    "Margin",
-    "Measure",
-    "Memory",
-    "Method",
-    "Missing",
-    "Network",
-    "Note",
-    "Outcome",
-    "Overview",
-    "Partition",
-    "Picture",
-    "PluginJob",
-    "Progress",
-    "RealFeatures",
-    "Reply",
-    "Roster",
-    "RoundInfo",
-    "Rule",
-    "Sampler",
-    "Scale",
-    "ServerOptimizer",
-    "Shape",
-    "Shared",
-    "Split",
-    "Statistic",
-    "StatisticsRequest",
-    "Step",
-    "Sums",
-    "Table",
-    "Tensors",
-    "Term",
-    "TestPart",
-    "UserError",
-    "Visit",
-    "Visited",
-    "Words",
-    "add",
-    "answer",
-    "check_method",
-    "finisher",
-    "open_loop",
-    "require_sgd",
-    "whole_model",
-]
+    "Aggregate", "Algorithm", "Arrive", "Available", "Axis", "Backend", "Band", "Bars", "Blend", "Cells", "Chart",
+    "Choice", "ClassStatistics", "ClientSide", "Column", "Comparison", "Correction", "Diagonal", "Dots", "Engine",
+    "EngineSetup", "Facts", "Failure", "Figures", "FinishedRun", "Finisher", "Full", "Head", "ImageSet", "Job", "Key",
+    "LawBroken", "Line", "Local", "Loss", "LowRank", "Made", "Margin", "Measure", "Memory", "Method", "Missing",
+    "Network", "Note", "Outcome", "Overview", "Partition", "Picture", "PluginJob", "Progress", "RealFeatures", "Reply",
+    "Roster", "RoundInfo", "Rule", "Sampler", "Scale", "ServerOptimizer", "Shape", "Shared", "Split", "Statistic",
+    "StatisticsRequest", "Step", "Sums", "Table", "Tensors", "Term", "TestPart", "UserError", "Visit", "Visited",
+    "Words", "add", "answer", "check_method", "finisher", "open_loop", "require_sgd", "whole_model",
+]  # fmt: skip
 
 _NAMES = {
     "analysis.measure": "Choice Column Comparison Measure Table",

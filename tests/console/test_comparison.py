@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from unskew.console.comparison import as_table, as_text, rows, side_by_side
+from unskew.console.comparison import as_table, as_text, run_sheet, side_by_side
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
@@ -61,6 +61,10 @@ def rounds(*accuracies, steps=10):
 def compared(*results, metrics=None, **knobs):
     """Without metrics: runs whose metrics.jsonl is missing."""
     return side_by_side(results, [[]] * len(results) if metrics is None else metrics, **knobs)
+
+
+def rows(found, never="-"):
+    return run_sheet(found, never).rows
 
 
 def shown(*results, width=400, **knobs):
@@ -195,6 +199,7 @@ def test_a_bar_in_a_name_does_not_break_markdown():
 def test_json_holds_the_whole_results():
     found = json.loads(as_text(compared(PLAIN, CALIBRATED), "json"))
     assert [row.pop("run") for row in found] == ["runs/a", "runs/b"]
+    assert [row.pop("over_seeds")["seeds"] for row in found] == [[0], [0]]
     nothing = {
         "accuracy_at_round": {"round": None, "accuracy": None},
         "accuracy_at_batch": {"batch": None, "accuracy": None},

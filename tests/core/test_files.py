@@ -1,11 +1,12 @@
 """Files are read by one reader: nothing but strict JSON of a sane size passes; a crash may cut a last line short."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.core.files import MAX_DEPTH, parse_json, read_content, read_json, read_json_lines
+from unskew.core.files import MAX_DEPTH, json_lines, parse_json, read_content, read_json
 
 
 @pytest.mark.parametrize(
@@ -19,13 +20,8 @@ from unskew.core.files import MAX_DEPTH, parse_json, read_content, read_json, re
         (b'{"a"', []),
     ],
 )
-def test_whole_lines_are_read_and_a_last_one_that_was_cut_short_is_not(tmp_path, content, rows):
-    (tmp_path / "rows.jsonl").write_bytes(content)
-    assert read_json_lines(tmp_path / "rows.jsonl") == rows
-
-
-def test_no_file_is_no_rows(tmp_path):
-    assert read_json_lines(tmp_path / "rows.jsonl") == []
+def test_whole_lines_are_read_and_a_last_one_that_was_cut_short_is_not(content, rows):
+    assert json_lines(content, Path("rows.jsonl")) == rows
 
 
 @pytest.mark.parametrize(
@@ -39,16 +35,15 @@ def test_no_file_is_no_rows(tmp_path):
         (b"[" * 100_000 + b"\n", "line 1 is not JSON"),
     ],
 )
-def test_what_is_damaged_is_refused_with_the_line(tmp_path, content, message):
-    (tmp_path / "rows.jsonl").write_bytes(content)
+def test_what_is_damaged_is_refused_with_the_line(content, message):
     with pytest.raises(UserError, match=f"rows.jsonl is damaged: {message}"):
-        read_json_lines(tmp_path / "rows.jsonl")
+        json_lines(content, Path("rows.jsonl"))
 
 
 def test_what_cannot_be_opened_is_one_message(tmp_path):
     (tmp_path / "rows.jsonl").mkdir()
     with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        read_json_lines(tmp_path / "rows.jsonl")
+        read_content(tmp_path / "rows.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -7,18 +7,8 @@ import sys
 import pytest
 import torch
 
+from unskew.core import machine
 from unskew.core.errors import UserError
-from unskew.core.machine import (
-    CUBLAS,
-    cores,
-    default_workers,
-    deterministic,
-    device_count,
-    ready_device,
-    resolve_device,
-    synchronize,
-    worker_device,
-)
 
 
 @pytest.fixture
@@ -36,13 +26,13 @@ def devices(monkeypatch):
 )
 def test_auto_takes_cuda_then_mps_then_the_cpu(devices, cuda, mps, wanted):
     devices(cuda, mps)
-    assert resolve_device("auto") == torch.device(wanted)
+    assert machine.resolve_device("auto") == torch.device(wanted)
 
 
 def test_a_device_that_is_there_is_taken(devices):
     devices(cuda=2, mps=True)
     for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
-        assert resolve_device(name) == torch.device(name)
+        assert machine.resolve_device(name) == torch.device(name)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +51,7 @@ def test_a_device_that_is_there_is_taken(devices):
 def test_a_device_that_is_not_there_is_refused(devices, name, cuda, message):
     devices(cuda=cuda)
     with pytest.raises(UserError, match=message):
-        resolve_device(name)
+        machine.resolve_device(name)
 
 
 @pytest.mark.parametrize(
@@ -76,31 +66,36 @@ def test_a_device_that_is_not_there_is_refused(devices, name, cuda, message):
     ],
 )
 def test_workers_are_spread_over_the_gpus_unless_one_is_named(name, count, wanted):
-    assert [worker_device(torch.device(name), count, worker) for worker in range(5)] == wanted
+    assert [machine.worker_device(torch.device(name), count, worker) for worker in range(5)] == wanted
 
 
 def test_a_pool_has_a_worker_for_each_gpu_or_for_each_core(devices):
     devices(cuda=3)
-    assert device_count(torch.device("cuda")) == default_workers("cuda") == default_workers("auto") == 3
-    assert device_count(torch.device("cuda:2")) == default_workers("cuda:2") == 1
-    assert default_workers("cpu") == cores()
+    assert (
+        machine.device_count(torch.device("cuda"))
+        == machine.default_workers("cuda")
+        == machine.default_workers("auto")
+        == 3
+    )
+    assert machine.device_count(torch.device("cuda:2")) == machine.default_workers("cuda:2") == 1
+    assert machine.default_workers("cpu") == machine.cores()
     devices(mps=True)
-    assert default_workers("auto") == 1
+    assert machine.default_workers("auto") == 1
     devices()
-    assert default_workers("auto") == cores()
+    assert machine.default_workers("auto") == machine.cores()
 
 
 def test_cublas_is_told_to_repeat_itself_where_cuda_is_used(devices, monkeypatch):
-    name, value = CUBLAS
+    name, value = machine.CUBLAS
     monkeypatch.setenv(name, "")  # so that it is restored
     monkeypatch.delenv(name)
     devices(cuda=1)
-    ready_device("cpu")
+    machine.ready_device("cpu")
     assert name not in os.environ
-    ready_device("auto")
+    machine.ready_device("auto")
     assert os.environ[name] == value
     os.environ[name] = ":16:8"
-    ready_device("cuda:0")
+    machine.ready_device("cuda:0")
     assert os.environ[name] == ":16:8"
 
 
@@ -112,13 +107,13 @@ def test_cuda_is_deterministic_inside_and_as_it_was_outside(before):
     torch.use_deterministic_algorithms(before[0], warn_only=before[1])
     try:
         for name in ("cpu", "mps"):
-            with deterministic(torch.device(name)):
+            with machine.deterministic(torch.device(name)):
                 assert settings() == before
         torch.backends.cudnn.benchmark = True
-        with deterministic(torch.device("cuda:0")):
+        with machine.deterministic(torch.device("cuda:0")):
             assert settings() == (True, False)
             assert not torch.backends.cudnn.benchmark
-        with pytest.raises(KeyError), deterministic(torch.device("cuda")):
+        with pytest.raises(KeyError), machine.deterministic(torch.device("cuda")):
             raise KeyError
         assert settings() == before
         assert torch.backends.cudnn.benchmark
@@ -130,9 +125,9 @@ def test_cuda_is_deterministic_inside_and_as_it_was_outside(before):
 def test_an_operation_that_cannot_be_repeated_is_named():
     words = "does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'."
     message, there = r"^put_ gives other bits.*cuda:0.*--device cpu$", torch.device("cuda:0")
-    with pytest.raises(RuntimeError, match=message), deterministic(there):
+    with pytest.raises(RuntimeError, match=message), machine.deterministic(there):
         raise RuntimeError(f"put_ {words}")
-    with pytest.raises(RuntimeError, match=r"^out of memory$"), deterministic(there):
+    with pytest.raises(RuntimeError, match=r"^out of memory$"), machine.deterministic(there):
         raise RuntimeError("out of memory")
 
 
@@ -141,7 +136,7 @@ def test_waiting_for_a_device_asks_the_right_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: asked.append(str(device)))
     monkeypatch.setattr(torch.mps, "synchronize", lambda: asked.append("mps"))
     for name in ("cpu", "cuda:1", "mps"):
-        synchronize(torch.device(name))
+        machine.synchronize(torch.device(name))
     assert asked == ["cuda:1", "mps"]
 
 

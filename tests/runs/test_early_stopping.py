@@ -13,7 +13,7 @@ from unskew.round.driver import Metrics
 from unskew.runs import execute, train
 from unskew.runs.checkpoint import RunProgress, kept_state, load_state
 from unskew.runs.execute import BestRound, best_row, is_better
-from unskew.runs.finished import FinishedRun, calibrate_run, state_after
+from unskew.runs.finished import FinishedRun, calibrate_run
 from unskew.runs.folder import read_model
 from unskew.runs.result import read_result
 
@@ -125,7 +125,7 @@ def test_the_loss_may_be_watched_and_evaluations_may_be_rare(tmp_path, scripted)
 def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripted, monkeypatch):
     """Killed: the folder as it is when the best state is written and the checkpoint is not."""
     options = OPTIONS | {"method": "scaffold + fedavgm(0.5) + lda"}
-    real, calls = execute.save_checkpoint, []
+    real, calls = execute.checkpoints.save_checkpoint, []
 
     def copying(path, state, progress):
         calls.append(state.round)
@@ -133,7 +133,7 @@ def test_stopped_by_hand_or_killed_it_resumes_to_the_same_bits(tmp_path, scripte
             shutil.copytree(path, tmp_path / f"before{state.round}")
         real(path, state, progress)
 
-    monkeypatch.setattr(execute, "save_checkpoint", copying)
+    monkeypatch.setattr(execute.checkpoints, "save_checkpoint", copying)
     whole = train.run(out=tmp_path / "whole", **options)
     assert calls == [1, 2, 3, 4, 5]
     with pytest.raises(train.StopRun):
@@ -176,10 +176,10 @@ def test_a_stopped_run_is_calibrated_and_looked_at_as_of_its_best_round(tmp_path
     study = FinishedRun(path)
     assert study.number(-1) == 2
     kept = load_state(kept_state(path, 2))[0]
-    assert all((kept.tensors[name] == value).all() for name, value in state_after(study, 2).tensors.items())
-    assert state_after(study, 5).round == 5  # later rounds can be looked at too
+    assert all((kept.tensors[name] == value).all() for name, value in study.state(2).tensors.items())
+    assert study.state(5).round == 5  # later rounds can be looked at too
     with pytest.raises(UserError, match="the run has rounds 1 to 5"):
-        state_after(study, 6)
+        study.state(6)
     assert len(study.local_models(None, 2)) == 2
     assert result.weights_sha256
     assert read_model(path)

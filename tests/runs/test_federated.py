@@ -182,14 +182,14 @@ def test_a_server_that_was_killed_before_its_checkpoint_finds_the_memories_that_
     tmp_path, monkeypatch
 ):
     nodes, options = make_nodes(tmp_path), {"method": "scaffold", "rounds": 4, "checkpoint_seconds": 0}
-    real, saved = execute.save_checkpoint, []
+    real, saved = execute.checkpoints.save_checkpoint, []
 
     def killed(*given):
         if len(saved) == 2:
             raise Stop
         saved.append(real(*given))
 
-    monkeypatch.setattr(execute, "save_checkpoint", killed)
+    monkeypatch.setattr(execute.checkpoints, "save_checkpoint", killed)
     with pytest.raises(Stop):
         federated(tmp_path, exchange_of(nodes), **options)
     monkeypatch.undo()

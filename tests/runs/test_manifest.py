@@ -11,19 +11,9 @@ import pytest
 from analysis.finished import SMALL, command, copied, done, finished, images, refused, run, runs_of, unsealed
 from unskew.core.errors import UserError
 from unskew.core.files import part_beside
+from unskew.runs import folder as folders
 from unskew.runs import train
 from unskew.runs.finished import FinishedRun
-from unskew.runs.folder import (
-    GROWING,
-    MANIFEST,
-    SealBroken,
-    calibration_file,
-    read_manifest,
-    read_sealed,
-    require_sealed,
-    start_manifest,
-    write_sealed,
-)
 from unskew.runs.result import read_result
 from unskew.runs.seals import examine, seal_folder
 
@@ -59,52 +49,52 @@ class KilledAt:
 
 
 def test_what_is_written_is_read_and_what_is_changed_is_not(tmp_path):
-    start_manifest(tmp_path, {})
-    write_sealed(tmp_path, {"a": b"one", "figures/b.json": b"two"})
-    assert read_sealed(tmp_path, "a") == b"one"
-    require_sealed(tmp_path, "figures/b.json")
+    folders.start_manifest(tmp_path, {})
+    folders.write_sealed(tmp_path, {"a": b"one", "figures/b.json": b"two"})
+    assert folders.read_sealed(tmp_path, "a") == b"one"
+    folders.require_sealed(tmp_path, "figures/b.json")
     (tmp_path / "a").write_bytes(b"other")
     with pytest.raises(
-        SealBroken, match=r"a was changed after it was written.*restore it from a copy, or delete .*json"
+        folders.SealBroken, match=r"a was changed after it was written.*restore it from a copy, or delete .*json"
     ):
-        read_sealed(tmp_path, "a")
+        folders.read_sealed(tmp_path, "a")
     (tmp_path / "a").unlink()
-    with pytest.raises(SealBroken, match=r"a is missing, but listed in manifest\.json"):
-        require_sealed(tmp_path, "a")
+    with pytest.raises(folders.SealBroken, match=r"a is missing, but listed in manifest\.json"):
+        folders.require_sealed(tmp_path, "a")
     (tmp_path / "c").write_bytes(b"three")
-    with pytest.raises(SealBroken, match="c was added by hand"):
-        read_sealed(tmp_path, "c")
-    assert read_sealed(tmp_path, "nothing") is None
+    with pytest.raises(folders.SealBroken, match="c was added by hand"):
+        folders.read_sealed(tmp_path, "c")
+    assert folders.read_sealed(tmp_path, "nothing") is None
     (tmp_path / "figures" / "b.json").unlink()
-    assert read_sealed(tmp_path, "figures/b.json") is None  # it is made again
-    write_sealed(tmp_path, {"a": b"restored"})
-    assert read_sealed(tmp_path, "a") == b"restored"
+    assert folders.read_sealed(tmp_path, "figures/b.json") is None  # it is made again
+    folders.write_sealed(tmp_path, {"a": b"restored"})
+    assert folders.read_sealed(tmp_path, "a") == b"restored"
 
 
 def test_without_a_manifest_nothing_is_sealed_and_nothing_refused(tmp_path):
-    write_sealed(tmp_path, {"a": b"one"})
-    assert not (tmp_path / MANIFEST).exists()
+    folders.write_sealed(tmp_path, {"a": b"one"})
+    assert not (tmp_path / folders.MANIFEST).exists()
     (tmp_path / "a").write_bytes(b"two")
-    assert read_sealed(tmp_path, "a") == b"two"
-    require_sealed(tmp_path, "a")
+    assert folders.read_sealed(tmp_path, "a") == b"two"
+    folders.require_sealed(tmp_path, "a")
 
 
 def test_every_bit_of_the_manifest_counts(tmp_path):
-    start_manifest(tmp_path, {})
-    write_sealed(tmp_path, {"a": b"one"})
-    whole = (tmp_path / MANIFEST).read_bytes()
+    folders.start_manifest(tmp_path, {})
+    folders.write_sealed(tmp_path, {"a": b"one"})
+    whole = (tmp_path / folders.MANIFEST).read_bytes()
     for place in range(len(whole)):
         changed = bytes([whole[place] ^ 1 << place % 8])
-        (tmp_path / MANIFEST).write_bytes(whole[:place] + changed + whole[place + 1 :])
-        with pytest.raises(SealBroken, match=r"manifest\.json is damaged .*delete it to use the run directory"):
-            read_sealed(tmp_path, "a")
+        (tmp_path / folders.MANIFEST).write_bytes(whole[:place] + changed + whole[place + 1 :])
+        with pytest.raises(folders.SealBroken, match=r"manifest\.json is damaged .*delete it to use the run directory"):
+            folders.read_sealed(tmp_path, "a")
     for length in range(0, len(whole) - 1, 5):
-        (tmp_path / MANIFEST).write_bytes(whole[:length])
-        with pytest.raises(SealBroken, match="is damaged"):
-            require_sealed(tmp_path, "a")
-    (tmp_path / MANIFEST).write_bytes(b"[" * 100_000)
-    with pytest.raises(SealBroken, match="nested too deeply"):
-        read_manifest(tmp_path)
+        (tmp_path / folders.MANIFEST).write_bytes(whole[:length])
+        with pytest.raises(folders.SealBroken, match="is damaged"):
+            folders.require_sealed(tmp_path, "a")
+    (tmp_path / folders.MANIFEST).write_bytes(b"[" * 100_000)
+    with pytest.raises(folders.SealBroken, match="nested too deeply"):
+        folders.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -113,28 +103,28 @@ def test_a_crash_at_every_write_leaves_the_old_file_or_the_new_one_and_both_are_
     for at in range(1, 10):
         folder = tmp_path / str(at)
         folder.mkdir()
-        start_manifest(folder, old)
+        folders.start_manifest(folder, old)
         with monkeypatch.context() as patch:
             killed = KilledAt(patch, at, after)
             try:
-                write_sealed(folder, new, grown={})
+                folders.write_sealed(folder, new, grown={})
             except Killed:
                 assert killed.calls == at
         for name in ("a", "b", "c"):
-            assert read_sealed(folder, name) in (old.get(name), new.get(name))
-        write_sealed(folder, {"d": b"more"})  # what the crash left open is settled
-        manifest = read_manifest(folder)
+            assert folders.read_sealed(folder, name) in (old.get(name), new.get(name))
+        folders.write_sealed(folder, {"d": b"more"})  # what the crash left open is settled
+        manifest = folders.read_manifest(folder)
         assert manifest.coming == {}
         assert sorted(manifest.files) == sorted(name for name in "abcd" if (folder / name).exists())
-        assert all(read_sealed(folder, name) is not None for name in manifest.files)
+        assert all(folders.read_sealed(folder, name) is not None for name in manifest.files)
         if not killed.dead:
             break
     assert at == 6  # manifest, three files, manifest: each of the five was cut off once
 
 
 def test_two_writers_lose_nothing_of_each_other_and_readers_never_see_a_difference(tmp_path):
-    start_manifest(tmp_path, {})
-    write_sealed(tmp_path, {"shared": b"0"})
+    folders.start_manifest(tmp_path, {})
+    folders.write_sealed(tmp_path, {"shared": b"0"})
     failures = []
 
     def guarded(work):
@@ -145,12 +135,12 @@ def test_two_writers_lose_nothing_of_each_other_and_readers_never_see_a_differen
 
     def write(name):
         for number in range(15):
-            write_sealed(tmp_path, {f"{name}-{number}": name.encode(), "shared": f"{name}{number}".encode()})
+            folders.write_sealed(tmp_path, {f"{name}-{number}": name.encode(), "shared": f"{name}{number}".encode()})
 
     def read():
         while any(writer.is_alive() for writer in writers):
-            read_sealed(tmp_path, "shared")
-            require_sealed(tmp_path, "shared")
+            folders.read_sealed(tmp_path, "shared")
+            folders.require_sealed(tmp_path, "shared")
 
     writers = [threading.Thread(target=guarded, args=(lambda name=name: write(name),)) for name in "xy"]
     reader = threading.Thread(target=guarded, args=(read,))
@@ -159,7 +149,7 @@ def test_two_writers_lose_nothing_of_each_other_and_readers_never_see_a_differen
     for thread in (*writers, reader):
         thread.join()
     assert failures == []
-    assert len(read_manifest(tmp_path).files) == 31
+    assert len(folders.read_manifest(tmp_path).files) == 31
 
 
 # A whole run
@@ -169,7 +159,10 @@ def test_a_run_killed_at_any_write_is_never_refused_and_ends_the_same(runs_of, t
     options = {"rounds": 2, "method": "fedavg + lda", "during": "norms", "checkpoint_seconds": 0.0}
     whole = runs_of(**options)
     given = {**SMALL, **options, "data": f"arrays:{images(whole.parent)}"}
-    want = {**result_values(whole), "states": [read_sealed(whole, "during.jsonl"), read_sealed(whole, "config.toml")]}
+    want = {
+        **result_values(whole),
+        "states": [folders.read_sealed(whole, "during.jsonl"), folders.read_sealed(whole, "config.toml")],
+    }
     for at in range(1, 40):
         place = tmp_path / str(at)
         with monkeypatch.context() as patch:
@@ -186,7 +179,7 @@ def test_a_run_killed_at_any_write_is_never_refused_and_ends_the_same(runs_of, t
         FinishedRun(place).close()
         assert {
             **result_values(place),
-            "states": [read_sealed(place, "during.jsonl"), read_sealed(place, "config.toml")],
+            "states": [folders.read_sealed(place, "during.jsonl"), folders.read_sealed(place, "config.toml")],
         } == want
         assert not [each for each in examine(place) if each.state == "damaged"]
         if not killed.dead:
@@ -204,10 +197,10 @@ def result_values(run):
 
 def test_all_that_decides_a_result_is_named_in_the_manifest(run, capsys):
     done(capsys, "analyse", run, "skew")
-    assert read_manifest(run).names == sorted([
-        "config.toml", "partition.npz", *GROWING, "result.json", "model.safetensors", "figures/skew.json",
+    assert folders.read_manifest(run).names == sorted([
+        "config.toml", "partition.npz", *folders.GROWING, "result.json", "model.safetensors", "figures/skew.json",
         "clients.npz",
-        *(calibration_file(run, name).name for name in read_result(run).calibrations),
+        *(folders.calibration_file(run, name).name for name in read_result(run).calibrations),
     ])  # fmt: skip
 
 
@@ -294,7 +287,7 @@ def test_a_folder_without_a_manifest_works_and_a_note_says_so(run, capsys):
         code, _, error = command(capsys, *words)
         assert code == 0
         assert error == f"note: {run} is not sealed, as it has no manifest.json: changed files may go unnoticed\n"
-    assert not (run / MANIFEST).exists()
+    assert not (run / folders.MANIFEST).exists()
 
 
 def test_check_tells_what_is_sealed_and_seals(run, capsys):
@@ -309,9 +302,9 @@ def test_check_tells_what_is_sealed_and_seals(run, capsys):
     assert "files are sealed as they are" in done(capsys, "check", run, "--seal")
     done(capsys, "check", run)
     (run / "result.json").write_text("{}")
-    before = (run / MANIFEST).read_bytes()
+    before = (run / folders.MANIFEST).read_bytes()
     assert "nothing was sealed" in refused(capsys, "check", run, "--seal")
-    assert (run / MANIFEST).read_bytes() == before
+    assert (run / folders.MANIFEST).read_bytes() == before
     assert "is not a run directory" in refused(capsys, "check", run.parent)
 
 
@@ -319,7 +312,7 @@ def test_a_folder_sealed_again_is_as_good_as_new(finished, tmp_path, capsys):
     place = copied(finished, tmp_path)
     unsealed(place)
     names = seal_folder(place)
-    assert sorted(names) == read_manifest(place).names
+    assert sorted(names) == folders.read_manifest(place).names
     done(capsys, "compare", place)
 
 

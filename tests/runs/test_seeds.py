@@ -6,19 +6,8 @@ import unskew
 from unskew.console.main import main
 from unskew.core.errors import UserError
 from unskew.runs import config as configs
+from unskew.runs import seeds as seeding
 from unskew.runs.config import Config
-from unskew.runs.seeds import (
-    BEGUN,
-    FINISHED,
-    NEW,
-    SeedPlan,
-    SeedStep,
-    finished_runs,
-    parse_seeds,
-    plan_seeds,
-    run_seeds,
-    spread_over_seeds,
-)
 from unskew.runs.train import run
 
 SMALL = {"rounds": 2, "epochs": 1, "clients": 3, "engine": "loop", "partition": "iid"}
@@ -34,14 +23,14 @@ def unskew_says(capsys, *words):
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory):
-    return run_seeds(seeds="0-2", out=tmp_path_factory.mktemp("seeds") / "all", **SMALL)
+    return seeding.run_seeds(seeds="0-2", out=tmp_path_factory.mktemp("seeds") / "all", **SMALL)
 
 
 @pytest.mark.parametrize(
     ("text", "seeds"), [("0,1,2", (0, 1, 2)), ("0-4", (0, 1, 2, 3, 4)), ("7", (7,)), (" 3 , 1-2 ", (3, 1, 2))]
 )
 def test_seeds_are_listed_or_counted(text, seeds):
-    assert parse_seeds(text) == seeds
+    assert seeding.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize(
@@ -64,7 +53,7 @@ def test_seeds_are_listed_or_counted(text, seeds):
 )
 def test_what_is_not_a_list_of_seeds_is_refused(given, message):
     with pytest.raises(UserError, match=message):
-        parse_seeds(given)
+        seeding.parse_seeds(given)
 
 
 def test_each_run_is_that_of_its_seed_alone(three, tmp_path):
@@ -84,23 +73,23 @@ def test_mean_and_sample_deviation_are_those_of_the_runs(three):
 
 
 def test_the_spread_of_one_value_has_no_deviation_and_unknown_ones_do_not_count():
-    assert spread_over_seeds([0.5]).words() == "0.50"
-    assert spread_over_seeds([0.5, None, float("nan")]).count == 1
-    assert spread_over_seeds([None]) is None
+    assert seeding.spread_over_seeds([0.5]).words() == "0.50"
+    assert seeding.spread_over_seeds([0.5, None, float("nan")]).count == 1
+    assert seeding.spread_over_seeds([None]) is None
 
 
 def test_started_again_finished_runs_are_kept_and_a_new_seed_is_added(three):
     before = {each.path: (each.path / "result.json").stat().st_mtime_ns for each in three.results}
-    plan = plan_seeds(seeds=[0, 1, 2, 5], out=three.path, **SMALL)
-    assert [step.state for step in plan.steps] == [FINISHED, FINISHED, FINISHED, NEW]
-    again = run_seeds(seeds=[2, 0], out=three.path, **SMALL)
+    plan = seeding.plan_seeds(seeds=[0, 1, 2, 5], out=three.path, **SMALL)
+    assert [step.state for step in plan.steps] == [seeding.FINISHED, seeding.FINISHED, seeding.FINISHED, seeding.NEW]
+    again = seeding.run_seeds(seeds=[2, 0], out=three.path, **SMALL)
     assert [each.seed for each in again.results] == [2, 0]
     assert before == {path: (path / "result.json").stat().st_mtime_ns for path in before}
 
 
 def test_a_folder_with_runs_of_other_settings_is_refused_and_they_are_named(three):
     with pytest.raises(UserError, match=r"seed0 has a run with other settings: lr 0.01 there, 0.1 here; choose"):
-        run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
+        seeding.run_seeds(seeds="0,9", out=three.path, **SMALL, lr=0.1)
     assert not (three.path / "seed9").exists()
 
 
@@ -109,17 +98,20 @@ def test_an_interrupted_run_goes_on_and_ends_as_if_it_never_stopped(three, tmp_p
         return unskew.STOP if getattr(event, "round", 0) == 1 and event.round != SMALL["rounds"] else None
 
     with pytest.raises(unskew.StopRun):
-        run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
-    assert [step.state for step in plan_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL).steps] == [BEGUN, NEW]
-    whole = run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
+        seeding.run_seeds(seeds="0,1", out=tmp_path / "cut", observe=stop, **SMALL)
+    assert [step.state for step in seeding.plan_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL).steps] == [
+        seeding.BEGUN,
+        seeding.NEW,
+    ]
+    whole = seeding.run_seeds(seeds="0,1", out=tmp_path / "cut", **SMALL)
     assert [each.weights_sha256 for each in whole.results] == [each.weights_sha256 for each in three.results[:2]]
 
 
 def test_a_run_that_goes_on_gets_the_work_options_of_now(tmp_path, monkeypatch):
     seen = {}
     monkeypatch.setattr("unskew.runs.train.resume", lambda path, observe, **work: seen.update(work))
-    plan = SeedPlan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
-    plan.complete(SeedStep(0, tmp_path, BEGUN))
+    plan = seeding.SeedPlan(tmp_path, Config(), {"cache_dir": "elsewhere", "baseline": "a", "lr": 3.0}, ())
+    plan.complete(seeding.SeedStep(0, tmp_path, seeding.BEGUN))
     assert {name: value for name, value in seen.items() if value is not None} == {
         "cache_dir": "elsewhere", "baseline": "a",
     }  # fmt: skip
@@ -130,14 +122,17 @@ def test_without_a_folder_other_settings_get_another_one_and_the_same_ones_the_s
     one = unskew.run_seeds(seeds=[0], **SMALL)
     assert one.path.name == "digits-fedavg"
     assert unskew.run_seeds(seeds=[0, 1], **SMALL).path == one.path
-    other = plan_seeds(seeds=[0], home=tmp_path, **SMALL | {"rounds": 3})
+    other = seeding.plan_seeds(seeds=[0], home=tmp_path, **SMALL | {"rounds": 3})
     assert other.path.name == "digits-fedavg-2"
 
 
 def test_a_recipe_lists_seeds(three, tmp_path):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('partition = "iid"\nrounds = 2\nepochs = 1\nclients = 3\nseeds = [0, 2]\n')
-    assert [step.state for step in plan_seeds(recipe, out=three.path).steps] == [FINISHED, FINISHED]
+    assert [step.state for step in seeding.plan_seeds(recipe, out=three.path).steps] == [
+        seeding.FINISHED,
+        seeding.FINISHED,
+    ]
     with pytest.raises(UserError, match=r"lists seeds for several runs; use unskew\.run_seeds, or give seed"):
         unskew.run(recipe)
     assert unskew.run(recipe, seed=1, out=tmp_path / "one").seed == 1
@@ -174,16 +169,16 @@ def test_compare_takes_the_folder_and_shows_one_row_unless_each_is_asked_for(thr
 
 
 def test_folders_are_looked_into_and_what_is_not_finished_is_left_out(three, tmp_path, capsys):
-    assert finished_runs([tmp_path, tmp_path / "nowhere"]) == ([tmp_path, tmp_path / "nowhere"], [])
+    assert seeding.finished_runs([tmp_path, tmp_path / "nowhere"]) == ([tmp_path, tmp_path / "nowhere"], [])
     (tmp_path / "all" / "begun").mkdir(parents=True)
     (tmp_path / "all" / "begun" / "config.toml").write_text("")
     with pytest.raises(UserError, match=r"has no finished run; finish one with: unskew resume .*begun"):
-        finished_runs([tmp_path / "all"])
+        seeding.finished_runs([tmp_path / "all"])
     begun = three.path / "seed77"
     begun.mkdir()
     (begun / "config.toml").write_text("")
     try:
-        found, left = finished_runs([three.results[0].path, three.path])
+        found, left = seeding.finished_runs([three.results[0].path, three.path])
         assert [each.name for each in found] == ["seed0", "seed1", "seed2"]
         assert left == [begun]
         assert "1 run in the folder not finished" in unskew_says(capsys, "compare", three.path)[2]

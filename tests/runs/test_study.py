@@ -197,7 +197,7 @@ def test_the_state_before_the_first_round_is_the_network_as_the_key_draws_it(fin
 def test_local_models_are_made_once(finished, monkeypatch):
     with finished_run(finished) as opened:
         first = opened.local_models()
-        monkeypatch.setattr("unskew.runs.finished.local_models", None)
+        monkeypatch.setattr(FinishedRun, "_train_local_models", None)
         assert opened.local_models() is first
         assert opened.local_models(3) is first
 

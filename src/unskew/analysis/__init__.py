@@ -33,7 +33,7 @@ from unskew.analysis.skew import SKEW
 from unskew.charts import Chart
 from unskew.charts.files import FORMATS, chart_bytes, for_paper, length
 from unskew.core import text
-from unskew.core.errors import COUNT, FUNCTION, PATH, SEVERAL, TEXT, Missing, UserError, accepts, nearest, optional
+from unskew.core.errors import Missing, UserError, accepts, nearest
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.plugins import load_function
@@ -96,10 +96,7 @@ def write_charts(path: Path, charts: Sequence[Chart], form: str = "svg", inside:
 
 
 @neutral()
-@accepts(
-    path=PATH, data_dir=optional(PATH), engine=optional(TEXT), workers=optional(COUNT), device=optional(TEXT),
-    form=TEXT, say=optional(FUNCTION), observe=optional(FUNCTION),
-)  # fmt: skip
+@accepts
 def analyse(
     path: str | Path, *sources: MeasureSource, data_dir: str | Path | None = None, engine: str | None = None,
     workers: int | None = None, device: str | None = None, form: str = "svg", say: Say | None = None,
@@ -166,10 +163,7 @@ DrawObserver = Callable[[str, Sequence[str], list[Path]], None]  # the measure, 
 
 
 @neutral()
-@accepts(
-    paths=SEVERAL, out=optional(PATH), form=TEXT, width=optional(TEXT), height=optional(TEXT), title=optional(TEXT),
-    against=optional(TEXT), data_dir=optional(PATH), say=optional(FUNCTION), observe=optional(FUNCTION),
-)  # fmt: skip
+@accepts
 def draw_runs(
     paths: Sequence[str | Path], *sources: MeasureSource, out: str | Path | None = None, form: str = "svg",
     width: str | None = None, height: str | None = None, title: str | None = None, against: str | None = None,

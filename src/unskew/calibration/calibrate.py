@@ -24,7 +24,7 @@ from unskew.calibration.classifier import (
 from unskew.calibration.finisher import Finisher, Made, RealFeatures, StatisticsRequest
 from unskew.calibration.protection import notes_on_noise
 from unskew.calibration.statistics import ClassStatistics
-from unskew.core.errors import COUNT, UserError, a_kind, accepts
+from unskew.core.errors import UserError, a_kind, accepts
 from unskew.core.key import Key
 from unskew.core.machine import neutral
 from unskew.core.units import counted
@@ -33,7 +33,7 @@ MAX_CLASSES_NAMED = 10  # in a warning
 
 
 @neutral()
-@accepts(seed=COUNT)
+@accepts
 def calibrate(
     classifier: nn.Module, statistics: ClassStatistics, method: str | Finisher = "ccvr", seed: int = 0
 ) -> CalibratedClassifier:

@@ -30,19 +30,7 @@ from unskew.calibration.covariances import (
     parse_form,
     statistics_bytes,
 )
-from unskew.core.errors import (
-    COUNT,
-    FUNCTION,
-    PATH,
-    SEVERAL,
-    Kind,
-    UserError,
-    a_kind,
-    accepts,
-    brief,
-    optional,
-    whole_number,
-)
+from unskew.core.errors import UserError, a_kind, accepts, brief, whole_number
 from unskew.core.files import write_whole
 from unskew.core.limits import MAX_CLASSES, check_plain, check_unpacked, size_on_disk, usable_path
 from unskew.core.machine import neutral
@@ -354,7 +342,7 @@ class ClassStatistics:
 
     @staticmethod
     @neutral(keep_threads=True)
-    @accepts(relabel=optional(FUNCTION))
+    @accepts
     def measure(
         encoder: nn.Module,
         batches: Iterable[Any],
@@ -419,8 +407,8 @@ class ClassStatistics:
 
     @staticmethod
     @neutral()
-    @accepts(parts=SEVERAL)
-    def merged(parts: "Iterable[ClassStatistics]") -> "ClassStatistics":
+    @accepts
+    def merged(parts: Iterable["ClassStatistics"]) -> "ClassStatistics":
         """Add up statistics one by one: of an iterator only one part is in memory at a time."""
         total = Merging()
         for part in parts:
@@ -459,14 +447,14 @@ class ClassStatistics:
         return self.sums["sums"] / self.number[:, None]
 
     @neutral()
-    @accepts(label=COUNT)
+    @accepts
     def mean(self, label: int) -> Tensor:
         """[d], the mean feature of a class."""
         row = self._row(label)
         return self.sums["sums"][row] / self.number[row]
 
     @neutral()
-    @accepts(label=COUNT)
+    @accepts
     def covariance(self, label: int) -> Tensor:
         """[d, d], the covariance of a class's features with divisor N − 1, as far as the form knows it."""
         row = self._row(label)
@@ -500,13 +488,10 @@ class ClassStatistics:
 
     @staticmethod
     @neutral()
-    @accepts(
-        sums=Kind(
-            "a dict with 'number', as spread_out gives it", lambda given: isinstance(given, dict) and "number" in given
-        )
-    )
     def gathered(sums: Sums, form: str | Form) -> "ClassStatistics":
         """What ``spread_out`` gave, added over clients; classes that no client holds are left out."""
+        if not isinstance(sums, dict) or "number" not in sums:
+            raise UserError(f"sums must be a dict with 'number', as spread_out gives it, this is {a_kind(sums)}")
         form, number = parse_form(form), sums["number"].round().long()
         held = number.nonzero()[:, 0]
         rows = {name: value if name in form.common else value[held] for name, value in sums.items() if name != "number"}
@@ -524,7 +509,7 @@ class ClassStatistics:
         contiguous = {name: value.contiguous() for name, value in self.tensors().items()}
         return save(contiguous, metadata={"unskew": json.dumps(about)})
 
-    @accepts(path=PATH)
+    @accepts
     def save(self, path: str | Path) -> None:
         """Write them to a safetensors file."""
         if not (file := usable_path(path)).name:
@@ -533,7 +518,7 @@ class ClassStatistics:
 
     @staticmethod
     @neutral()
-    @accepts(path=PATH)
+    @accepts
     def load(path: str | Path) -> "ClassStatistics":
         """Read and check a file that may come from a stranger."""
         classes, form, values, noise = read_statistics(usable_path(path))

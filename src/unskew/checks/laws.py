@@ -15,25 +15,9 @@ import torch
 from torch import Tensor
 
 from unskew import engines, methods, models
-from unskew.core import tensors
+from unskew.core import tensors, types
 from unskew.core.errors import UserError, a_kind
 from unskew.core.key import Key
-from unskew.core.types import (
-    Blend,
-    Engine,
-    ImageSet,
-    Local,
-    Loss,
-    Margin,
-    Roster,
-    ServerOptimizer,
-    ServerState,
-    Split,
-    Step,
-    Tensors,
-    Term,
-    Visit,
-)
 from unskew.data.population import Partition, Population
 from unskew.engines.blueprint import Blueprint, build, dataset
 from unskew.engines.loop import Loop
@@ -67,9 +51,9 @@ class Candidate:
         """The names of its methods, without knobs."""
         return tuple(named.name.partition("(")[0] for named in self.methods)
 
-    def algorithm(self, local: Local | None = None) -> Algorithm:
+    def algorithm(self, local: types.Local | None = None) -> Algorithm:
         """All of it on top of FedAvg with these local settings."""
-        return compose(self.methods, Algorithm(local=local or Local()))
+        return compose(self.methods, Algorithm(local=local or types.Local()))
 
     def trains(self) -> bool:
         """Whether it changes anything that a round looks at."""
@@ -134,7 +118,7 @@ def watching_arguments(algorithm: Algorithm, report: Report) -> Algorithm:
         head=watch(algorithm.head, "head"),
         correction=watch(algorithm.correction, "correction"),
         aggregate=watch(algorithm.aggregate, "aggregate"),
-        server=ServerOptimizer(algorithm.server.init, watch(algorithm.server.update, "server update")),
+        server=types.ServerOptimizer(algorithm.server.init, watch(algorithm.server.update, "server update")),
         statistics=tuple(
             replace(s, measure=watch(s.measure, f"measure of {s.name}"), fold=watch(s.fold, f"fold of {s.name}"))
             for s in algorithm.statistics
@@ -180,8 +164,8 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(f"{type(value).__name__.lower()}.{part.name}", getattr(value, part.name))
 
 
-def _shaped_margin(margin: Margin, report: Report) -> Margin:
-    def call(step: Step) -> Tensor:
+def _shaped_margin(margin: types.Margin, report: Report) -> types.Margin:
+    def call(step: types.Step) -> Tensor:
         added, shape = margin(step), step.logits.shape
         if added.shape not in (shape, shape[1:]):
             report(
@@ -192,8 +176,8 @@ def _shaped_margin(margin: Margin, report: Report) -> Margin:
     return call
 
 
-def _shaped_blend(blend: Blend, report: Report) -> Blend:
-    def call(entropy: Tensor, step: Step) -> Tensor:
+def _shaped_blend(blend: types.Blend, report: Report) -> types.Blend:
+    def call(entropy: Tensor, step: types.Step) -> Tensor:
         blended = blend(entropy, step)
         if blended.shape != entropy.shape:
             report(f"the blend gives shape {list(blended.shape)} for {len(entropy)} examples; give one loss for each")
@@ -202,14 +186,14 @@ def _shaped_blend(blend: Blend, report: Report) -> Blend:
     return call
 
 
-def _checked_term(term: Term, report: Report) -> Term:
+def _checked_term(term: types.Term, report: Report) -> types.Term:
     """Called once as it is, and once on a loss that already has weights and a penalty."""
 
-    def call(loss: Loss, step: Step) -> Loss:
-        alone = term(Loss(loss.example), step)
+    def call(loss: types.Loss, step: types.Step) -> types.Loss:
+        alone = term(types.Loss(loss.example), step)
         weight = torch.arange(1, len(loss.example) + 1).to(loss.example)
         penalty = loss.example.new_tensor(0.75)
-        after = term(Loss(loss.example, weight, penalty), step)
+        after = term(types.Loss(loss.example, weight, penalty), step)
         if not (torch.equal(after.example, loss.example) and torch.equal(alone.example, loss.example)):
             report("a term changes the loss of each example; claim the blend slot for that")
         if not _close(after.weight, weight if alone.weight is None else weight * alone.weight):
@@ -230,7 +214,7 @@ class SmallFederation:
     """All that a few rounds need. ``value`` is an algorithm in place of the blueprint's method, for the loop alone."""
 
     blueprint: Blueprint
-    data: Tensors
+    data: types.Tensors
     key: Key
     value: Algorithm | None = None
 
@@ -239,7 +223,7 @@ class SmallFederation:
         """What the rounds do."""
         return self.value or methods.parse_method(self.blueprint.method, self.blueprint.local)
 
-    def state(self) -> ServerState:
+    def state(self) -> types.ServerState:
         """The state before the first round."""
         side = build(self.blueprint, self.data)
         models.initialise(side.network, self.key.fold("model"))
@@ -251,11 +235,11 @@ class SmallFederation:
         engine: str = "loop",
         workers: int = 2,
         per_round: int | None = None,
-        state: ServerState | None = None,
+        state: types.ServerState | None = None,
         skip_failures: bool = False,
         folder: Path | None = None,
         rounds_planned: int | None = None,
-    ) -> Iterator[ServerState]:
+    ) -> Iterator[types.ServerState]:
         """The state after each round up to ``rounds``, from the given one or from the start.
 
         What clients remember is kept in the folder, where one is given; a state that refers to it needs it.
@@ -283,8 +267,14 @@ class SmallFederation:
             opened.close()
 
     def run(
-        self, rounds: int = 2, engine: str = "loop", workers: int = 2, *, state: ServerState | None = None, **more: Any
-    ) -> ServerState:
+        self,
+        rounds: int = 2,
+        engine: str = "loop",
+        workers: int = 2,
+        *,
+        state: types.ServerState | None = None,
+        **more: Any,
+    ) -> types.ServerState:
         """The last of ``states``; the given state, or the first one, if no round is left."""
         last = state or self.state()
         for now in self.states(rounds, engine, workers, state=last, **more):
@@ -305,7 +295,7 @@ class SmallFederation:
         """The same federation under an algorithm that has no text."""
         return replace(self, value=algorithm)
 
-    def _open(self, algorithm: Algorithm, engine: str, workers: int, folder: Path | None) -> Engine:
+    def _open(self, algorithm: Algorithm, engine: str, workers: int, folder: Path | None) -> types.Engine:
         memories = open_memories(folder) if folder and algorithm.remember else None
         if self.value is None:
             return engines.open_engine(engine, engines.EngineSetup(self.blueprint, self.data, workers, memories))
@@ -320,29 +310,29 @@ class SmallFederation:
 def federation(
     method: str = "fedavg",
     sizes: Sequence[int] = (40, 30, 1, 20, 9),
-    images: ImageSet | None = None,
+    images: types.ImageSet | None = None,
     model: str = "tiny-cnn",
     dtype: str = "float64",
     seed: int = 0,
-    local: Local | None = None,
+    local: types.Local | None = None,
 ) -> SmallFederation:
     """Clients of just these sizes, one of them with a single example."""
     images = images or image_set(sum(sizes))
-    settings = local or Local(epochs=2, batch=16, lr=0.05)
+    settings = local or types.Local(epochs=2, batch=16, lr=0.05)
     blueprint = Blueprint(method, model, images.shape, len(images.classes), settings, dtype)
     population = Population.from_partition(partition_of(sizes, len(images.train)))
     return SmallFederation(blueprint, dataset(images, population), Key(seed))
 
 
-def image_set(examples: int = 120, classes: int = 4, side: int = 8, channels: int = 1, seed: int = 0) -> ImageSet:
+def image_set(examples: int = 120, classes: int = 4, side: int = 8, channels: int = 1, seed: int = 0) -> types.ImageSet:
     """Random images whose brightness follows the class, so that there is something to learn."""
     draw = Key(seed).fold("images").numpy()
     labels = np.arange(examples) % classes
     noise = draw.integers(0, 128, (examples, channels, side, side))
     images = (noise + (labels * 30)[:, None, None, None]).clip(0, 255).astype(np.uint8)
-    test = Split(images[::3].copy(), labels[::3].copy())
+    test = types.Split(images[::3].copy(), labels[::3].copy())
     names = tuple(f"class {c}" for c in range(classes))
-    return ImageSet("random", names, Split(images, labels), test, (0.4,) * channels, (0.2,) * channels)
+    return types.ImageSet("random", names, types.Split(images, labels), test, (0.4,) * channels, (0.2,) * channels)
 
 
 def partition_of(sizes: Sequence[int], examples: int | None = None, seed: int = 0) -> Partition:
@@ -354,14 +344,14 @@ def partition_of(sizes: Sequence[int], examples: int | None = None, seed: int = 
     return Partition(client, len(sizes), "test", seed)
 
 
-def largest_difference(left: Tensors, right: Tensors) -> float:
+def largest_difference(left: types.Tensors, right: types.Tensors) -> float:
     """The largest distance between two entries of the same name and place."""
     if left.keys() != right.keys():
         return float("inf")
     return max((float((left[name].double() - right[name].double()).abs().max()) for name in left), default=0.0)
 
 
-def same(left: ServerState, right: ServerState) -> bool:
+def same(left: types.ServerState, right: types.ServerState) -> bool:
     """Bit for bit: round, weights, memory, what is sent, what clients keep (by the checksum in its ticket)."""
     kept = [{client: ticket.partition("-")[2] for client, ticket in state.clients.items()} for state in (left, right)]
     if left.round != right.round or kept[0] != kept[1]:
@@ -374,7 +364,7 @@ ROUNDS = 3  # in the first, momentum, memories, prototypes and control variates 
 PLANNED = 4  # of a schedule, so that no round is its last
 SIZES = (10, 7, 1, 5)  # examples of each client
 PER_ROUND = 3  # some clients come for the first time in a later round
-SETTINGS = Local(epochs=1, batch=8, lr=0.05)
+SETTINGS = types.Local(epochs=1, batch=8, lr=0.05)
 TOLERANCE = 1e-12  # how far rounding may put two orders of methods apart, in float64
 
 
@@ -431,10 +421,10 @@ def resumes(method: Candidate) -> str | None:
 
 def bounded(method: Candidate) -> str | None:
     """Neither the server's state nor the clients' memories grow from round to round."""
-    fed = federation(sizes=(8, 7, 6, 5, 1), local=Local(epochs=1, batch=8, lr=0.001)).with_candidate(method)
+    fed = federation(sizes=(8, 7, 6, 5, 1), local=types.Local(epochs=1, batch=8, lr=0.001)).with_candidate(method)
     with tempfile.TemporaryDirectory() as name:
         folder, sizes = Path(name), {}
-        state: ServerState | None = None
+        state: types.ServerState | None = None
         for rounds in (2, 4, 6, 8):  # each engine starts from a checkpoint of the one before
             state = fed.run(rounds, folder=folder, per_round=3, state=state, rounds_planned=8)
             sizes[rounds] = tensors.count_bytes(state.memory), tensors.count_bytes(state.sent)
@@ -469,7 +459,7 @@ def leaves_generators(method: Candidate) -> str | None:
     before: dict[str, bytes] = {}
 
     def noting(algorithm: Algorithm, report: Report) -> Algorithm:
-        def sampler(key: Key, roster: Roster, per_round: int) -> list[Visit]:
+        def sampler(key: Key, roster: types.Roster, per_round: int) -> list[types.Visit]:
             torch.empty(1).uniform_()  # a method that seeds the generator cannot have left it in this state already
             before.update(_generators())
             return algorithm.sampler(key, roster, per_round)
@@ -521,7 +511,7 @@ def _watch(
     fed: SmallFederation,
     instrument: Callable[[Algorithm, Report], Algorithm],
     after_round: Callable[[], str | None],
-    state: ServerState | None = None,
+    state: types.ServerState | None = None,
 ) -> str | None:
     """Some rounds of the instrumented algorithm, up to the first that has something reported."""
     reports: list[str] = []

@@ -119,16 +119,11 @@ class Sheet:
     same: list[str]
 
 
-def rows(compared: Sequence[Compared], never: str = "-") -> list[dict[str, str]]:
+def run_sheet(compared: Sequence[Compared], never: str = "-") -> Sheet:
     """One row a run: the settings that differ, what came out, then the settings that all runs share.
 
     There is a column for whatever any run has. Accuracies are in per cent. One run alone shows its settings first.
     """
-    return run_sheet(compared, never).rows
-
-
-def run_sheet(compared: Sequence[Compared], never: str = "-") -> Sheet:
-    """The table with one row a run."""
     outcomes = [{key: each.words(never) for key, each in one.items()} for one in figures(compared)]
     places = [str(one.result.path) for one in compared]
     return arranged(places, [settings_shown(one.result) for one in compared], outcomes)
@@ -228,9 +223,9 @@ def as_table(compared: Sequence[Compared], width: int = 80, sheet: Sheet | None 
 
 
 def as_text(compared: Sequence[Compared], form: str, sheet: Sheet | None = None) -> str:
-    """The same as Markdown, CSV, LaTeX or JSON; JSON has the whole results."""
+    """The same as Markdown, CSV, LaTeX or JSON; JSON has the whole results, and how they are over the seeds."""
     if form == "json":
-        return json.dumps([values_of(one) for one in compared], indent=2)
+        return _json(compared)
     sheet = sheet or run_sheet(compared, never="" if form == "csv" else "-")
     lines, same = sheet.rows, sheet.same
     keys = list(lines[0])
@@ -306,34 +301,40 @@ def _percent(accuracy: float | None) -> Figure:
     return Figure(None if accuracy is None else 100 * accuracy, 2)
 
 
-def values_of(one: Compared) -> dict[str, Any]:
-    """The whole result of a run, as JSON has it."""
-    values = {
-        "run": str(one.result.path),
-        **to_json(one.result),
-        "accuracy_at_round": {"round": one.round, "accuracy": one.accuracy_at_round},
-        "accuracy_at_batch": {"batch": one.batch, "accuracy": one.accuracy_at_batch},
-    }
-    return values | ({"rounds_to": {str(key): value for key, value in one.rounds_to.items()}} if one.rounds_to else {})
+def _json(compared: Sequence[Compared]) -> str:
+    """Every run's whole result, and with it what the runs of its setting come to: ``over_seeds``."""
+    values: list[dict[str, Any]] = []
+    for one in compared:
+        at_round = {"round": one.round, "accuracy": one.accuracy_at_round}
+        at_batch = {"batch": one.batch, "accuracy": one.accuracy_at_batch}
+        own = {"run": str(one.result.path), **to_json(one.result)}
+        values.append(own | {"accuracy_at_round": at_round, "accuracy_at_batch": at_batch})
+        if one.rounds_to:
+            values[-1]["rounds_to"] = {str(key): value for key, value in one.rounds_to.items()}
+    for group in grouped(compared):
+        results = [compared[place].result for place in group]
+        names = dict.fromkeys(name for each in results for name in each.calibrations)
+        made = {name: [each.calibrations[name] for each in results if name in each.calibrations] for name in names}
+        told = {
+            "seeds": [each.seed for each in results],
+            "accuracy": _record(each.accuracy for each in results),
+            "loss": _record(each.loss for each in results),
+            "calibrations": {name: _record(each.accuracy for each in several) for name, several in made.items()},
+        }
+        for place in group:
+            values[place]["over_seeds"] = told
+    return json.dumps(values, indent=2)
 
 
-SameSetting = list[int]  # places of the runs of one setting
-
-
-def grouped(compared: Sequence[Compared]) -> list[SameSetting]:
+def grouped(compared: Sequence[Compared]) -> list[list[int]]:
     """The runs of each setting by their places; a seed that comes twice begins a group of its own."""
-    groups: dict[tuple[Any, ...], SameSetting] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for place, one in enumerate(compared):
         setting = (*sorted(list_result_settings(one.result).items()), one.result.data_sha256)
         copy = seen[(*setting, one.result.seed)] = seen.get((*setting, one.result.seed), -1) + 1
         groups.setdefault((*setting, copy), []).append(place)
     return list(groups.values())
-
-
-def several_seeds(compared: Sequence[Compared]) -> bool:
-    """Whether any setting was run with more than one seed."""
-    return any(len(group) > 1 for group in grouped(compared))
 
 
 def seed_sheet(compared: Sequence[Compared], form: str = "table") -> Sheet:
@@ -349,27 +350,6 @@ def seed_sheet(compared: Sequence[Compared], form: str = "table") -> Sheet:
             outcome |= _cells(key, several, form)
         outcomes.append(outcome)
     return arranged([_place([compared[place] for place in group]) for group in groups], settings, outcomes)
-
-
-def seeds_json(compared: Sequence[Compared]) -> str:
-    """Every run as JSON has it alone, and with it what the runs of its setting come to: ``over_seeds``."""
-    values = [values_of(one) for one in compared]
-    for group in grouped(compared):
-        results = [compared[place].result for place in group]
-        names = dict.fromkeys(name for each in results for name in each.calibrations)
-        after = {
-            name: _record(each.calibrations[name].accuracy for each in results if name in each.calibrations)
-            for name in names
-        }
-        told = {
-            "seeds": [each.seed for each in results],
-            "accuracy": _record(each.accuracy for each in results),
-            "loss": _record(each.loss for each in results),
-            "calibrations": after,
-        }
-        for place in group:
-            values[place]["over_seeds"] = told
-    return json.dumps(values, indent=2)
 
 
 def _record(values: Any) -> dict[str, Any] | None:
@@ -464,10 +444,9 @@ def compare(
         at_round=at_round,
         at_batch=at_batch,
     )
-    sheet = None if each or not several_seeds(compared) else seed_sheet(compared, form)
+    alone = each or len(grouped(compared)) == len(compared)
+    sheet = None if alone else seed_sheet(compared, form)
     if form == "table":
         out.print(as_table(compared, out.width, sheet))
-    elif form == "json":
-        print(seeds_json(compared))  # noqa: T201
     else:
         print(as_text(compared, form, sheet))  # noqa: T201  for programs: no wrapping, no colour

@@ -71,7 +71,7 @@ def demo(
     left = [number for mark in (server_mark(federation), *map(node_mark, nodes)) for number in marked(mark)]
     if left:
         raise UserError(f"still running: {left}; end them with: unskew federation stop {federation.path}")
-    report([run])
+    report(paths=[run])
     say(f"done in {format_duration(time.monotonic() - began)}: {run}")
 
 
@@ -239,7 +239,7 @@ def run_(
         raise UserError(f"{error}; {again}" if begun else str(error)) from error
     out.print(f"written to {target}", soft_wrap=True)
     if page:
-        report([target])
+        report(paths=[target])
 
 
 @federation_app.command()

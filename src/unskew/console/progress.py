@@ -6,18 +6,8 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 
 from unskew.core.units import format_bytes, format_duration
 
@@ -37,13 +27,13 @@ class PlainConsole(Console):
 class Bar:
     """Shown where the console is a terminal; piped, there is none and ``_progress`` is None."""
 
-    def __init__(self, console: Console, *columns: ProgressColumn) -> None:
+    def __init__(self, console: Console, *columns: bars.ProgressColumn) -> None:
         self._console, self._columns = console, columns
-        self._progress: Progress | None = None
+        self._progress: bars.Progress | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._progress = Progress(*self._columns, console=self._console, transient=True)
+            self._progress = bars.Progress(*self._columns, console=self._console, transient=True)
             self._progress.start()
         return self
 
@@ -54,7 +44,7 @@ class Bar:
             self._progress.stop()
 
     @staticmethod
-    def _begin_task(progress: Progress, words: str, done: int, total: int | None) -> None:
+    def _begin_task(progress: bars.Progress, words: str, done: int, total: int | None) -> None:
         """A new task takes the last one's place."""
         for task in progress.task_ids:
             progress.remove_task(task)
@@ -66,8 +56,8 @@ class StageProgress(Bar):
 
     def __init__(self, console: Console) -> None:
         super().__init__(
-            console, TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(show_speed=True),
-            TimeElapsedColumn(), TimeRemainingColumn(),
+            console, bars.TextColumn("{task.description}"), bars.BarColumn(), bars.TaskProgressColumn(show_speed=True),
+            bars.TimeElapsedColumn(), bars.TimeRemainingColumn(),
         )  # fmt: skip
         self._words = ""
 
@@ -91,8 +81,8 @@ class DownloadProgress(Bar):
 
     def __init__(self, console: Console, name: str) -> None:
         super().__init__(
-            console, TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(),
+            console, bars.TextColumn("{task.description}"), bars.BarColumn(), bars.DownloadColumn(),
+            bars.TransferSpeedColumn(), bars.TimeRemainingColumn(),
         )  # fmt: skip
         self._name = name
         self._began = self._said = 0.0

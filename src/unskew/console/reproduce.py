@@ -16,33 +16,11 @@ from unskew.console.progress import PlainConsole, StageProgress
 from unskew.core.errors import UserError, brief, nearest
 from unskew.core.limits import usable_path
 from unskew.core.units import counted, format_duration
+from unskew.reproduce import plan as plans
+from unskew.reproduce import results
 from unskew.reproduce.cells import Variant
 from unskew.reproduce.claim import write_claim
-from unskew.reproduce.plan import (
-    PlannedRun,
-    Speeds,
-    do_runs,
-    estimate_all,
-    explain_missing_data,
-    find_missing_data,
-    make_out_folder,
-    plan_runs,
-    select_part,
-    split_by_data,
-)
 from unskew.reproduce.recipe import SCALES, Recipe, find_recipes, load_recipe, recipe_names
-from unskew.reproduce.results import (
-    AGREEMENT,
-    INSIDE,
-    MARKS,
-    NEAR,
-    OUTSIDE,
-    CellResult,
-    TableResult,
-    list_columns,
-    list_rows,
-    read_table,
-)
 from unskew.reproduce.tables import Wording, describe_table, format_difference, name_ours, write_index, write_table
 from unskew.runs.config import OPTIONS, Value
 from unskew.runs.seeds import parse_seeds
@@ -50,7 +28,7 @@ from unskew.sweeps.space import parse_over
 from unskew.sweeps.tasks import RunFailure
 
 WIDTH = 19  # of the longest name, and two spaces
-COLOURS = {INSIDE: "green", NEAR: "yellow", OUTSIDE: "red"}
+COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "red"}
 
 
 def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
@@ -59,15 +37,15 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
     lines: list[Text] = []
     paper = ""
     with StageProgress(out) as progress:
-        speeds = Speeds.of_machine(lambda words: progress(words, 0, 0))
+        speeds = plans.Speeds.of_machine(lambda words: progress(words, 0, 0))
         for name in recipe_names():
             each = load_recipe(name)
             if each.paper.reference != paper:
                 paper = each.paper.reference
                 lines.append(Text(f"\n{paper}", "bold"))
-            jobs = {scale: plan_runs([(each, Variant(scale, data))]) for scale in SCALES}
+            jobs = {scale: plans.plan_runs([(each, Variant(scale, data))]) for scale in SCALES}
             used = list(dict.fromkeys(job.config.data for job in jobs["paper"]))
-            missing = find_missing_data(used, data_dir)
+            missing = plans.find_missing_data(used, data_dir)
             lacking |= missing
             cells = counted(len(each.rows) * len(each.columns), "cell")
             words = ", ".join(f"{one} (not here)" if one in missing else one for one in used)
@@ -88,8 +66,8 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
         )
 
 
-def _estimated(jobs: Sequence[PlannedRun], speeds: Speeds) -> str:
-    seconds, runs = estimate_all(jobs, speeds), counted(len(jobs), "run")
+def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
+    seconds, runs = plans.estimate_all(jobs, speeds), counted(len(jobs), "run")
     if seconds is None:
         return runs
     hours = seconds / 3600
@@ -97,7 +75,7 @@ def _estimated(jobs: Sequence[PlannedRun], speeds: Speeds) -> str:
     return f"{time} ({runs})"
 
 
-def show_table(out: Console, result: TableResult, said: Wording, files: Sequence[Path]) -> None:
+def show_table(out: Console, result: results.TableResult, said: Wording, files: Sequence[Path]) -> None:
     """A table on the terminal: ours beside the paper's, what to make of it, every known difference, the files."""
     recipe = result.recipe
     out.print(f"\n{recipe.name}: {recipe.title}", soft_wrap=True)
@@ -106,8 +84,8 @@ def show_table(out: Console, result: TableResult, said: Wording, files: Sequence
         out.print(table)
     if any(each.agreement for each in result.cells):
         words = Text("ours, with the difference from the paper in brackets: ")
-        for name, meaning in AGREEMENT.items():
-            words.append(f"{MARKS[name]} {meaning}  ", COLOURS[name])
+        for name, meaning in results.AGREEMENT.items():
+            words.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(words)
     for sentence in said.findings:
         out.print(sentence, soft_wrap=True)
@@ -122,10 +100,10 @@ def show_table(out: Console, result: TableResult, said: Wording, files: Sequence
         out.print(f"  {file}", soft_wrap=True)
 
 
-def _blocks(result: TableResult, width: int) -> list[Table]:
+def _blocks(result: results.TableResult, width: int) -> list[Table]:
     """The table, its columns in as many blocks as the terminal needs."""
-    columns = list_columns(result)
-    lines = list_rows(result)
+    columns = results.list_columns(result)
+    lines = results.list_rows(result)
     printed = any(each.paper for each in result.cells)
     first = max(len(name) for name in lines)
     called = name_ours(result) if printed else ""
@@ -138,7 +116,9 @@ def _blocks(result: TableResult, width: int) -> list[Table]:
     return [_block(lines, columns, block, called) for block in blocks]
 
 
-def _block(lines: dict[str, list[CellResult | None]], columns: Sequence[str], block: Sequence[int], ours: str) -> Table:
+def _block(
+    lines: dict[str, list[results.CellResult | None]], columns: Sequence[str], block: Sequence[int], ours: str
+) -> Table:
     """Some of the columns; ``ours`` is what ours are called beside the paper's, "" where it has none."""
     table = Table()
     table.add_column("", overflow="fold")
@@ -158,17 +138,17 @@ def _block(lines: dict[str, list[CellResult | None]], columns: Sequence[str], bl
     return table
 
 
-def _ours(each: CellResult | None) -> Text:
+def _ours(each: results.CellResult | None) -> Text:
     if each is None:
         return Text("")
     if each.ours is None:
         return Text(each.reason, "dim")
     gap = f" ({format_difference(each)})" if each.difference is not None else ""
-    mark = f" {MARKS[each.agreement]}" if each.agreement else ""
+    mark = f" {results.MARKS[each.agreement]}" if each.agreement else ""
     return Text(f"{each.words()}{gap}{mark}", COLOURS.get(each.agreement, ""))
 
 
-def _width(name: str, cells: Sequence[CellResult | None], called: str) -> int:
+def _width(name: str, cells: Sequence[results.CellResult | None], called: str) -> int:
     """What a column takes, with its borders: the paper's values and ours."""
     there = [each for each in cells if each is not None]
     ours = max([len(name), len(called), *(len(_ours(each).plain) for each in there)]) + 3
@@ -233,15 +213,15 @@ def reproduce(
     )  # fmt: skip
     folder = usable_path(folder)
     recipes = [load_recipe(name) for name in find_recipes(tables)]
-    every = plan_runs([(each, asked) for each in recipes])
-    mine = select_part(every, cells) if cells else every
+    every = plans.plan_runs([(each, asked) for each in recipes])
+    mine = plans.select_part(every, cells) if cells else every
     command = _command(tables, asked, cells, folder)
     reasons: dict[str, str] = {}
     if not show:
-        make_out_folder(folder)
+        plans.make_out_folder(folder)
         reasons = _train(mine, recipes, folder, data_dir, jobs, command)
     for each in recipes:
-        result = read_table(each, asked, folder, reasons)
+        result = results.read_table(each, asked, folder, reasons)
         said = describe_table(result)
         show_table(out, result, said, write_table(result, said, _command([each.name], asked, cells, folder)))
     write_index(folder)
@@ -256,24 +236,24 @@ def _claim(folder: Path) -> None:
 
 
 def _train(
-    jobs: Sequence[PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None, at_once: int | None,
-    command: str,
+    jobs: Sequence[plans.PlannedRun], recipes: Sequence[Recipe], folder: Path, data_dir: str | None,
+    at_once: int | None, command: str,
 ) -> dict[str, str]:  # fmt: skip
     """Do what is left to do; why some runs have no result, by training or by data."""
     left = [job for job in jobs if job.state(folder) is None]
-    here, missing = split_by_data(left, data_dir)
+    here, missing = plans.split_by_data(left, data_dir)
     if left and not here and len(left) == len(jobs):
         stand_ins = [
-            name for name in recipes[0].stand_ins if not find_missing_data(_data_of(recipes[0], name), data_dir)
+            name for name in recipes[0].stand_ins if not plans.find_missing_data(_data_of(recipes[0], name), data_dir)
         ]
-        raise UserError(explain_missing_data(list(missing), command, stand_ins))
+        raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
     for reason in missing.values():
         out.print(f"note: {reason}", soft_wrap=True)
     _announce(jobs, left, here)
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
 
-        def finished(job: PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
+        def finished(job: plans.PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
             said = f"failed: {failure.reason}" if failure else "done"
             out.print(
@@ -285,20 +265,24 @@ def _train(
                 progress("training", done, total)
 
         try:
-            failures = do_runs(here, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance)
+            failures = plans.do_runs(
+                here, folder, data_dir=data_dir, at_once=at_once, finished=finished, progress=advance
+            )
         except KeyboardInterrupt:
             fail(f"interrupted; to continue, repeat the command: {command}", 130)
     return reasons | {training: failure.reason for (training, _), failure in failures.items()}
 
 
-def _announce(jobs: Sequence[PlannedRun], left: Sequence[PlannedRun], here: Sequence[PlannedRun]) -> None:
+def _announce(
+    jobs: Sequence[plans.PlannedRun], left: Sequence[plans.PlannedRun], here: Sequence[plans.PlannedRun]
+) -> None:
     """What is about to be done, and how long it will take."""
     done = len(jobs) - len(left)
     words = f"{counted(len(jobs), 'run')}" + (f", {done} already done" if done else "")
     words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
     if here:
         with StageProgress(out) as progress:
-            whole = estimate_all(here, Speeds.of_machine(lambda words: progress(words, 0, 0)))
+            whole = plans.estimate_all(here, plans.Speeds.of_machine(lambda words: progress(words, 0, 0)))
         words += (
             f"; about {format_duration(whole)} on this machine, if it is otherwise idle" if whole is not None else ""
         )
@@ -306,7 +290,7 @@ def _announce(jobs: Sequence[PlannedRun], left: Sequence[PlannedRun], here: Sequ
 
 
 def _data_of(one: Recipe, stand_in: str) -> list[str]:
-    return [job.config.data for job in plan_runs([(one, Variant("smoke", stand_in))])]
+    return [job.config.data for job in plans.plan_runs([(one, Variant("smoke", stand_in))])]
 
 
 def _changes(given: Sequence[str]) -> dict[str, Value]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console, Group, RenderableType
 from rich.control import Control
 from rich.live import Live
@@ -39,15 +38,7 @@ from unskew.runs.config import Config
 from unskew.runs.execute import Event, InitialModel, Stage
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
-from unskew.runs.result import (
-    Result,
-    accuracy_picture,
-    clients_rows,
-    measured_on,
-    privacy_rows,
-    start_rows,
-    stopping_rows,
-)
+from unskew.runs.result import Result, accuracy_picture, measured_on, summary_rows
 
 Point = tuple[float, float]  # round, value
 
@@ -310,74 +301,51 @@ def _pages(number: int) -> int:
 
 def overview_rows(seen: Overview) -> list[tuple[str, str]]:
     """A run's settings and needs, as words and facts."""
-    config, images, sizes = seen.config, seen.images, seen.population.sizes
+    config, images, partition, sizes = seen.config, seen.images, seen.partition, seen.population.sizes
     channels, height, width = images.shape
-    kind = "grey" if channels == 1 else "colour"
-    return [
-        (
-            "data",
-            f"{images.name}: {_train(seen)}, {_evaluation(seen)}, {len(images.classes):,} classes, "
-            f"{width}x{height} {kind}",
-        ),
-        ("", f"mean {_numbers(images.mean)}, std {_numbers(images.std)}; {_augmented(config)}"),
-        *(("", f"note: {note}") for note in (*images.notes, *seen.partition.notes)),
-        (
-            "partition",
-            f"{seen.partition.scheme}: {counted(seen.partition.clients, 'client')} of {_sizes(sizes)}, "
-            f"EMD {emd_words(seen.emd)}, hash {seen.partition.hash[:12]}",
-        ),
+    shape = f"{width}x{height} {'grey' if channels == 1 else 'colour'}"
+    here, test = len(images.train), len(images.test)
+    train = f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
+    evaluated = f"{test:,} of them for validation, no test" if config.validation else f"{test:,} test"
+    evaluated = evaluated if test else "test images at the nodes"
+    mean, std = (", ".join(f"{value:.4f}" for value in values) for values in (images.mean, images.std))
+    crops = "resized crops" if config.augmentation == RESIZED_CROP else "crops"
+    median = "" if sizes.min() == sizes.max() else f" (median {int(np.median(sizes)):,})"
+    clients = f"{counted(partition.clients, 'client')} of {describe_sizes(sizes)}{median}"
+    if config.rounds:
+        trained = f"{_participation(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, {_steps(seen.local)}"
+    else:
+        then = "calibrated" if seen.algorithm.finish else "evaluated as it is"
+        trained = f"rounds 0: nothing is trained, the initial model is {then}"
+    others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
+    baseline = seen.baseline and f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}"
+    memory = f"{format_bytes(seen.memory_bytes)} of memory (data {format_bytes(seen.data_bytes)})"
+    rows = [
+        ("data", f"{images.name}: {train}, {evaluated}, {len(images.classes):,} classes, {shape}"),
+        ("", f"mean {mean}, std {std}; {f'{crops} and flips on' if config.augment else 'no augmentation'}"),
+        *(("", f"note: {note}") for note in (*images.notes, *partition.notes)),
+        ("partition", f"{partition.scheme}: {clients}, EMD {emd_words(seen.emd)}, hash {partition.hash[:12]}"),
         ("model", f"{config.model}: {seen.parameters:,} parameters"),
         *(("", note) for note in seen.model_notes),
-        *([("", f"BatchNorm: {seen.batch_norm}")] if seen.batch_norm else []),
-        (
-            "method",
-            f"{config.method}; {_participation(seen)}, epochs {seen.local.epochs}, batch {seen.local.batch}, "
-            f"{_steps(seen.local)}"
-            if config.rounds
-            else f"{config.method}; {_untrained(seen)}",
-        ),
-        *([("start", f"the classifier of {config.start}")] if config.start else []),
+        ("", seen.batch_norm and f"BatchNorm: {seen.batch_norm}"),
+        ("method", f"{config.method}; {trained}"),
+        ("start", config.start and f"the classifier of {config.start}"),
         *(("", f"note: {note}") for note in (*_overruled(seen), *_stopping(config))),
-        *_baseline(seen),
+        ("baseline", baseline),
         ("engine", f"{seen.engine} ({seen.processes.words}), seed {config.seed}"),
-        (
-            "needs",
-            f"{format_bytes(seen.memory_bytes)} of memory (data {format_bytes(seen.data_bytes)}) and "
-            f"{format_bytes(seen.disk_bytes)} on disk",
-        ),
+        ("needs", f"{memory} and {format_bytes(seen.disk_bytes)} on disk"),
         ("run", str(seen.path)),
     ]
-
-
-def _train(seen: Overview) -> str:
-    """How many training images there are, and whether they are somewhere else."""
-    here = len(seen.images.train)
-    return f"{here:,} train" if here else f"{seen.population.roster.examples:,} train at the nodes"
-
-
-def _evaluation(seen: Overview) -> str:
-    """How many images accuracy is measured on, and which."""
-    count = len(seen.images.test)
-    if not count:
-        return "test images at the nodes"
-    return f"{count:,} of them for validation, no test" if seen.config.validation else f"{count:,} test"
-
-
-def _untrained(seen: Overview) -> str:
-    """What a run without rounds does."""
-    if seen.algorithm.finish:
-        return "rounds 0: nothing is trained, the initial model is calibrated"
-    return "rounds 0: nothing is trained, the initial model is evaluated as it is"
+    return [(word, fact) for word, fact in rows if fact]
 
 
 def _participation(seen: Overview) -> str:
-    visits, kept_away = seen.visits, seen.algorithm.available or seen.algorithm.arrive
-    take = visits[0].take
+    visits, take = seen.visits, seen.visits[0].take
     if visits[0].client == EVERYONE:
         return (
             "all examples on one client" if take is None else f"{counted(take, 'example')} per round, all on one client"
         )
-    most = "at most " if kept_away else ""
+    most = "at most " if seen.algorithm.available or seen.algorithm.arrive else ""
     if take is not None:
         return f"{most}{counted(len(visits), 'visit')} per round of {counted(take, 'example')} each"
     return f"{most}{counted(len(visits), 'client')} per round"
@@ -395,7 +363,7 @@ def _overruled(seen: Overview) -> list[str]:
 
 
 def _steps(local: Local) -> str:
-    """How clients step, in words: what is as usual is not said."""
+    """How clients step, without what is as usual."""
     rate = f"lr {local.lr:g}" + ("" if local.schedule == "constant" else f" ({local.schedule})")
     kind = f"momentum {local.momentum:g}" if uses_sgd(local) else local.optimizer
     clip = f"gradients clipped to {local.clip:g}, " if local.clip else ""
@@ -404,7 +372,6 @@ def _steps(local: Local) -> str:
 
 
 def _stopping(config: Config) -> list[str]:
-    """What --patience will do, and that it looks at the test set."""
     if config.patience is None or not config.rounds:
         return []
     words = f"{counted(config.patience, 'round')} without a better {config.monitor}"
@@ -412,27 +379,6 @@ def _stopping(config: Config) -> list[str]:
         f"the run stops after {words}; the best round is chosen on the images it is evaluated on, so "
         "its accuracy there is slightly optimistic"
     ]
-
-
-def _sizes(sizes: npt.NDArray[np.int64]) -> str:
-    same = sizes.min() == sizes.max()
-    return describe_sizes(sizes) + ("" if same else f" (median {int(np.median(sizes)):,})")
-
-
-def _baseline(seen: Overview) -> list[tuple[str, str]]:
-    if seen.baseline is None:
-        return []
-    others = f"; other settings: {', '.join(seen.unlike_baseline)}" if seen.unlike_baseline else ""
-    return [("baseline", f"{seen.baseline.path}: {seen.baseline.accuracy:.2%}{others}")]
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:.4f}" for value in values)
-
-
-def _augmented(config: Config) -> str:
-    kind = "resized crops" if config.augmentation == RESIZED_CROP else "crops"
-    return f"{kind} and flips on" if config.augment else "no augmentation"
 
 
 class Screen:
@@ -487,7 +433,7 @@ class Screen:
 
     def _overview(self, seen: Overview) -> None:
         self.close()
-        self._console.print(_facts(overview_rows(seen)))
+        self._console.print(show_facts(overview_rows(seen)))
         config = seen.config
         self._rounds, self._first, self._began = config.rounds, seen.first_round, time.monotonic()
         self._done = seen.first_round - 1
@@ -556,36 +502,18 @@ def calibration_lines(event: Event) -> list[str]:
 
 
 def summary(result: Result) -> Table:
-    """The last table: the result, and the run folder."""
-    accuracy = Text.assemble((f"{result.accuracy:.2%}", "bold"), f" on {result.measured_on}, loss {result.loss:.4f}")
-    rows: list[tuple[str, str | Text]] = [("accuracy", accuracy)]
-    if result.relative_accuracy is not None:
-        rows.append(
-            ("relative", f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}")
-        )
-    for name, row in result.calibrations.items():
-        cost = f", loss {row.loss:.4f}; {format_bytes(row.bytes_up)} up, {format_duration(row.seconds)}"
-        rows.append((f"after {name}", Text.assemble((f"{row.accuracy:.2%}", "bold"), cost)))
-    rows += clients_rows(result)
-    rows += privacy_rows(result)
-    rows += start_rows(result)
-    rows += [
-        (
-            "trained",
-            f"{counted(result.rounds, 'round')}, {result.examples:,} examples, "
-            f"{result.examples_per_second:,.0f} per second",
-        ),
-        ("time", format_duration(result.seconds)),
-        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
-    ]
-    rows += stopping_rows(result)
-    if result.failures:
-        rows.append(("failed", f"{counted(result.failures, 'visit')}; see metrics.jsonl"))
-    rows += [("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
-    return _facts(rows)
+    """The last table: the result without what the overview said already, accuracies in bold."""
+    rows: list[tuple[str, str | Text]] = []
+    for word, fact in summary_rows(result):
+        accuracy, share, rest = fact.partition("%")
+        if word.startswith(("accuracy", "after ")):
+            rows.append((word, Text.assemble((accuracy + share, "bold"), rest)))
+        elif word not in ("method", "data", "note"):
+            rows.append((word, fact))
+    return show_facts(rows)
 
 
-def _facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
+def show_facts(rows: Sequence[tuple[str, str | Text]]) -> Table:
     """Words on the left, facts on the right; brackets in a path are not markup."""
     table = Table.grid(padding=(0, 2))
     table.add_column()

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,7 @@ from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
 from unskew.console.comparison import note_unsealed, runs_named
 from unskew.console.progress import PlainConsole, StageProgress
+from unskew.console.training import with_options
 from unskew.core.errors import Missing, UserError
 from unskew.report.write import write_report
 from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note
@@ -50,15 +51,12 @@ def _show(path: Path, files: list[Examined]) -> None:
         out.print(f"note: {note}; seal it as it is with: unskew check {path} --seal", soft_wrap=True)
 
 
-DataDir = Annotated[
-    str | None, typer.Option(help="Where the data sets are now (default: where they were for the run).")
-]
-Engine = Annotated[str | None, typer.Option(help="auto | loop | pool | package.module:function (default: the run's).")]
-Device = Annotated[str | None, typer.Option(help="auto | cpu | cuda | cuda:N | mps (default: the run's).")]
-Workers = Annotated[int | None, typer.Option(help="Processes of the pool (default: the run's).")]
+WHERE = ["data_dir", "engine", "workers", "device"]
 
 
+@with_options(WHERE, default="the run's")
 def analyse(
+    options: dict[str, Any],
     words: Annotated[
         list[str],
         typer.Argument(
@@ -68,10 +66,6 @@ def analyse(
             "for several runs).",
         ),
     ],
-    data_dir: DataDir = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    device: Device = None,
     form: Annotated[str, typer.Option("--format", help="Format of the charts: svg | png | pdf")] = "svg",
     folder: Annotated[
         Path | None,
@@ -97,13 +91,10 @@ def analyse(
         if len(runs) > 1 or chosen:
             draw_runs(
                 paths, *measures, out=folder, form=form, width=width, height=height, title=title, against=against,
-                data_dir=data_dir, say=progress, observe=_show_findings,
+                data_dir=options.get("data_dir"), say=progress, observe=_show_findings,
             )  # fmt: skip
             return
-        analysis.analyse(
-            runs[0], *measures, data_dir=data_dir, engine=engine, workers=workers, device=device, form=form,
-            say=progress, observe=_show_measure,
-        )  # fmt: skip
+        analysis.analyse(runs[0], *measures, form=form, say=progress, observe=_show_measure, **options)
 
 
 def _split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
@@ -131,7 +122,9 @@ def _show_findings(source: str, findings: Sequence[str], files: list[Path]) -> N
         out.print(f"  {file}", soft_wrap=True)
 
 
+@with_options(WHERE, default="the run's")
 def report(
+    options: dict[str, Any],
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="Finished runs, or folders that contain some; several are compared."),
@@ -149,10 +142,6 @@ def report(
         list[str] | None, typer.Option(metavar="MEASURE", help="Leave out this measure; repeatable.")
     ] = None,
     again: Annotated[bool, typer.Option(help="Repeat measures that are already stored.")] = False,
-    data_dir: DataDir = None,
-    engine: Engine = None,
-    workers: Workers = None,
-    device: Device = None,
 ) -> None:
     """Write one HTML page that explains a run or compares several; it works offline."""
     given, paths = paths, runs_named(paths)
@@ -161,9 +150,8 @@ def report(
     note_unsealed(paths)
     with StageProgress(out) as progress:
         page = write_report(
-            *paths, out=file, only=only or (), without=without or (), again=again, data_dir=data_dir, engine=engine,
-            workers=workers, device=device, say=progress,
-        )  # fmt: skip
+            *paths, out=file, only=only or (), without=without or (), again=again, say=progress, **options
+        )
     for sentence in page.findings:
         out.print(sentence, soft_wrap=True)
     for section in page.sections:

@@ -19,7 +19,7 @@ from unskew.console import comparison as comparing
 from unskew.console.comparison import flat, note_unsealed, seed_sheet
 from unskew.console.main import fail
 from unskew.console.progress import PlainConsole, StageProgress
-from unskew.console.screen import Screen, summary
+from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
 from unskew.core.units import counted, emd_words, format_duration
 from unskew.loggers import LOGGERS, open_logger
@@ -48,7 +48,7 @@ def with_options(
     def spread(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def called(**values: Any) -> None:
-            given = {name: values.pop(name) for name in names}
+            given = {name: values.pop(name, None) for name in names}
             if "engine" in given:
                 engines.check_command(given["engine"])
                 engines.work_beside(given["engine"])
@@ -179,7 +179,7 @@ def calibrate(
 def _report(paths: Sequence[Path], file: Path | None = None) -> None:
     from unskew.console.study import report  # here: most runs need neither measures nor pages
 
-    report(list(paths), file)
+    report(paths=list(paths), file=file)
 
 
 def _run_seeds(
@@ -321,8 +321,11 @@ def show_methods(
     """List every method, or describe one: what it changes, its knobs and defaults, its slots, its reference."""
     if name is None:
         _list_methods()
-    else:
-        _show_method(_find_description(name))
+        return
+    build = methods.find_method(name)
+    if build is None:
+        raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
+    _show_method(describe_method(name, build))
 
 
 def _list_methods() -> None:
@@ -342,25 +345,11 @@ def _list_methods() -> None:
     out.print("Use your own method as package.module:function.")
 
 
-def _find_description(name: str) -> MethodDescription:
-    build = methods.find_method(name)
-    if build is None:
-        raise UserError(f"no method is called {name!r}; {nearest(name, methods.METHODS)}")
-    return describe_method(name, build)
-
-
 def _show_method(row: MethodDescription) -> None:
     out.print(Text(row.call))
     out.print(Padding(Text(row.changes), (0, 0, 0, 2)))
-    if row.body:
-        for paragraph in row.body.split("\n\n"):
-            out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(overflow="fold")
-    table.add_row("knobs", Text("\n".join(row.knobs) or "none"))
-    table.add_row("slots", Text(row.slots or "none: with its defaults it changes nothing"))
-    table.add_row("group", Text(row.group.title))
-    if row.reference:
-        table.add_row("reference", Text(row.reference))
-    out.print(Padding(table, (1, 0, 0, 2)))
+    for paragraph in row.body.split("\n\n") if row.body else ():
+        out.print(Padding(Text(" ".join(paragraph.split())), (1, 0, 0, 2)))
+    slots = row.slots or "none: with its defaults it changes nothing"
+    rows = [("knobs", "\n".join(row.knobs) or "none"), ("slots", slots), ("group", row.group.title)]
+    out.print(Padding(show_facts([*rows, *([("reference", row.reference)] if row.reference else [])]), (1, 0, 0, 2)))

@@ -2,12 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from numbers import Integral, Real
 from os import PathLike
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
 LONGEST_NAME = 100  # characters; a longer name is like no known one, and comparing it takes long
 
@@ -87,41 +89,47 @@ PATH = Kind(
     "a path such as runs/a",
     lambda value: isinstance(value, str | PathLike) and str(value).strip("\0") != "" and "\0" not in str(value),
 )
-TEXT = Kind("a text", lambda value: isinstance(value, str))
-COUNT = Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool))
-NUMBER = Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool))
-FLAG = Kind("True or False", lambda value: isinstance(value, bool))
-FUNCTION = Kind("a function", callable)
 SEVERAL = Kind(
     "a list",
     lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | dict) and not hasattr(value, "ndim"),
 )
+KINDS = {  # by the types of an annotation; arguments with another one are not checked
+    frozenset({str}): Kind("a text", lambda value: isinstance(value, str)),
+    frozenset({int}): Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
+    frozenset({float}): Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
+    frozenset({bool}): Kind("True or False", lambda value: isinstance(value, bool)),
+    frozenset({Callable}): Kind("a function", callable),
+    **dict.fromkeys(map(frozenset, ({str, Path}, {str, PathLike})), PATH),
+    **dict.fromkeys(map(frozenset, ({Sequence}, {Iterable}, {str, Sequence}, {str, Iterable})), SEVERAL),
+}
 
 
-def optional(kind: Kind) -> Kind:
-    """The same kind, or None."""
-    return Kind(f"{kind.words}, or None", lambda value: value is None or kind.fits(value))
+def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+    """A decorator: arguments must be what their annotations say; each of ``*values`` is checked by itself."""
+    signature = inspect.signature(function)
+    kinds: dict[str, tuple[Kind, bool]] = {}
+    for name, parameter in signature.parameters.items():
+        members = (
+            get_args(parameter.annotation)
+            if get_origin(parameter.annotation) in (Union, UnionType)
+            else (parameter.annotation,)
+        )
+        types = frozenset(get_origin(each) or each for each in members if each is not NoneType)
+        if kind := KINDS.get(types):
+            kinds[name] = kind, NoneType in members
 
+    @functools.wraps(function)
+    def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        given = signature.bind(*args, **kwargs).arguments
+        for name, (kind, optional) in kinds.items():
+            several = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+            for value in given.get(name, ()) if several else [given[name]] if name in given else []:
+                if not kind.fits(value) and not (optional and value is None):
+                    words = f"{kind.words}, or None" if optional else kind.words
+                    raise UserError(f"{function.__name__}: {name} must be {words}, this is {_shown(value)}")
+        return function(*args, **kwargs)
 
-def accepts(**kinds: Kind) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """A decorator: these parameters must be of these kinds; each of ``*values`` is checked by itself."""
-
-    def wrap(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-        signature = inspect.signature(function)
-        many = {name for name, each in signature.parameters.items() if each.kind is each.VAR_POSITIONAL}
-
-        @functools.wraps(function)
-        def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-            given = signature.bind(*args, **kwargs).arguments
-            for name, kind in kinds.items():
-                for value in given.get(name, ()) if name in many else [given[name]] if name in given else []:
-                    if not kind.fits(value):
-                        raise UserError(f"{function.__name__}: {name} must be {kind.words}, this is {_shown(value)}")
-            return function(*args, **kwargs)
-
-        return checked
-
-    return wrap
+    return checked
 
 
 def _shown(value: Any) -> str:

@@ -172,13 +172,8 @@ def json_object(content: bytes, path: Path) -> dict[str, Any]:
     return values
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file with one JSON object a line; a last line that a crash cut short is left out."""
-    return json_lines(read_content(path) or b"", path)
-
-
 def json_lines(content: bytes, path: Path) -> list[dict[str, Any]]:
-    """The rows in the content of that file."""
+    """The rows in the content of a file with one JSON object a line; a last line that a crash cut short is left out."""
     rows = []
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:

@@ -112,15 +112,6 @@ def plan_layout(tensors: Tensors) -> tuple[Layout, int]:
     return layout, max(end, ALIGN)
 
 
-def laid_out(tensors: Tensors) -> tuple[Layout, Tensor]:
-    """Copies of the tensors in one piece of memory, [bytes], and the layout that says where each one is."""
-    layout, end = plan_layout(tensors)
-    memory = torch.zeros(end, dtype=torch.uint8)
-    for name, view in views(memory.numpy().data, layout).items():
-        view.copy_(tensors[name])
-    return layout, memory
-
-
 def views(memory: mmap.mmap | bytearray | memoryview, layout: Layout) -> Tensors:
     """Tensors over the memory, by name."""
     tensors = {}

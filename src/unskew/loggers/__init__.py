@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from unskew.core import text
-from unskew.core.errors import FUNCTION, TEXT, UserError, a_kind, accepts, nearest, optional
+from unskew.core.errors import UserError, a_kind, accepts, nearest
 from unskew.core.plugins import load_function
 from unskew.loggers.backends import Backend as Backend
 from unskew.loggers.backends import MLflow, TensorBoard, WeightsAndBiases
@@ -131,7 +131,7 @@ def earlier(seen: Overview) -> list[dict[str, Any]]:
     return [row for row in read_metrics(seen.path) if row["round"] < seen.first_round]
 
 
-@accepts(name=TEXT, note=optional(FUNCTION))
+@accepts
 def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     """A logger to pass as ``observe``.
 

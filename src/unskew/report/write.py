@@ -21,7 +21,7 @@ from unskew.analysis.measure import (
 )
 from unskew.analysis.ranking import group_by_settings, list_contenders, list_result_settings, pick_best, rank_settings
 from unskew.calibration import is_bound
-from unskew.core.errors import COUNT, FLAG, FUNCTION, PATH, SEVERAL, TEXT, Missing, UserError, accepts, optional
+from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.files import write_whole
 from unskew.core.machine import neutral
 from unskew.core.units import counted, emd_words, format_bytes, format_duration
@@ -395,10 +395,7 @@ _RANKED = (
 
 
 @neutral()
-@accepts(
-    paths=PATH, out=optional(PATH), only=SEVERAL, without=SEVERAL, again=FLAG, data_dir=optional(PATH),
-    engine=optional(TEXT), workers=optional(COUNT), device=optional(TEXT), say=optional(FUNCTION),
-)  # fmt: skip
+@accepts
 def write_report(
     *paths: str | Path, out: str | Path | None = None, only: Sequence[MeasureSource] = (),
     without: Sequence[MeasureSource] = (), again: bool = False, data_dir: str | Path | None = None,

@@ -1,6 +1,7 @@
 """A run's configuration: every option described once, read from a recipe, checked, written and fingerprinted."""
 
 import hashlib
+import json
 import math
 import os
 import tomllib
@@ -75,27 +76,25 @@ class Option:
     @property
     def limits(self) -> str:
         """The numbers that are possible, in words; empty where any value is."""
-        parts = []
-        if self.least is not None:
-            parts.append(f"{self.least:g} or more")
-        if self.above is not None:
-            parts.append(f"a number above {self.above:g}")
-        if self.below is not None:
-            parts.append("less than 2^63" if self.below == 2**63 else f"less than {self.below:g}")
-        return " and ".join(parts)
+        least = [] if self.least is None else [f"{self.least:g} or more"]
+        above = [] if self.above is None else [f"a number above {self.above:g}"]
+        below = [] if self.below is None else ["less than " + ("2^63" if self.below == 2**63 else f"{self.below:g}")]
+        return " and ".join(least + above + below)
 
 
-def _option(default: Value | None, help: str, **facts: Any) -> Any:
-    return field(default=default, metadata={"option": {"help": help, **facts}})
+def _option(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
+    return field(
+        default=default, metadata={"option": {"metavar": metavar, "help": help, "otherwise": otherwise, **facts}}
+    )
 
 
-def _count(default: int | None, help: str, **facts: Any) -> Any:
-    return _option(default, help, metavar="N", least=1, most=MAX_COUNT, **facts)
+def _count(default: int | None, help: str, otherwise: str = "", most: int = MAX_COUNT, **facts: Any) -> Any:
+    return _option(default, "N", help, otherwise, least=1, most=most, **facts)
 
 
-def _work(default: Value | None, help: str, **facts: Any) -> Any:
+def _work(default: Value | None, metavar: str | None, help: str, otherwise: str = "", **facts: Any) -> Any:
     """An option that does not decide the result: how the work is done, or what is recorded."""
-    return _option(default, help, decides=False, **facts)
+    return _option(default, metavar, help, otherwise, decides=False, **facts)
 
 
 @dataclass(frozen=True)
@@ -104,187 +103,149 @@ class Config:
 
     data: str = _option(
         "digits",
+        "NAME",
         "digits | cifar10 | … | folder:DIR | table:FILE.csv | arrays:FILE.npz | package.module:function",
-        metavar="NAME",
     )
-    data_dir: str | None = _work(
-        None, "The folder of the published data sets.", metavar="DIR", otherwise="the variable UNSKEW_DATA"
-    )
+    data_dir: str | None = _work(None, "DIR", "The folder of the published data sets.", "the variable UNSKEW_DATA")
     cache_dir: str | None = _work(
         None,
+        "DIR",
         "Where decoded photographs and the features of a frozen part are kept.",
-        metavar="DIR",
-        otherwise="the variable UNSKEW_CACHE, or ~/.cache/unskew",
+        "the variable UNSKEW_CACHE, or ~/.cache/unskew",
     )
-    cache_disk: str = _work(DISK, "Disk space for decoded photographs.", metavar="SIZE", check=check_size("cache-disk"))
+    cache_disk: str = _work(DISK, "SIZE", "Disk space for decoded photographs.", check=check_size("cache-disk"))
     cache_memory: str = _work(
         MEMORY,
+        "SIZE",
         "Memory for decoded photographs, for this process and its workers together.",
-        metavar="SIZE",
         check=check_size("cache-memory"),
     )
     partition: str = _option(
         "dirichlet(alpha=0.1)",
+        "TEXT",
         "Which client holds which example: dirichlet(alpha=0.1) | iid | users | geo(max=1000) | file:FILE | … | "
         "package.module:function",
-        metavar="TEXT",
     )
-    clients: int | None = _count(None, "Number of clients.", otherwise="10, or what the partition says")
-    per_round: int | None = _count(None, "Clients per round.", otherwise="all")
+    clients: int | None = _count(None, "Number of clients.", "10, or what the partition says")
+    per_round: int | None = _count(None, "Clients per round.", "all")
     method: str = _option(
         "fedavg",
+        "TEXT",
         '"fedavgm(0.9) + fedvc(256) + fedir + ccvr"; unskew methods lists them; also package.module:function',
-        metavar="TEXT",
     )
     model: str | None = _option(
         None,
+        "NAME",
         "simple-cnn | lenet-64 | tiny-cnn | resnet-18 | resnet-50 | mobilenet-v2 | efficientnet-lite0 | "
         "package.module:function, which takes (shape, classes)",
-        metavar="NAME",
-        otherwise="the one that suits the images",
+        "the one that suits the images",
     )
     pretrained: str | None = _option(
         None,
+        "FILE",
         "Weights to start from: FILE.safetensors | FILE.pth | imagenet (efficientnet-lite0; an extra).",
-        metavar="FILE",
-        otherwise="none: drawn from the seed",
+        "none: drawn from the seed",
     )
     train: str = _option(
         "all",
+        "TEXT",
         'What is trained: all | classifier | "last(2)"; the rest is frozen, and its output is stored.',
-        metavar="TEXT",
         check=parse_train,
     )
-    resize: int | None = _option(
-        None,
-        "Scale the images to N×N pixels before the network.",
-        metavar="N",
-        least=1,
-        most=MAX_SIDE,
-        otherwise="as they are",
-    )
+    resize: int | None = _count(None, "Scale the images to N×N pixels before the network.", "as they are", MAX_SIDE)
     normalise: str | None = _option(
         None,
+        "NAME",
         "How pixels are normalised: data | imagenet | lite, which is (x − 127) / 128.",
-        metavar="NAME",
-        otherwise="as the pretrained network expects, or as the data set says",
+        "as the pretrained network expects, or as the data set says",
         choices=NORMALISATIONS,
     )
-    views: int | None = _option(
+    views: int | None = _count(
         None,
         "Augmented views of each image that are stored behind a frozen part.",
-        metavar="N",
-        least=1,
-        most=MAX_VIEWS,
-        otherwise="none: only the plain image",
+        "none: only the plain image",
+        MAX_VIEWS,
     )
     rounds: int = _option(
-        20, "Number of rounds; 0 trains nothing and calibrates the initial model.", metavar="N", least=0, most=MAX_COUNT
+        20, "N", "Number of rounds; 0 trains nothing and calibrates the initial model.", least=0, most=MAX_COUNT
     )
     start: str | None = _option(
         None,
+        "TEXT",
         "A calibration whose classifier training starts from: lda | ridge | ccvr | …",
-        metavar="TEXT",
-        otherwise="the model's own classifier",
+        "the model's own classifier",
     )
     epochs: int = _count(5, "Local epochs: passes over a client's examples per round.")
     batch: int = _count(64, "Examples per step.")
-    lr: float = _option(0.01, "The clients' learning rate.", metavar="X", above=0)
-    momentum: float = _option(0.9, "The clients' momentum.", metavar="X", least=0, below=1)
-    weight_decay: float = _option(1e-5, "The clients' weight decay.", metavar="X", least=0)
+    lr: float = _option(0.01, "X", "The clients' learning rate.", above=0)
+    momentum: float = _option(0.9, "X", "The clients' momentum.", least=0, below=1)
+    weight_decay: float = _option(1e-5, "X", "The clients' weight decay.", least=0)
     schedule: str = _option(
         "constant",
+        "TEXT",
         "The clients' learning rate over the rounds: constant | step(every=30, factor=0.1) | cosine(least=0, warmup=5)",
-        metavar="TEXT",
         check=parse_schedule,
     )
     optimizer: str = _option(
         "sgd",
+        "TEXT",
         "The clients' optimizer: sgd (with --momentum) | adam(beta1=0.9, beta2=0.999, eps=1e-8) | adamw",
-        metavar="TEXT",
         check=parse_optimizer,
     )
-    clip: float = _option(
-        0.0,
-        "Clip longer gradients to this norm; 0: no clipping.",
-        metavar="X",
-        least=0,
-    )
+    clip: float = _option(0.0, "X", "Clip longer gradients to this norm; 0: no clipping.", least=0)
     decay: str = _option(
         "all",
+        "|".join(DECAYS),
         "What --weight-decay applies to: all parameters, or weights alone (no biases, no norms).",
-        metavar="|".join(DECAYS),
         choices=DECAYS,
     )
     patience: int | None = _count(
         None,
         "Stop after this many rounds without a better --monitor; the best round's model is the result.",
-        otherwise="no stopping",
+        "no stopping",
     )
-    monitor: str = _option("accuracy", "What --patience watches.", metavar="|".join(MONITORS), choices=MONITORS)
-    augment: bool | None = _option(None, "Random crops and flips.", otherwise="as suits the data")
+    monitor: str = _option("accuracy", "|".join(MONITORS), "What --patience watches.", choices=MONITORS)
+    augment: bool | None = _option(None, None, "Random crops and flips.", "as suits the data")
     augmentation: str = _option(
         "auto",
+        "NAME",
         "Which crops: shift by a few pixels, or a resized-crop; auto: a resized-crop for tables of photographs "
         "of 64 pixels or more.",
-        metavar="NAME",
         choices=AUGMENTATIONS,
     )
-    engine: str = _work(
-        "auto", "auto | loop | pool | torchrun | package.module:function", metavar="NAME", check=check_name
-    )
-    workers: int | None = _count(
-        None, "Worker processes of the pool.", otherwise="one for each core, or each GPU", decides=False
-    )
-    seed: int = _option(0, "The same seed gives the same weights.", metavar="N", least=0, below=2**63)
+    engine: str = _work("auto", "NAME", "auto | loop | pool | torchrun | package.module:function", check=check_name)
+    workers: int | None = _count(None, "Worker processes of the pool.", "one for each core, or each GPU", decides=False)
+    seed: int = _option(0, "N", "The same seed gives the same weights.", least=0, below=2**63)
     validation: float = _option(
         0.0,
+        "SHARE",
         "Share of the training images to hold out; accuracy is then measured on them, never on the test images.",
-        metavar="SHARE",
         least=0,
         below=1,
     )
     evaluate_every: int = _count(1, "Rounds between evaluations.")
     on_failure: str = _work(
         "stop",
+        "stop|skip",
         "What happens when a client fails: stop the run, or skip the client.",
-        metavar="stop|skip",
         choices=FAILURE_POLICIES,
     )
-    checkpoint_seconds: float = _work(
-        10.0, "Time between checkpoints; 0: one after every round.", metavar="SECONDS", least=0
-    )
+    checkpoint_seconds: float = _work(10.0, "SECONDS", "Time between checkpoints; 0: one after every round.", least=0)
     baseline: str | None = _work(
-        None,
-        "A finished run to compare the accuracy with, such as one of --method centralised.",
-        metavar="RUN",
-        otherwise="none",
+        None, "RUN", "A finished run to compare the accuracy with, such as one of --method centralised.", "none"
     )
     during: str | None = _work(
-        None,
-        'What to record while training: "silhouette(every=5) + norms + drift + model"',
-        metavar="TEXT",
-        otherwise="nothing",
+        None, "TEXT", 'What to record while training: "silhouette(every=5) + norms + drift + model"', "nothing"
     )
     device: str = _work(
-        "auto", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", metavar="NAME", check=check_device_name
+        "auto", "NAME", "Where the clients compute: auto | cpu | cuda | cuda:N | mps", check=check_device_name
     )
 
     def local(self) -> Local:
         """The clients' training settings."""
-        return Local(
-            self.epochs,
-            self.batch,
-            self.lr,
-            self.momentum,
-            self.weight_decay,
-            bool(self.augment),
-            self.schedule,
-            self.optimizer,
-            self.clip,
-            self.decay,
-            RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT,
-        )
+        settings = {each.name: getattr(self, each.name) for each in fields(Local)}
+        crops = RESIZED_CROP if self.augmentation == RESIZED_CROP else SHIFT
+        return Local(**settings | {"augment": bool(self.augment), "augmentation": crops})
 
 
 def _describe_options() -> dict[str, Option]:
@@ -441,16 +402,10 @@ def _lines(values: Iterable[tuple[str, Any]]) -> list[str]:
     return [f"{name} = {_toml(value)}" for name, value in values if value is not None]
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        plain = value.replace("\\", "\\\\").replace('"', '\\"')
-        return '"' + "".join(c if c.isprintable() else _escaped(c) for c in plain) + '"'
-    return text.spell(value)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"
+def _toml(value: Value) -> str:
+    """TOML's strings are JSON's, but for the character DEL."""
+    quoted = isinstance(value, str)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if quoted else text.spell(value)
 
 
 def _typed(option: Option, value: Any, where: str) -> Any:

@@ -27,34 +27,12 @@ from unskew.round.algorithm import Algorithm
 from unskew.round.client import ClientSide
 from unskew.round.driver import Metrics
 from unskew.round.evaluation import Evaluation, evaluate
+from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
+from unskew.runs import folder as folders
 from unskew.runs import recording
-from unskew.runs.checkpoint import (
-    CHECKPOINT,
-    RunProgress,
-    drop_memories,
-    kept_state,
-    load_checkpoint,
-    load_state,
-    memories_named,
-    open_memories,
-    save_checkpoint,
-    save_state,
-)
 from unskew.runs.client_accuracy import CLIENTS, OWN, measure_clients, summarise_clients, to_arrays
 from unskew.runs.config import CONFIG
-from unskew.runs.folder import (
-    MODEL,
-    arrays_bytes,
-    calibration_bytes,
-    calibration_file,
-    classifier_words,
-    json_bytes,
-    model_bytes,
-    plain_names,
-    seal,
-    write_sealed,
-)
 from unskew.runs.journal import DURING, METRICS, LineFile, Mark, metrics_row
 from unskew.runs.prepare import Overview, Prepared, overview
 from unskew.runs.result import AT_NODES, RESULT, TEST, VALIDATION, Calibration, Result, to_json
@@ -109,7 +87,7 @@ class Position:
 
 def execute(prepared: Prepared, path: Path, observe: Observer) -> Result:
     """Train the remaining rounds, calibrate, and write the result; the run directory can be resumed at any moment."""
-    with ExitStack() as resources, memories_named(path):
+    with ExitStack() as resources, checkpoints.memories_named(path):
         run = Execution(prepared, path, observe, resources)
         try:
             run.begin()
@@ -145,7 +123,7 @@ class Execution:
         if config.patience:
             self.best = BestRound(path, config.monitor, config.patience, self.metrics.rows(), state)
 
-        memories = open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
+        memories = checkpoints.open_memories(path) if self.algorithm.remember and prepared.nodes is None else None
         setup = engines.EngineSetup(prepared.blueprint, prepared.data, workers, memories, side)
         engine = prepared.nodes.open_engine(setup) if prepared.nodes else engines.open_engine(self.engine_name, setup)
         self.recorder = recording.Recorder(prepared.recordings, config.rounds, side, self.key)
@@ -194,7 +172,7 @@ class Execution:
             if (line := self.recorder.line(state)) is not None:
                 self.during.append(line)
             if "model" in self.recorder.due(state.round):
-                save_state(kept_state(self.path, state.round), state, self.progress)
+                checkpoints.save_state(checkpoints.kept_state(self.path, state.round), state, self.progress)
             self.position = Position(state, self.metrics.append(metrics_row(row)), self.during.mark)
             if self.best is not None:
                 self.best.see(state, getattr(row, config.monitor))
@@ -222,7 +200,7 @@ class Execution:
         )
         if self.best is not None:
             self.best.save(position.state, progress)
-        save_checkpoint(self.path, position.state, progress)
+        checkpoints.save_checkpoint(self.path, position.state, progress)
         if self.best is not None:
             self.best.clear(lambda number: "model" in self.recorder.due(number))
         if self.memory is not None:
@@ -313,36 +291,38 @@ class Execution:
             stopped_at=len(rows) if len(rows) < config.rounds else None,
             evaluated_on=VALIDATION if config.validation else TEST if len(prepared.images.test) else AT_NODES,
             start=start,
-            weights_seal=seal(plain_names(model), classifier_words(classifier)),
+            weights_seal=folders.seal(folders.plain_names(model), folders.classifier_words(classifier)),
             baseline=config.baseline,
             baseline_accuracy=reference,
             relative_accuracy=None if reference is None else score.accuracy / reference,
         )
-        files = {MODEL: model_bytes(model, classifier)}
+        files = {folders.MODEL: folders.model_bytes(model, classifier)}
         if by_client:
-            files[CLIENTS] = arrays_bytes(to_arrays(by_client))
+            files[CLIENTS] = folders.arrays_bytes(to_arrays(by_client))
         if not rows:
             files[METRICS] = b""  # a run without rounds has the file too
         for each in calibrated:
-            files[calibration_file(path, each.result.name).name] = calibration_bytes(each.result.name, each.classifier)
-        drop_memories(path)  # before the result, which says that nothing is left to do
+            files[folders.calibration_file(path, each.result.name).name] = folders.calibration_bytes(
+                each.result.name, each.classifier
+            )
+        checkpoints.drop_memories(path)  # before the result, which says that nothing is left to do
         grown = {METRICS: self.metrics.mark.sha256}
         if self.during.mark.bytes:
             grown[DURING] = self.during.mark.sha256
-        write_sealed(path, {**files, RESULT: json_bytes(to_json(result))}, grown=grown)
+        folders.write_sealed(path, {**files, RESULT: folders.json_bytes(to_json(result))}, grown=grown)
         return result
 
 
 # Where it begins
 
 
-def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, RunProgress]:
+def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, checkpoints.RunProgress]:
     """The checkpoint's state, if it belongs to this data and partition, or the state before the first round."""
-    checkpoint, fingerprint = load_checkpoint(path), configs.fingerprint(prepared.config)
+    checkpoint, fingerprint = checkpoints.load_checkpoint(path), configs.fingerprint(prepared.config)
     if checkpoint is None:
         side = prepared.side
         state = driver.start(side.algorithm, tensors.of_module(side.network), side.classifier)
-        return state, RunProgress(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
+        return state, checkpoints.RunProgress(0, 0.0, prepared.data_sha256, prepared.partition.hash, fingerprint)
     state, progress = checkpoint
     if progress.data_sha256 != prepared.data_sha256:
         raise UserError(f"the data set {prepared.config.data} is not the one that {path} was started with")
@@ -350,13 +330,13 @@ def load_or_start(prepared: Prepared, path: Path) -> tuple[ServerState, RunProgr
         raise UserError(f"{path / 'partition.npz'} is not the partition that the checkpoint was made with")
     if progress.config_sha256 != fingerprint:
         raise UserError(
-            f"{path / CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or replaced; restore "
-            "it, or start another run"
+            f"{path / checkpoints.CHECKPOINT} and {path / CONFIG} are not of one run: one of them was changed or "
+            "replaced; restore it, or start another run"
         )
     return state, progress
 
 
-def open_journals(path: Path, state: ServerState, progress: RunProgress) -> tuple[LineFile, LineFile]:
+def open_journals(path: Path, state: ServerState, progress: checkpoints.RunProgress) -> tuple[LineFile, LineFile]:
     """metrics.jsonl and during.jsonl, cut off after the lines that belong to the state."""
     metrics, during = LineFile(path / METRICS, progress.metrics), LineFile(path / DURING, progress.during)
     if (rounds := [row.get("round") for row in metrics.rows()]) != list(range(1, state.round + 1)):
@@ -465,27 +445,27 @@ class BestRound:
             self.best = Best(state.round, measured, state)
         self.over = state.round - self.best.round >= self._patience
 
-    def save(self, now: ServerState, progress: RunProgress) -> None:
+    def save(self, now: ServerState, progress: checkpoints.RunProgress) -> None:
         """Before a checkpoint of ``now`` is written: write the best state, unless it is that one."""
         if self.best is not None and self.best.round not in {now.round, *self._written}:
-            save_state(kept_state(self._path, self.best.round), self.best.state, progress)
+            checkpoints.save_state(checkpoints.kept_state(self._path, self.best.round), self.best.state, progress)
             self._written.add(self.best.round)
 
     def clear(self, kept: Callable[[int], bool]) -> None:
         """After the checkpoint was written: remove states that are no longer the best and not kept for other uses."""
         for number in self._written - ({self.best.round} if self.best else set()):
             if not kept(number):
-                kept_state(self._path, number).unlink(missing_ok=True)
+                checkpoints.kept_state(self._path, number).unlink(missing_ok=True)
             self._written.discard(number)
 
     def _read(self, number: int) -> ServerState:
-        file = kept_state(self._path, number)
+        file = checkpoints.kept_state(self._path, number)
         if not file.exists():
             raise UserError(
                 f"{file}, the state after the best round so far, is missing; restore it from a copy, or delete "
-                f"{self._path / CHECKPOINT} to start the run from the beginning"
+                f"{self._path / checkpoints.CHECKPOINT} to start the run from the beginning"
             )
-        state, _ = load_state(file)
+        state, _ = checkpoints.load_state(file)
         if state.round != number:
             raise UserError(f"{file} is the state after round {state.round}, not {number}; restore it from a copy")
         self._written.add(number)

@@ -17,16 +17,7 @@ from unskew.core.types import Engine, ImageSet, Local, Split
 from unskew.core.units import counted
 from unskew.data.population import Partition
 from unskew.engines import EngineSetup
-from unskew.engines.flower.engine import (
-    FederatedEngine,
-    KnownClient,
-    Members,
-    Post,
-    Rules,
-    Session,
-    Template,
-    roster_of,
-)
+from unskew.engines.flower import engine as flower
 from unskew.engines.flower.exchange import Transport
 from unskew.engines.flower.messages import Description, RunAgreement
 from unskew.engines.loop import Loop
@@ -54,7 +45,7 @@ class Terms:
     std: tuple[float, ...] = ()
     augment: bool = False
     augmentation: str = "auto"
-    clients: dict[str, KnownClient] = field(default_factory=dict)
+    clients: dict[str, flower.KnownClient] = field(default_factory=dict)
 
 
 def terms_bytes(terms: Terms) -> bytes:
@@ -166,7 +157,7 @@ def images_of(terms: Terms, config: Config, own: ImageSet | None) -> ImageSet:
 
 def nodes_of(terms: Terms, config: Config) -> Nodes:
     """Who the clients were when the run began, and how many examples each has; nobody can be asked."""
-    roster = roster_of(known for known in terms.clients.values() if not known.late)
+    roster = flower.roster_of(known for known in terms.clients.values() if not known.late)
     client = np.repeat(np.arange(roster.clients, dtype=np.int32), roster.sizes)
     return Nodes(Partition(client, roster.clients, NODES, config.seed), _nobody, ENGINE)
 
@@ -197,7 +188,7 @@ class FederatedRequest:
     recipe: Path
     out: Path
     resume: bool = False
-    rules: Rules = field(default_factory=Rules)
+    rules: flower.Rules = field(default_factory=flower.Rules)
     classes: tuple[str, ...] = ()
 
 
@@ -207,8 +198,8 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     config = _config(asked)
     before = read_terms(asked.out) if asked.resume else None
     terms = before or Terms(run=os.urandom(16).hex())
-    post = Post(exchange, terms.run, terms.starts)
-    session = Session(post, Members(remembered=dict(terms.clients)), asked.rules, say)
+    post = flower.Post(exchange, terms.run, terms.starts)
+    session = flower.Session(post, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
     own = None if config.data == NODES else read_data(config)
     if before is None:
         wanted = asked.classes or (own.classes if own else ())
@@ -235,7 +226,7 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         else:
             write_sealed(path, {FEDERATION: terms_bytes(terms)})
 
-        def joined(members: Members) -> None:
+        def joined(members: flower.Members) -> None:
             write_sealed(path, {FEDERATION: terms_bytes(replace(terms, clients=dict(members.remembered)))})
 
         session.joined = joined
@@ -265,7 +256,7 @@ def _uncalibrated(path: Path, config: Config) -> bool:
     return any(named(each, algorithm) not in made for each in algorithm.finish)
 
 
-def _gather(session: Session, wanted: int, seconds: float) -> None:
+def _gather(session: flower.Session, wanted: int, seconds: float) -> None:
     """Wait until so many clients have described themselves; with 0, until no more join.
 
     After ``seconds`` it continues with those that joined, if a round needs no more.
@@ -294,14 +285,14 @@ def _gather(session: Session, wanted: int, seconds: float) -> None:
     session.note(f"{known} of {wanted or known} clients joined within {seconds:,.0f} seconds; others may join later")
 
 
-def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: Session) -> Prepared:
+def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flower.Session) -> Prepared:
     def open_engine(setup: EngineSetup) -> Engine:
         images, frozen = prepared.images, prepared.frozen
         blueprint, views = setup.blueprint, prepared.config.views or 0
         agreement = RunAgreement(terms.run, blueprint, terms.classes, images.mean, images.std, {}, views)
         session.agree_on(agreement, frozen)
-        template = Template(blueprint, images.mean, images.std, frozen)
-        return FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
+        template = flower.Template(blueprint, images.mean, images.std, frozen)
+        return flower.FederatedEngine(session, Loop(setup.client_side()), template, prepared.algorithm.local.epochs)
 
     nodes = replace(nodes_of(terms, config), open_engine=open_engine)
     prepared = prepare(config, given=Given(data=images_of(terms, config, own), nodes=nodes))
@@ -318,10 +309,10 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     if unknown := [name for name in table if name not in TABLE_KEYS]:
         raise UserError(f"{recipe}: [federation] has no {brief(unknown[0])}; {nearest(unknown[0], TABLE_KEYS)}")
     values = {**table, **given}
-    rules = Rules(
-        deadline=_number(values, "deadline", Rules.deadline),
-        min_replies=int(_number(values, "min-replies", Rules.min_replies, whole=True)),
-        wait=_number(values, "wait", Rules.wait),
+    rules = flower.Rules(
+        deadline=_number(values, "deadline", flower.Rules.deadline),
+        min_replies=int(_number(values, "min-replies", flower.Rules.min_replies, whole=True)),
+        wait=_number(values, "wait", flower.Rules.wait),
     )
     classes = values.get("classes", [])
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):

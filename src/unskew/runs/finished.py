@@ -4,7 +4,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from unskew.calibration.feasible import check, named
 from unskew.calibration.federated import Known
 from unskew.calibration.finisher import Finisher
 from unskew.core import tensors
-from unskew.core.errors import COUNT, FUNCTION, PATH, TEXT, Missing, UserError, accepts, optional
+from unskew.core.errors import Missing, UserError, accepts
 from unskew.core.key import Key
 from unskew.core.limits import CACHE_VARIABLE as CACHE_VARIABLE
 from unskew.core.limits import usable_path
@@ -38,37 +38,14 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide, Train
 from unskew.round.jobs import add
 from unskew.round.local_optimizers import encode_rate, rate_of_round
 from unskew.round.sampling import draw
+from unskew.runs import checkpoint as checkpoints
 from unskew.runs import config as configs
+from unskew.runs import folder as folders
 from unskew.runs import journal
-from unskew.runs.checkpoint import (
-    CHECKPOINT,
-    MEMORIES,
-    RunProgress,
-    kept_state,
-    load_checkpoint,
-    load_state,
-    open_memories,
-)
 from unskew.runs.client_accuracy import CLIENTS, measure_clients, read_clients, summarise_clients, with_classifier
 from unskew.runs.config import NODES
 from unskew.runs.execute import Calibrated, Event, Stage, calibrate_start, finish
 from unskew.runs.federated import FEDERATION, images_of, nodes_of, read_terms
-from unskew.runs.folder import (
-    MODEL,
-    SealBroken,
-    arrays_bytes,
-    calibration_bytes,
-    calibration_file,
-    classifier_names,
-    json_bytes,
-    locked_folder,
-    plain_names,
-    read_calibration,
-    read_model,
-    require_sealed,
-    seal,
-    write_sealed,
-)
 from unskew.runs.given import Given, take_same
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Prepared, prepare, read_data
@@ -77,14 +54,7 @@ from unskew.runs.seals import unsealed_note
 
 
 @neutral()
-@accepts(
-    path=PATH,
-    engine=optional(TEXT),
-    workers=optional(COUNT),
-    data_dir=optional(PATH),
-    device=optional(TEXT),
-    observe=optional(FUNCTION),
-)
+@accepts
 def calibrate_run(
     path: str | Path,
     *sources: str | Finisher,
@@ -117,55 +87,42 @@ def calibrate_run(
         The run's own values, if it was given values from Python.
     """
     engines.work_beside(engine)
-    path = usable_path(path)
-    result = read_result(path)
     if not sources:
         raise UserError(f"no calibration was named; give one or more, such as ccvr or lda (for {path})")
-    for source in sources:
-        if not isinstance(source, Finisher) and not (isinstance(source, str) and source.strip()):
-            raise UserError(
-                f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {source!r}"
-            )
     algorithms = [_parse_calibration(source) for source in sources]
-
-    def say(words: str, done: int, total: int) -> None:
-        if observe is not None:
-            observe(Stage(words, done, total))
-
+    notify = observe or (lambda event: None)
     values = {"data": data, "model": model, "method": method}
-    prepared = prepared_of(path, result, engine, workers, data_dir, device, values, say)
-    if prepared.nodes is not None:
+    run = FinishedRun(
+        path, data_dir=data_dir, engine=engine, workers=workers, device=device, values=values, measured=False,
+        say=lambda words, done, total: notify(Stage(words, done, total)),
+    )  # fmt: skip
+    result, side = run.result, run.side
+    if run.prepared.nodes is not None:
         raise UserError(
-            f"{path} is the run of a federation, whose images are at its nodes; name the calibration in the recipe's "
-            "method"
+            f"{run.path} is the run of a federation, whose images are at its nodes; name the calibration in the "
+            "recipe's method"
         )
-    side, key = prepared.side, Key(prepared.config.seed)
     for algorithm in algorithms:
         for finisher in algorithm.finish:
             check(finisher, algorithm, side)
-    weights = weights_of(path, result, side.network)
-    chosen, count = engine_for(prepared)
-    with locked_folder(path):
-        opened = engines.open_engine(chosen, engines.EngineSetup(prepared.blueprint, prepared.data, count))
 
-        def keep(event: Event) -> None:
-            nonlocal result
-            if isinstance(event, Calibrated):
-                result = _add_calibration(path, event, prepared)
-            if observe is not None:
-                observe(event)
+    def keep(event: Event) -> None:
+        nonlocal result
+        if isinstance(event, Calibrated):
+            result = _add_calibration(run.path, event, run.prepared)
+        notify(event)
 
-        known: Known = {}
-        try:
-            for algorithm in algorithms:
-                finish(opened, side, weights, algorithm, key, keep, known, by_image=prepared.test_owners is not None)
-        finally:
-            opened.close()
+    known: Known = {}
+    by_image = run.prepared.test_owners is not None
+    model_weights = run.model
+    with folders.locked_folder(run.path), closing(run.opened(None, passes=1 / 3)) as opened:
+        for algorithm in algorithms:
+            finish(opened, side, model_weights, algorithm, run.key, keep, known, by_image=by_image)
     return result
 
 
 @neutral()
-@accepts(path=PATH, calibration=optional(TEXT), data_dir=optional(PATH))
+@accepts
 def load(
     path: str | Path,
     calibration: str | None = None,
@@ -190,23 +147,23 @@ def load(
     data, model, method : optional
         The run's own values, if it was given values from Python.
     """
-    path = usable_path(path)
-    result = read_result(path)
-    if note := unsealed_note(path):
+    run = FinishedRun(path, data_dir=data_dir, device="cpu", values={"data": data, "model": model, "method": method})
+    if note := unsealed_note(run.path):
         warnings.warn(note, stacklevel=4)
-    if calibration is not None and calibration not in result.calibrations:
+    if calibration is not None and calibration not in run.result.calibrations:
         with suppress(UserError):
             calibration = plain_name(calibration)  # ccvr(per_class=2000) is ccvr
-        if calibration not in result.calibrations:
-            names = ", ".join(result.calibrations) or "none"
-            raise UserError(f"{path} has no calibration {calibration!r}; there are: {names}")
-    values = {"data": data, "model": model, "method": method}
-    network = prepared_of(path, result, data_dir=data_dir, device="cpu", values=values).blueprint.whole()
-    tensors.overwrite(network, weights_of(path, result, network))
+        if calibration not in run.result.calibrations:
+            names = ", ".join(run.result.calibrations) or "none"
+            raise UserError(f"{run.path} has no calibration {calibration!r}; there are: {names}")
+    network = run.prepared.blueprint.whole()
+    tensors.overwrite(network, run.weights_for(network))
     network.eval()
     if calibration is None:
         return network.module if isinstance(network, AnyNetwork) else network
-    encoder, classifier = calibrated_parts(path, calibration, read_calibration(path, calibration), network)
+    encoder, classifier = calibrated_parts(
+        run.path, calibration, folders.read_calibration(run.path, calibration), network
+    )
     return nn.Sequential(OrderedDict(encoder=encoder, classifier=classifier)).eval()
 
 
@@ -215,17 +172,18 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
     try:
         return load_calibrated(values, lambda layers: cut(network, layers))
     except (LookupError, TypeError, ValueError, RuntimeError, ArithmeticError) as error:
-        file = calibration_file(path, name)
+        file = folders.calibration_file(path, name)
         reason = " ".join(str(error).split())  # PyTorch's messages have several lines
         raise UserError(f"{file} does not fit the network: {reason}; restore it from a copy") from error
 
 
 def _parse_calibration(source: str | Finisher) -> Algorithm:
     """The calibrations of a text; methods that need training are refused."""
-    if isinstance(source, str):
-        return methods.parse_calibrations(source)
-    algorithm: Algorithm = source(Algorithm())
-    return algorithm
+    if isinstance(source, Finisher):
+        return source(Algorithm())
+    if not isinstance(source, str) or not source.strip():
+        raise UserError(f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {source!r}")
+    return methods.parse_calibrations(source)
 
 
 def plain_name(source: str) -> str:
@@ -234,96 +192,8 @@ def plain_name(source: str) -> str:
     return named(algorithm.finish[0], algorithm)
 
 
-def prepared_of(
-    path: Path,
-    result: Result,
-    engine: str | None = None,
-    workers: int | None = None,
-    data_dir: str | Path | None = None,
-    device: str | None = None,
-    values: Mapping[str, Any] | None = None,
-    say: Say = silent,
-) -> Prepared:
-    """A finished run's federation as it was, its data set read from its old location or from ``data_dir``.
-
-    ``values`` are the data, model and method of a run that was given them from Python.
-    """
-    config = configs.read_run(path)
-    data = config.data
-    if data_dir is not None and data.startswith(("arrays:", "folder:", "table:")):  # found by its name in the folder
-        kind, _, location = data.partition(":")
-        data = f"{kind}:{Path(data_dir) / Path(location).name}"
-    config = replace(
-        config,
-        data=data,
-        data_dir=config.data_dir if data_dir is None else str(data_dir),
-        cache_dir=os.environ.get(CACHE_VARIABLE) or config.cache_dir,  # the run may be from another machine
-        engine=engines.inherited(config.engine) if engine is None else engine,
-        workers=config.workers if workers is None else workers,
-        device=config.device if device is None else device,
-        baseline=None,
-    )
-    given, kept = take_same(values or {}, config), None
-    config = configs.checked(config)
-    if (path / FEDERATION).exists():  # as its server has it: without a training image
-        terms = read_terms(path)
-        own = None if config.data == NODES else read_data(config)
-        given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
-    else:
-        file = (path / "partition.npz").absolute()
-        if not file.is_file():
-            raise UserError(f"{file} is not there; it says which client holds what")
-        require_sealed(path, file.name)
-        kept = f"file:{file}"
-    weights = final_weights(path, result)[0] if config.pretrained is not None or config.train != "all" else None
-    prepared = prepare(config, kept, given, weights, say)
-    if prepared.data_sha256 != result.data_sha256:
-        raise UserError(
-            f"the data set {config.data} is not the one that {path} was made with; restore what was changed since"
-        )
-    if kept is not None and prepared.partition.hash != result.partition_hash:
-        raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
-    return prepared
-
-
-def weights_of(path: Path, result: Result, network: nn.Module) -> Tensors:
-    """The run's final weights, if they are those of its result and fit the network."""
-    names, weights = tensors.of_module(network), final_weights(path, result)[0]
-    for name, own in plain_names(names).items():
-        found = weights.get(name)
-        if found is None or found.dtype != own.dtype or found.shape != own.shape:
-            given = "is missing" if found is None else f"is {_kind(found)}"
-            raise UserError(f"{path / MODEL} does not fit the network: {name} must be {_kind(own)}, but {given}")
-    return {name: weights[plain] for name, plain in zip(names, plain_names(names), strict=True)}
-
-
-def final_weights(path: Path, result: Result) -> tuple[Tensors, dict[str, str]]:
-    """The run's final weights by the network's own names, if they are those of its result; the words beside them."""
-    weights, about = read_model(path)
-    if seal(weights, about) != result.weights_seal or tensors.sha256(weights) != result.weights_sha256:
-        raise UserError(
-            f"{path / MODEL} does not have the weights that result.json names; it was changed after the run: restore "
-            "it from a copy"
-        )
-    return weights, about
-
-
 def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
-
-
-def engine_for(prepared: Prepared, passes: float = 1 / 3) -> tuple[str, int]:
-    """The run's engine and its workers; ``auto`` weighs the start of a pool against passes over all images.
-
-    A pass without gradient counts as a third of one with it.
-    """
-    config, sizes = prepared.config, prepared.population.sizes
-    count = min(config.workers or default_workers(config.device), len(sizes))
-    if not prepared.blueprint.crosses:
-        return "loop", count
-    step = engines.seconds_per_step(prepared.side, config.batch) if config.engine == "auto" else 0.0
-    work = step * passes * steps_for(int(sizes.sum()), replace(config.local(), epochs=1))
-    return engines.choose(config.engine, count, work, len(sizes)), count
 
 
 def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Result:
@@ -334,11 +204,11 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
     added = replace(event.result, clients_accuracy=summarise_clients(*by_client))
     result = replace(result, calibrations={**result.calibrations, name: added}, privacy=spent)
     files = {
-        calibration_file(path, name).name: calibration_bytes(name, event.classifier),
-        CLIENTS: arrays_bytes(with_classifier(read_clients(path), name, by_client)),
-        RESULT: json_bytes(to_json(result)),
+        folders.calibration_file(path, name).name: folders.calibration_bytes(name, event.classifier),
+        CLIENTS: folders.arrays_bytes(with_classifier(read_clients(path), name, by_client)),
+        RESULT: folders.json_bytes(to_json(result)),
     }
-    write_sealed(path, files)
+    folders.write_sealed(path, files)
     return result
 
 
@@ -347,33 +217,6 @@ def _add_calibration(path: Path, event: Calibrated, prepared: Prepared) -> Resul
 
 MAX_BYTES = 2**30  # of local models in memory at one time
 T = TypeVar("T")
-
-
-def state_after(run: "FinishedRun", number: int) -> ServerState:
-    """The server's state after that round, 0 being before the first; clients' saved states are not part of it."""
-    rounds, last = run.result.rounds, run.result.final_round
-    if not 0 <= number <= rounds:
-        raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 is before the first, -1 the last")
-    if number == last and (state := _checkpoint_state(run)) is not None:
-        return state
-    if (state := _kept_state(run, number)) is not None:
-        return state
-    if number == last and not run.algorithm.statistics and run.algorithm.head is None:
-        return ServerState(last, run.model, {})
-    return replay(run, number, lambda engine, state: replace(state, clients={}))
-
-
-def local_models(run: "FinishedRun", number: int, most: int) -> dict[int, Tensors]:
-    """By client, its local model of the round after that one."""
-    if run.algorithm.remember and 0 < number != run.result.final_round:  # what they remembered then comes with it
-        return replay(run, number, lambda engine, state: _train_locally(run, engine, state, most))
-    state = run.state(number)
-    if run.algorithm.remember and number and not (run.remembered and state.clients):
-        run.notes.append(
-            "local models were trained as at a first visit: the clients' saved states of that round were not kept"
-        )
-        state = replace(state, clients={})
-    return _train_locally(run, run.engine, state, most)
 
 
 def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState], T]) -> T:
@@ -404,10 +247,10 @@ def replay(run: "FinishedRun", number: int, then: Callable[[Engine, ServerState]
 def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
     """The checkpoint's state, if it is that of the finished run; only saved states need it undamaged."""
     try:
-        checkpoint = load_checkpoint(run.path)
+        checkpoint = checkpoints.load_checkpoint(run.path)
     except UserError as error:
         if run.remembered:
-            file = run.path / CHECKPOINT
+            file = run.path / checkpoints.CHECKPOINT
             raise UserError(
                 f"{file} is damaged, and the clients' saved states cannot be read without it; restore it from a copy, "
                 "or delete it to train local models as at a first visit"
@@ -421,21 +264,21 @@ def _checkpoint_state(run: "FinishedRun") -> ServerState | None:
 
 def _kept_state(run: "FinishedRun", number: int) -> ServerState | None:
     """What ``--during model`` kept of that round; None where the file is damaged or of another round or run."""
-    file = kept_state(run.path, number)
+    file = checkpoints.kept_state(run.path, number)
     with suppress(UserError):
         if file.exists():
-            state, progress = load_state(file)
+            state, progress = checkpoints.load_state(file)
             return replace(state, clients={}) if state.round == number and _of_this_run(run, progress) else None
     return None
 
 
-def _of_this_run(run: "FinishedRun", progress: RunProgress) -> bool:
+def _of_this_run(run: "FinishedRun", progress: checkpoints.RunProgress) -> bool:
     """Whether a kept state was made with the run's data, partition and configuration, or with its checkpoint's."""
     if (progress.data_sha256, progress.partition_hash) != (run.result.data_sha256, run.result.partition_hash):
         return False
     if progress.config_sha256 == configs.fingerprint(run.config):
         return True
-    checkpoint = load_checkpoint(run.path)  # a path in config.toml may have been changed since
+    checkpoint = checkpoints.load_checkpoint(run.path)  # a path in config.toml may have been changed since
     return checkpoint is not None and checkpoint[1].config_sha256 == progress.config_sha256
 
 
@@ -503,20 +346,30 @@ class Outputs:
 
 
 class FinishedRun:
-    """A finished run, read from its folder. ``close`` ends the worker processes that it may have started."""
+    """A finished run, read from its folder. ``close`` ends the worker processes that it may have started.
+
+    Parameters
+    ----------
+    path : str or Path
+        The run directory.
+    data_dir : str or Path, optional
+        The folder of the data set, if it was moved since the run.
+    engine, workers, device : optional
+        As in ``unskew.run``; by default as in the run.
+    say : callable, optional
+        Called with what is being done, and how much of how much.
+    values : mapping, optional
+        The run's own data, model and method, if it was given values from Python.
+    measured : bool
+        Whether measures are taken of it; they need this machine's engines.
+    """
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        data_dir: str | Path | None = None,
-        engine: str | None = None,
-        workers: int | None = None,
-        device: str | None = None,
-        say: Say | None = None,
-        values: Mapping[str, Any] | None = None,
-    ) -> None:
-        if engine == "torchrun":
+        self, path: str | Path, *, data_dir: str | Path | None = None, engine: str | None = None,
+        workers: int | None = None, device: str | None = None, say: Say | None = None,
+        values: Mapping[str, Any] | None = None, measured: bool = True,
+    ) -> None:  # fmt: skip
+        if engine == "torchrun" and measured:
             raise UserError("--engine torchrun: measures of finished runs are taken on one machine; give auto or pool")
         self.path = usable_path(path)
         self.result: Result = read_result(self.path)
@@ -524,9 +377,8 @@ class FinishedRun:
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
-        self._prepare = partial(
-            prepared_of, self.path, self.result, engine, workers, data_dir, device, values, self.say
-        )
+        self._here = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+        self._values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}
         self._lacking: Missing | None = None
@@ -555,7 +407,7 @@ class FinishedRun:
         """How many examples of each class every client has; no data set is needed."""
         if (self.path / FEDERATION).exists():
             raise Missing("which client has what is known to the nodes of the federation alone")
-        require_sealed(self.path, "partition.npz")
+        folders.require_sealed(self.path, "partition.npz")
         return read_holdings(self.path / "partition.npz")
 
     @cached_property
@@ -566,11 +418,45 @@ class FinishedRun:
         try:
             self.say("reading the data set", 0, 0)
             return self._prepare()
-        except SealBroken:
+        except folders.SealBroken:
             raise
         except UserError as error:
             self._lacking = Missing(str(error))
             raise self._lacking from error
+
+    def _prepare(self) -> Prepared:
+        """The data set is read from its old location or from the ``data_dir`` given."""
+        path, config, folder = self.path, self.config, self._here["data_dir"]
+        changes = {name: value for name, value in self._here.items() if value is not None}
+        if folder is not None:
+            changes["data_dir"] = str(folder)
+            kind, colon, location = config.data.partition(":")
+            if colon and kind in ("arrays", "folder", "table"):  # found by its name in the folder
+                changes["data"] = f"{kind}:{Path(folder) / Path(location).name}"
+        cache = os.environ.get(CACHE_VARIABLE) or config.cache_dir  # the run may be from another machine
+        engine = engines.inherited(config.engine)
+        config = replace(config, **{"engine": engine, **changes, "cache_dir": cache, "baseline": None})
+        given, kept = take_same(self._values, config), None
+        config = configs.checked(config)
+        if (path / FEDERATION).exists():  # as its server has it: without a training image
+            terms = read_terms(path)
+            own = None if config.data == NODES else read_data(config)
+            given = Given(data=images_of(terms, config, own), nodes=nodes_of(terms, config))
+        else:
+            file = (path / "partition.npz").absolute()
+            if not file.is_file():
+                raise UserError(f"{file} is not there; it says which client holds what")
+            folders.require_sealed(path, file.name)
+            kept = f"file:{file}"
+        weights = self.weights if config.pretrained is not None or config.train != "all" else None
+        prepared = prepare(config, kept, given, weights, self.say)
+        if prepared.data_sha256 != self.result.data_sha256:
+            raise UserError(
+                f"the data set {config.data} is not the one that {path} was made with; restore what was changed since"
+            )
+        if kept is not None and prepared.partition.hash != self.result.partition_hash:
+            raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
+        return prepared
 
     @property
     def without_data(self) -> bool:
@@ -606,21 +492,45 @@ class FinishedRun:
 
     @cached_property
     def _final(self) -> tuple[Tensors, dict[str, str]]:
-        return final_weights(self.path, self.result)
+        """The weights, if they are those of the result, and the words beside them in the file."""
+        weights, about = folders.read_model(self.path)
+        if (
+            folders.seal(weights, about) != self.result.weights_seal
+            or tensors.sha256(weights) != self.result.weights_sha256
+        ):
+            raise UserError(
+                f"{self.path / folders.MODEL} does not have the weights that result.json names; it was changed after "
+                "the run: restore it from a copy"
+            )
+        return weights, about
+
+    def weights_for(self, network: nn.Module) -> Tensors:
+        """The final weights by the names of ``tensors.of_module``, if they fit the network."""
+        names, weights = tensors.of_module(network), self.weights
+        for name, own in folders.plain_names(names).items():
+            found = weights.get(name)
+            if found is None or found.dtype != own.dtype or found.shape != own.shape:
+                given = "is missing" if found is None else f"is {_kind(found)}"
+                raise UserError(
+                    f"{self.path / folders.MODEL} does not fit the network: {name} must be {_kind(own)}, but {given}"
+                )
+        return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
 
     @property
     def classifier_weight(self) -> Tensor:
         """[C, d], the weight of the run's own classifier at its end."""
-        name = classifier_names(self.path, self._final[1])[0]
+        name = folders.classifier_names(self.path, self._final[1])[0]
         weight = self.weights.get(name)
         if weight is None or weight.dim() != 2 or not weight.is_floating_point():
-            raise UserError(f"{self.path / MODEL} has no classifier weight {name!r}; restore the file from a copy")
+            raise UserError(
+                f"{self.path / folders.MODEL} has no classifier weight {name!r}; restore the file from a copy"
+            )
         return weight
 
     @cached_property
     def model(self) -> Tensors:
         """The final weights as the side takes them."""
-        return weights_of(self.path, self.result, self.side.network)
+        return self.weights_for(self.side.network)
 
     @cached_property
     def calibrated(self) -> dict[str, Tensors]:
@@ -628,8 +538,8 @@ class FinishedRun:
         classifiers = {}
         for name in self.result.calibrations:
             try:
-                classifiers[name] = read_calibration(self.path, name)
-            except SealBroken:
+                classifiers[name] = folders.read_calibration(self.path, name)
+            except folders.SealBroken:
                 raise
             except UserError as error:
                 self.notes.append(f"the calibration {name} is left out: {error}")
@@ -647,21 +557,31 @@ class FinishedRun:
     def engine(self) -> Engine:
         """Where local models are trained again."""
         if self._engine is None:
-            self._engine = self.opened(open_memories(self.path) if self.remembered else None)
+            self._engine = self.opened(checkpoints.open_memories(self.path) if self.remembered else None)
         return self._engine
 
     @property
     def remembered(self) -> bool:
         """Whether the clients' saved states are available."""
-        return bool(self.algorithm.remember) and (self.path / MEMORIES).exists()
+        return bool(self.algorithm.remember) and (self.path / checkpoints.MEMORIES).exists()
 
-    def opened(self, memories: int | None) -> Engine:
-        """An engine; without a file for what clients remember, it has one that goes with it."""
-        if self.prepared.nodes is not None:
-            return self.prepared.nodes.open_engine(engines.EngineSetup(self.prepared.blueprint, self.prepared.data))
-        chosen, workers = engine_for(self.prepared, passes=self.config.epochs)
+    def opened(self, memories: int | None, passes: float | None = None) -> Engine:
+        """An engine; without a file for what clients remember, it has one that goes with it.
+
+        ``auto`` weighs the start of a pool against ``passes`` over all images, by default those of a visit. A pass
+        without gradient counts as a third of one with it.
+        """
+        prepared, config, sizes = self.prepared, self.prepared.config, self.prepared.population.sizes
+        if prepared.nodes is not None:
+            return prepared.nodes.open_engine(engines.EngineSetup(prepared.blueprint, prepared.data))
+        count, chosen = min(config.workers or default_workers(config.device), len(sizes)), "loop"
+        if prepared.blueprint.crosses:
+            step = engines.seconds_per_step(prepared.side, config.batch) if config.engine == "auto" else 0.0
+            steps = steps_for(int(sizes.sum()), replace(config.local(), epochs=1))
+            work = step * (passes or config.epochs) * steps
+            chosen = engines.choose(config.engine, count, work, len(sizes))
         return engines.open_engine(
-            chosen, engines.EngineSetup(self.prepared.blueprint, self.prepared.data, workers, memories)
+            chosen, engines.EngineSetup(prepared.blueprint, prepared.data, count, memories, prepared.side)
         )
 
     @cached_property
@@ -690,10 +610,19 @@ class FinishedRun:
         return Outputs(torch.cat(features), side.test.labels.cpu(), joined)
 
     def state(self, number: int | None = None) -> ServerState:
-        """The server's state after that round (None: the last): as it was kept, or by training again up to it."""
-        number = self.result.final_round if number is None else number
+        """The server's state after that round (None: the last, 0: before the first), without clients' saved states.
+
+        It is as it was kept, or made by training again up to that round.
+        """
+        rounds, last = self.result.rounds, self.result.final_round
+        number = last if number is None else number
+        if not 0 <= number <= rounds:
+            raise UserError(f"round {number}: the run has rounds 1 to {rounds}; 0 is before the first, -1 the last")
         if number not in self._states:
-            self._states[number] = state_after(self, number)
+            state = (_checkpoint_state(self) if number == last else None) or _kept_state(self, number)
+            if state is None and number == last and not self.algorithm.statistics and self.algorithm.head is None:
+                state = ServerState(last, self.model, {})
+            self._states[number] = state or replay(self, number, lambda engine, state: replace(state, clients={}))
         return self._states[number]
 
     def local_models(self, number: int | None = None, most: int = 10) -> dict[int, Tensors]:
@@ -702,8 +631,19 @@ class FinishedRun:
         if most < 1:
             raise UserError(f"clients={most}: give at least one")
         if (number, most) not in self._local:
-            self._local[number, most] = local_models(self, number, most)
+            self._local[number, most] = self._train_local_models(number, most)
         return self._local[number, most]
+
+    def _train_local_models(self, number: int, most: int) -> dict[int, Tensors]:
+        if self.algorithm.remember and 0 < number != self.result.final_round:  # what they remembered comes with it
+            return replay(self, number, lambda engine, state: _train_locally(self, engine, state, most))
+        state = self.state(number)
+        if self.algorithm.remember and number and not (self.remembered and state.clients):
+            self.notes.append(
+                "local models were trained as at a first visit: the clients' saved states of that round were not kept"
+            )
+            state = replace(state, clients={})
+        return _train_locally(self, self.engine, state, most)
 
     def number(self, round: int) -> int:
         """The round that a knob means: −1 is the one whose model is the result (the last; with --patience the best)."""

@@ -6,6 +6,7 @@ what was recorded is taken out of the sums before the server uses them.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,37 +29,26 @@ class Recorded:
     """One thing to record, and in which rounds."""
 
     name: str
-    every: int
-    first: int
+    every: int = 1
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"every={self.every}: give 1 (each round) or more")
+        if self.first < 0:
+            raise ValueError(f"first={self.first}: give 0 or more rounds")
 
     def due(self, number: int, rounds: int) -> bool:
         """Whether it is recorded after this round; the last round always is."""
         return number % self.every == 0 or number <= self.first or number == rounds
 
 
-def silhouette(every: int = 1, first: int = 0) -> Recorded:
-    """The silhouette coefficient of the server's features of test images, by their true classes."""
-    return _recorded("silhouette", every, first)
-
-
-def norms(every: int = 1, first: int = 0) -> Recorded:
-    """The length of each class's row in the classifier: the server's, and those of the round's clients."""
-    return _recorded("norms", every, first)
-
-
-def drift(every: int = 1, first: int = 0) -> Recorded:
-    """How far the round's clients went from the model they got, by layer."""
-    return _recorded("drift", every, first)
-
-
-def model(every: int = 10, first: int = 0) -> Recorded:
-    """The server's whole state, so that any measure can be taken of that round later."""
-    return _recorded("model", every, first)
-
-
 RECORDED: dict[str, Callable[..., Recorded]] = {
-    "silhouette": silhouette, "norms": norms, "drift": drift, "model": model,
-}  # fmt: skip
+    "silhouette": partial(Recorded, "silhouette"),  # coefficient of the server's features of test images, by class
+    "norms": partial(Recorded, "norms"),  # of each class's row in the classifier: the server's and the clients'
+    "drift": partial(Recorded, "drift"),  # how far the round's clients went from the model they got, by layer
+    "model": partial(Recorded, "model", every=10),  # the server's whole state, for measures of that round
+}
 
 
 def parse_recording(source: str) -> tuple[Recorded, ...]:
@@ -154,11 +144,3 @@ def silhouette_of(features: Tensor, labels: Tensor) -> float | None:
     if not 2 <= classes < len(labels) or not bool(features.isfinite().all()):
         return None
     return float(silhouette_score(features.cpu().double().numpy(), labels.cpu().numpy()))
-
-
-def _recorded(name: str, every: int, first: int) -> Recorded:
-    if every < 1:
-        raise ValueError(f"every={every}: give 1 (each round) or more")
-    if first < 0:
-        raise ValueError(f"first={first}: give 0 or more rounds")
-    return Recorded(name, every, first)

@@ -123,67 +123,39 @@ def measured_on(validation: bool) -> str:
 
 def summary_rows(result: Result) -> list[tuple[str, str]]:
     """The result as words and facts."""
+    data = f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {emd_words(result.emd)}"
     rows = [
         ("method", result.method),
-        (
-            "data",
-            f"{result.data}, {result.partition}, {counted(result.clients, 'client')}, EMD {emd_words(result.emd)}",
-        ),
+        ("data", data),
         ("accuracy", f"{result.accuracy:.2%} on {result.measured_on}, loss {result.loss:.4f}"),
     ]
     if result.relative_accuracy is not None:
         relative = f"{result.relative_accuracy:.2%} of {result.baseline_accuracy:.2%}, {result.baseline}"
         rows.append(("relative", relative))
-    for name, each in result.calibrations.items():
-        costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
-        rows.append((f"after {name}", f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
-    rows += clients_rows(result)
-    rows += privacy_rows(result)
-    rows += start_rows(result)
-    rows += [
-        (
-            "trained",
-            f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {format_duration(result.seconds)}",
-        ),
-        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
-    ]
-    rows += [("note", note) for note in result.notes]
-    rows += stopping_rows(result)
-    if result.failures:
-        rows.append(("failed", f"{counted(result.failures, 'visit')}; metrics.jsonl says which"))
-    return [*rows, ("run", str(result.path))]
-
-
-def stopping_rows(result: Result) -> list[tuple[str, str]]:
-    """What --patience did, in words; no row where it was not asked for."""
-    if result.best_round is None:
-        return []
-    when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
-    return [("stopping", f"{when}; the model is that of round {result.best_round}, the best")]
-
-
-def clients_rows(result: Result) -> list[tuple[str, str]]:
-    """How the accuracy is spread over the clients, before and after calibration; none where there is one client."""
-    spreads = {"": result.clients_accuracy} | {
-        f"{name}: ": each.clients_accuracy for name, each in result.calibrations.items()
+    made = [(f"after {name}", each) for name, each in result.calibrations.items()]
+    spreads = {
+        "": result.clients_accuracy,
+        **{f"{name}: ": c.clients_accuracy for name, c in result.calibrations.items()},
     }
     known = [name + each.words() for name, each in spreads.items() if each is not None and each.clients > 1]
-    return [("clients" if not number else "", summary) for number, summary in enumerate(known)]
-
-
-def start_rows(result: Result) -> list[tuple[str, str]]:
-    """The calibration that training started from, in words; no row where there is none."""
-    if (made := result.start) is None:
-        return []
-    costs = f"{format_bytes(made.bytes_up)} up, {format_duration(made.seconds)}"
-    return [(f"start {made.name}", f"{made.accuracy:.2%}, loss {made.loss:.4f}; {costs}")]
-
-
-def privacy_rows(result: Result) -> list[tuple[str, str]]:
-    """What the run's private releases add up to, in words; no row where there are none."""
-    if result.privacy is None:
-        return []
-    return [("privacy", result.privacy.describe())]
+    for name, each in [*made, *([(f"start {result.start.name}", result.start)] if result.start else [])]:
+        costs = f"{format_bytes(each.bytes_up)} up, {format_duration(each.seconds)}"
+        rows.append((name, f"{each.accuracy:.2%}, loss {each.loss:.4f}; {costs}"))
+    rows += [("" if number else "clients", summary) for number, summary in enumerate(known)]
+    if result.privacy is not None:
+        rows.append(("privacy", result.privacy.describe()))
+    rate = f"{format_duration(result.seconds)}, {result.examples_per_second:,.0f} examples per second"
+    rows += [
+        ("trained", f"{counted(result.rounds, 'round')}, {result.examples:,} examples, {rate}"),
+        ("sent", f"{format_bytes(result.bytes_up)} up, {format_bytes(result.bytes_down)} down"),
+        *(("note", note) for note in result.notes),
+    ]
+    if result.best_round is not None:
+        when = "ran to its last round" if result.stopped_at is None else f"stopped after round {result.stopped_at}"
+        rows.append(("stopping", f"{when}; the model is that of round {result.best_round}, the best"))
+    if result.failures:
+        rows.append(("failed", f"{counted(result.failures, 'visit')}; see metrics.jsonl"))
+    return [*rows, ("weights", f"sha256 {result.weights_sha256}"), ("run", str(result.path))]
 
 
 def accuracy_picture(

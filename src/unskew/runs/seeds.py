@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from os import PathLike
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -155,10 +156,10 @@ class SeedRuns:
 
 @neutral()
 def run_seeds(
-    recipe: str | Path | None = None,
+    recipe: str | PathLike[str] | None = None,
     *,
     seeds: str | Iterable[int] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     observe: Observer | None = None,
     home: Path = Path(),
     **options: Any,
@@ -169,10 +170,10 @@ def run_seeds(
 
 
 def plan_seeds(
-    recipe: str | Path | None = None,
+    recipe: str | PathLike[str] | None = None,
     *,
     seeds: str | Iterable[int] | None = None,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     home: Path = Path(),
     say: Say = silent,
     **options: Any,

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,19 +15,9 @@ from unskew.data import partition_files
 from unskew.data.photographs import Say
 from unskew.round.driver import Metrics
 from unskew.runs import config as configs
+from unskew.runs import folder as folders
 from unskew.runs.config import CONFIG, Config
 from unskew.runs.execute import Event, Observer, Stage, execute
-from unskew.runs.folder import (
-    arrays_bytes,
-    create_run_folder,
-    is_blank,
-    locked_folder,
-    read_sealed,
-    require_sealed,
-    start_manifest,
-    unused_path,
-    write_sealed,
-)
 from unskew.runs.given import take_same, take_values
 from unskew.runs.prepare import Overview, Prepared, prepare, rehearse
 from unskew.runs.result import RESULT, Result
@@ -71,9 +62,9 @@ WORK = (  # the options that may change when a run is resumed
 
 @neutral()
 def run(
-    recipe: str | Path | Config | None = None,
+    recipe: str | PathLike[str] | Config | None = None,
     *,
-    out: str | Path | None = None,
+    out: str | PathLike[str] | None = None,
     observe: Observer | None = None,
     home: Path = Path(),
     **options: Any,
@@ -103,13 +94,13 @@ def run(
     prepared = prepare(config, given=given, say=_report_stages(observe))
     del given  # a partition of millions of examples would be kept twice
     rehearse(prepared)
-    path = home / directory if directory else unused_path(home / "runs", slug(prepared.config))
-    create_run_folder(path)
-    with locked_folder(path):
+    path = home / directory if directory else folders.unused_path(home / "runs", slug(prepared.config))
+    folders.create_run_folder(path)
+    with folders.locked_folder(path):
         if (path / CONFIG).exists():
             raise UserError(f"another process has just started a run in {path}; choose another --out")
         config_text = configs.to_toml(prepared.config).encode()
-        start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
+        folders.start_manifest(path, {CONFIG: config_text, PARTITION: _partition_bytes(prepared)})
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
 
@@ -128,15 +119,15 @@ def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any)
     """
     engines.work_beside(changes.get("engine"))
     path = usable_path(path)
-    if path.is_dir() and not (path / CONFIG).exists() and is_blank(path):
+    if path.is_dir() and not (path / CONFIG).exists() and folders.is_blank(path):
         raise UserError(
             f"{path} has nothing to resume: no run was started there; start one with: unskew run --out {path}"
         )
     if not (path / CONFIG).is_file():
-        require_sealed(path, CONFIG)
+        folders.require_sealed(path, CONFIG)
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
-    with locked_folder(path):
-        if read_sealed(path, RESULT) is not None:
+    with folders.locked_folder(path):
+        if folders.read_sealed(path, RESULT) is not None:
             raise UserError(
                 f"{path} is finished: it has a result.json; start another run with: unskew run {path / CONFIG}"
             )
@@ -145,12 +136,12 @@ def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any)
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}
         config = configs.with_values(config, work, "resume")
         given = take_same(changes, config)
-        require_sealed(path, PARTITION)
+        folders.require_sealed(path, PARTITION)
         kept = (path / PARTITION).absolute()
         before = f"file:{kept}" if kept.exists() else None
         prepared = prepare(configs.checked(config), before, given, say=_report_stages(observe))
         if not kept.exists():
-            write_sealed(path, {PARTITION: _partition_bytes(prepared)})
+            folders.write_sealed(path, {PARTITION: _partition_bytes(prepared)})
         rehearse(prepared)
         return execute(prepared, path, _stopping(observe, path, prepared.config))
 
@@ -182,10 +173,10 @@ def _report_stages(observe: Observer | None) -> Say:
 
 def _partition_bytes(prepared: Prepared) -> bytes:
     labels, classes = prepared.images.train.labels, len(prepared.images.classes)
-    return arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
+    return folders.arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
 
 
-def _one_run(recipe: str | Path, options: Mapping[str, Any]) -> Config:
+def _one_run(recipe: str | PathLike[str], options: Mapping[str, Any]) -> Config:
     base, seeds = configs.read_recipe(Path(recipe))
     if seeds and options.get("seed") is None:
         raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")

@@ -189,7 +189,7 @@ def _one(sweep: Sweep, option: Dimension) -> Chart:
     return Chart(
         f"sweep-{option.option}", f"{_score(sweep).capitalize()} by {name}{others}",
         f"Validation {_score(sweep)} by {name}{others}.", marks,
-        x=Axis(name, ticks=ticks, log=_log(option, tried)), y=Axis(_axis(sweep), kind=_kind(sweep)),
+        x=Axis(name, ticks=ticks, log=_log(option, tried)), y=_axis(sweep),
     )  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def _by_effective_rate(sweep: Sweep, rates: Sequence[float]) -> Chart:
     return Chart(
         "sweep-effective-rate", f"{_score(sweep).capitalize()} by effective learning rate",
         f"Validation {_score(sweep)} by effective learning rate, the rate over 1 − momentum.",
-        marks, x=Axis("effective learning rate η / (1 − β)", log=True), y=Axis(_axis(sweep), kind=_kind(sweep)),
+        marks, x=Axis("effective learning rate η / (1 − β)", log=True), y=_axis(sweep),
         whole_legend=True,
     )  # fmt: skip
 
@@ -311,12 +311,8 @@ def _score(sweep: Sweep) -> str:
     return sweep.by if sweep.by in ("accuracy", "loss") else f"accuracy after {sweep.by}"
 
 
-def _axis(sweep: Sweep) -> str:
-    return f"validation {_score(sweep)}"
-
-
-def _kind(sweep: Sweep) -> str:
-    return "number" if sweep.by == "loss" else "percent"
+def _axis(sweep: Sweep) -> Axis:
+    return Axis(f"validation {_score(sweep)}", kind="number" if sweep.by == "loss" else "percent")
 
 
 def tabulate(sweep: Sweep) -> list[dict[str, str]]:

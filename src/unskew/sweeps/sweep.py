@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,7 @@ class SweepRequest:
     over: tuple[Dimension, ...]
     seeds: tuple[int, ...]
     by: str
-    trials: int | None = None  # None: the whole grid
-
-    @property
-    def searched(self) -> bool:
-        """Whether settings are chosen from earlier results."""
-        return self.trials is not None
+    trials: int | None = None  # that are chosen from earlier results; None: the whole grid
 
 
 @contextmanager
@@ -105,8 +101,9 @@ def _read_failures(path: Path, asked: SweepRequest) -> dict[str, RunFailure]:
     except (LookupError, TypeError, AttributeError, UserError) as error:
         raise UserError(f"{path / ABOUT} is damaged: {error!r}; restore it from a backup, or delete it") from error
     asked_names = [one.option for one in asked.over]
-    same = over == now["over"] and found.get("by") == asked.by if asked.searched else set(names) == set(asked_names)
-    if not same or (found.get("trials") is None) == asked.searched:
+    searched = asked.trials is not None
+    same = over == now["over"] and found.get("by") == asked.by if searched else set(names) == set(asked_names)
+    if not same or (found.get("trials") is None) == searched:
         raise UserError(f"{path} contains another sweep, over {'; '.join(map(str, over))}; choose another --out")
     if differing := [
         name for name in {**settings, **now["settings"]} if settings.get(name) != now["settings"].get(name)
@@ -155,64 +152,60 @@ Rounds = Callable[[int, int], None]  # rounds that are done, of how many
 
 
 @dataclass(frozen=True)
-class Told:
-    """Who is told of what: of ``total`` settings one after another, and of the rounds of those under way."""
-
-    total: int
-    finished: Finished | None = None
-    rounds: Rounds | None = None
-
-
 class Trials:
     """The runs of a sweep's folder, ``jobs`` at a time: one folder per setting, one run per seed."""
 
-    def __init__(self, path: Path, asked: SweepRequest, failures: dict[str, RunFailure], jobs: int, told: Told) -> None:
-        self._path, self._asked, self._jobs, self._told = path, asked, jobs, told
-        self._failures = failures  # by run: "lr-0.1/seed0"
-        self._known: dict[str, TriedSetting] = {}
+    path: Path
+    asked: SweepRequest
+    failures: dict[str, RunFailure]  # by run: "lr-0.1/seed0"
+    jobs: int
+    total: int  # how many settings are tried
+    finished: Finished | None
+    rounds: Rounds | None
+    known: dict[str, TriedSetting] = field(default_factory=dict)
 
     def do(self, settings: Sequence[Mapping[str, Value]]) -> list[TriedSetting]:
         """The outcome of each of these settings; unfinished runs are trained."""
         named = {folder_name(values): values for values in settings}
-        new = {name: values for name, values in named.items() if name not in self._known}
+        new = {name: values for name, values in named.items() if name not in self.known}
         tasks = {run: task for name, values in new.items() for run, task in self._tasks(name, values).items()}
         for task in tasks.values():
-            check_run(task.path, task, self._asked)
-        left = [run for run in tasks if run not in self._failures and not (tasks[run].path / RESULT).exists()]
+            check_run(task.path, task, self.asked)
+        left = [run for run in tasks if run not in self.failures and not (tasks[run].path / RESULT).exists()]
         waiting = {name: sum(_setting(run) == name for run in left) for name in new}
         rounds, whole = dict.fromkeys(left, 0), sum(tasks[run].config.rounds for run in left)
 
         def ended(index: int, failure: RunFailure | None) -> None:
             run = left[index]
             if failure is not None:
-                self._failures[run] = failure
-                write_about(self._path, self._asked, self._failures)
+                self.failures[run] = failure
+                write_about(self.path, self.asked, self.failures)
             waiting[_setting(run)] -= 1
             if not waiting[_setting(run)]:
                 self._conclude(_setting(run), new[_setting(run)])
 
         def progressed(index: int, number: int) -> None:
             rounds[left[index]] = number
-            if self._told.rounds is not None:
-                self._told.rounds(sum(rounds.values()), whole)
+            if self.rounds is not None:
+                self.rounds(sum(rounds.values()), whole)
 
         for name in [name for name, count in waiting.items() if not count]:
             self._conclude(name, new[name])
-        do_tasks([tasks[run] for run in left], self._jobs, ended, progressed)
-        return [self._known[folder_name(values)] for values in settings]
+        do_tasks([tasks[run] for run in left], self.jobs, ended, progressed)
+        return [self.known[folder_name(values)] for values in settings]
 
     def _tasks(self, name: str, values: Mapping[str, Value]) -> dict[str, Task]:
-        config = with_values(self._asked.base, values, "--over")
-        run_names = {seed: f"{name}/seed{seed}" for seed in self._asked.seeds}
-        return {run: Task(replace(config, seed=seed), self._path / RUNS / run) for seed, run in run_names.items()}
+        config = with_values(self.asked.base, values, "--over")
+        run_names = {seed: f"{name}/seed{seed}" for seed in self.asked.seeds}
+        return {run: Task(replace(config, seed=seed), self.path / RUNS / run) for seed, run in run_names.items()}
 
     def _conclude(self, name: str, values: Mapping[str, Value]) -> None:
         tasks = self._tasks(name, values)
-        runs = tuple(self._failures.get(run) or read_result(task.path) for run, task in tasks.items())
-        config = with_values(self._asked.base, values, "--over")
-        self._known[name] = TriedSetting(name, values, config, runs, self._asked.by)
-        if self._told.finished is not None:
-            self._told.finished(self._known[name], len(self._known), self._told.total)
+        runs = tuple(self.failures.get(run) or read_result(task.path) for run, task in tasks.items())
+        config = with_values(self.asked.base, values, "--over")
+        self.known[name] = TriedSetting(name, values, config, runs, self.asked.by)
+        if self.finished is not None:
+            self.finished(self.known[name], len(self.known), self.total)
 
 
 def _setting(run: str) -> str:
@@ -225,9 +218,9 @@ WORST = {"loss": 1e6}  # what a setting that failed counts as in a search; 0 for
 
 @neutral()
 def sweep(
-    recipe: str | Path | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
+    recipe: str | PathLike[str] | None = None, *, over: Sequence[str], seeds: str | Iterable[int] | None = None,
     trials: int | None = None, validation: float | None = None, by: str = "accuracy", jobs: int | None = None,
-    out: str | Path | None = None, finished: Finished | None = None, progress: Rounds | None = None,
+    out: str | PathLike[str] | None = None, finished: Finished | None = None, progress: Rounds | None = None,
     begun: Callable[[Path], Any] | None = None, home: Path = Path(), say: Say = silent, **options: Any,
 ) -> Sweep:  # fmt: skip
     """Try every combination of the values of ``over``, or ``trials`` settings that Optuna chooses.
@@ -236,7 +229,7 @@ def sweep(
     stopped. Whatever is refused is refused before anything runs; ``say`` is told how far the images are read for that.
     """
     asked = _asked(recipe, over, seeds, trials, validation, by, options)
-    settings = None if asked.searched else grid(asked.over)
+    settings = grid(asked.over) if trials is None else None
     _check_settings(asked, settings, say)
     if jobs is not None and jobs < 1:
         raise UserError(f"--jobs {jobs}: give at least 1")
@@ -244,15 +237,15 @@ def sweep(
     with open_sweep(path, asked) as failures:
         if begun is not None:
             begun(path)
-        total = asked.trials or len(settings or ())
-        work = Trials(path, asked, failures, jobs or _default_jobs(asked), Told(total, finished, progress))
+        jobs = jobs or (cores() if resolve_device(asked.base.device).type == "cpu" else 1)  # on a GPU one at a time
+        work = Trials(path, asked, failures, jobs, trials or len(settings or ()), finished, progress)
         outcomes = _search(work, asked) if settings is None else work.do(settings)
         once = {one.name: one for one in outcomes}  # a search may come back to a setting
         return Sweep(path, asked.over, asked.seeds, asked.by, tuple(once.values()))
 
 
 def _asked(
-    recipe: str | Path | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
+    recipe: str | PathLike[str] | None, over: Sequence[str], seeds: str | Iterable[int] | None, trials: int | None,
     validation: float | None, by: str, options: dict[str, Any],
 ) -> SweepRequest:  # fmt: skip
     dimensions = parse_over(over)
@@ -340,8 +333,3 @@ def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
             search.tell(trial, outcome.score.mean if outcome.score else None)
         outcomes += tried
     return outcomes
-
-
-def _default_jobs(asked: SweepRequest) -> int:
-    """One per core; on a GPU one at a time."""
-    return cores() if resolve_device(asked.base.device).type == "cpu" else 1
