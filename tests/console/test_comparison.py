@@ -199,7 +199,7 @@ def test_a_bar_in_a_name_does_not_break_markdown():
 def test_json_holds_the_whole_results():
     found = json.loads(as_text(compared(PLAIN, CALIBRATED), "json"))
     assert [row.pop("run") for row in found] == ["runs/a", "runs/b"]
-    assert [row.pop("over_seeds")["seeds"] for row in found] == [[0], [0]]
+    assert [row.pop("over_seeds")["seeds"] for row in found] == [[0], [1]]
     nothing = {
         "accuracy_at_round": {"round": None, "accuracy": None},
         "accuracy_at_batch": {"batch": None, "accuracy": None},

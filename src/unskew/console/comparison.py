@@ -255,7 +255,6 @@ def _latex(lines: Sequence[Mapping[str, str]], keys: Sequence[str], notes: Seque
 
 
 def _escaped(text: str) -> str:
-    """A text as LaTeX writes it."""
     signs = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     return "".join(signs.get(sign, f"\\{sign}" if sign in "&%$#_{}" else sign) for sign in text)
 

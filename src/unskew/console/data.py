@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,7 +51,7 @@ def data_list(data_dir: DataDir = None) -> None:
         table.add_row(source.spelling, what, size, where)
     out.print(table)
     if _folder(data_dir) is None:
-        out.print("No data folder was given: use --data-dir DIR or set UNSKEW_DATA.")
+        out.say("No data folder was given: use --data-dir DIR or set UNSKEW_DATA.")
 
 
 @data_app.command("fetch")
@@ -67,7 +66,7 @@ def data_fetch(
         raise UserError("no data folder was given; use --data-dir DIR or set UNSKEW_DATA")
     with DownloadProgress(out, name) as progress:
         path = fetching.fetch(name, folder, mirror=mirror, report=progress, say=progress.say)
-    out.print(f"{name} is in {path}")
+    out.say(f"{name} is in {path}")
 
 
 @data_app.command("check")
@@ -81,8 +80,8 @@ def data_check(
         findings = sources.check(name, _folder(data_dir), cache_of(cache_dir), say)
     damaged = [finding for finding in findings if finding.status == DAMAGED]
     table = name.startswith("table:")
-    _print_lines(_words(finding) for finding in findings if not (table and finding in damaged))
-    _print_lines(f"note: {note}" for finding in findings for note in finding.notes)
+    out.say(*(_words(finding) for finding in findings if not (table and finding in damaged)))
+    out.say(*(f"note: {note}" for finding in findings for note in finding.notes))
     if damaged and table:
         raise UserError(f"{name}: {damaged[0].detail}")
     if damaged:
@@ -104,10 +103,9 @@ def data_table(
     write_whole(file, table_csv(rows, file))
     train = int((~rows.test).sum())
     held = f"{counted(train, 'training example')} and {counted(len(rows) - train, 'test example')}"
-    out.print(f"{name}: {held} of {len(rows.classes):,} classes")
-    for note in rows.notes:
-        out.print(f"note: {note}")
-    out.print(f"written to {file}")
+    out.say(f"{name}: {held} of {len(rows.classes):,} classes")
+    out.say(*(f"note: {note}" for note in rows.notes))
+    out.say(f"written to {file}")
 
 
 @data_app.command("generate")
@@ -137,10 +135,9 @@ def data_generate(
     with StageProgress(out) as progress:
         report = partial(progress, "drawing pictures")
         rows = write_population(file, shape, size=size if images else None, seed=seed, report=report)
-    out.print(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
-    for note in rows.notes:
-        out.print(f"note: {note}")
-    out.print(f"written to {file}; use it as --data table:{file}")
+    out.say(f"{counted(len(rows), 'example')} of {counted(users, 'user')} and {classes:,} classes")
+    out.say(*(f"note: {note}" for note in rows.notes))
+    out.say(f"written to {file}; use it as --data table:{file}")
 
 
 def _words(finding: Finding) -> str:
@@ -148,11 +145,6 @@ def _words(finding: Finding) -> str:
         return f"{finding.path} {finding.detail}"
     size = f"{format_bytes(finding.size)}, " if finding.size else ""
     return f"{finding.path}: {size}{finding.status}; {finding.detail}"
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        out.print(line, soft_wrap=True, markup=False)
 
 
 def _folder(given: str | None) -> Path | None:
@@ -187,15 +179,14 @@ def partition(
         f"{drawn.scheme}, seed {drawn.seed}: {counted(drawn.clients, 'client')} of {describe_sizes(sizes)}, "
         f"EMD {emd(drawn.client, labels, classes):.3f}; drawn {counted(drawn.redraws + 1, 'time')}"
     )
-    for note in drawn.notes:
-        out.print(f"note: {note}")
-    out.print(f"hash {drawn.hash}\nwritten to {file}")
+    out.say(*(f"note: {note}" for note in drawn.notes))
+    out.say(f"hash {drawn.hash}\nwritten to {file}")
     if plot is not None:
         from unskew.analysis.skew import partition_charts
         from unskew.charts.files import missing_letters, sheet_bytes
 
         charts = partition_charts(drawn, labels, examples.classes)
         if plot.suffix != ".svg" and missing_letters([*examples.classes, *(drawn.names or ())]):
-            out.print("note: the font lacks some characters of the names; they are drawn as boxes")
+            out.say("note: the font lacks some characters of the names; they are drawn as boxes")
         write_whole(plot, sheet_bytes(charts, plot.suffix.removeprefix(".")))
-        out.print(f"drawn to {plot}")
+        out.say(f"drawn to {plot}")

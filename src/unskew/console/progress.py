@@ -8,6 +8,7 @@ from typing import Self
 
 from rich import progress as bars
 from rich.console import Console
+from rich.text import Text
 
 from unskew.core.units import format_bytes, format_duration
 
@@ -17,6 +18,11 @@ class PlainConsole(Console):
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False)
+
+    def say(self, *lines: str | Text) -> None:
+        """Print each line whole: what is too long for the terminal breaks there, not here."""
+        for line in lines:
+            self.print(line, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         """Rich would end the process here."""
@@ -45,7 +51,6 @@ class Bar:
 
     @staticmethod
     def _begin_task(progress: bars.Progress, words: str, done: int, total: int | None) -> None:
-        """A new task takes the last one's place."""
         for task in progress.task_ids:
             progress.remove_task(task)
         progress.add_task(words, total=total, completed=done)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +30,7 @@ WIDTH = 19  # of the longest name, and two spaces
 COLOURS = {results.INSIDE: "green", results.NEAR: "yellow", results.OUTSIDE: "red"}
 
 
-def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
+def list_recipes(out: PlainConsole, data: str, data_dir: str | None) -> None:
     """Every table and figure, with what it takes: data, runs, time at each scale. Two lines each, on any terminal."""
     lacking: dict[str, str] = {}
     lines: list[Text] = []
@@ -52,18 +51,13 @@ def list_recipes(out: Console, data: str, data_dir: str | None) -> None:
             took = [f"{scale} {_estimated(those, speeds)}" for scale, those in jobs.items()]
             lines.append(Text(f"{name:{WIDTH}}", "cyan").append(each.title, "default"))
             lines.append(Text(" " * WIDTH + "; ".join([f"{cells} on {words}", *took]), "dim"))
-    for line in lines:
-        out.print(line, soft_wrap=True)
-    out.print(
+    out.say(*lines)
+    out.say(
         "\nTimes are estimates for this machine, if it is otherwise idle; runs that tables share are trained once. For "
-        "example: unskew reproduce ccvr/table2 --scale small",
-        soft_wrap=True,
+        "example: unskew reproduce ccvr/table2 --scale small"
     )
     if lacking:
-        out.print(
-            f"Not here: {', '.join(lacking)}; docs/data.md says how to get them, --data digits needs none.",
-            soft_wrap=True,
-        )
+        out.say(f"Not here: {', '.join(lacking)}; docs/data.md says how to get them, --data digits needs none.")
 
 
 def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
@@ -75,11 +69,11 @@ def _estimated(jobs: Sequence[plans.PlannedRun], speeds: plans.Speeds) -> str:
     return f"{time} ({runs})"
 
 
-def show_table(out: Console, result: results.TableResult, said: Wording, files: Sequence[Path]) -> None:
+def show_table(out: PlainConsole, result: results.TableResult, said: Wording, files: Sequence[Path]) -> None:
     """A table on the terminal: ours beside the paper's, what to make of it, every known difference, the files."""
     recipe = result.recipe
-    out.print(f"\n{recipe.name}: {recipe.title}", soft_wrap=True)
-    out.print(f"{recipe.paper.reference}; {recipe.source}", soft_wrap=True)
+    out.say(f"\n{recipe.name}: {recipe.title}")
+    out.say(f"{recipe.paper.reference}; {recipe.source}")
     for table in _blocks(result, out.width):
         out.print(table)
     if any(each.agreement for each in result.cells):
@@ -87,21 +81,16 @@ def show_table(out: Console, result: results.TableResult, said: Wording, files: 
         for name, meaning in results.AGREEMENT.items():
             words.append(f"{results.MARKS[name]} {meaning}  ", COLOURS[name])
         out.print(words)
-    for sentence in said.findings:
-        out.print(sentence, soft_wrap=True)
-    out.print("Known differences:")
-    for sentence in said.differences:
-        out.print(f"  - {sentence}", soft_wrap=True)
+    out.say(*said.findings)
+    out.say("Known differences:")
+    out.say(*(f"  - {sentence}" for sentence in said.differences))
     if recipe.notes:
-        out.print("On the paper's values:")
-    for sentence in recipe.notes:
-        out.print(f"  - {sentence}", soft_wrap=True)
-    for file in files[:3]:
-        out.print(f"  {file}", soft_wrap=True)
+        out.say("On the paper's values:")
+    out.say(*(f"  - {sentence}" for sentence in recipe.notes))
+    out.say(*(f"  {file}" for file in files[:3]))
 
 
 def _blocks(result: results.TableResult, width: int) -> list[Table]:
-    """The table, its columns in as many blocks as the terminal needs."""
     columns = results.list_columns(result)
     lines = results.list_rows(result)
     printed = any(each.paper for each in result.cells)
@@ -149,7 +138,6 @@ def _ours(each: results.CellResult | None) -> Text:
 
 
 def _width(name: str, cells: Sequence[results.CellResult | None], called: str) -> int:
-    """What a column takes, with its borders: the paper's values and ours."""
     there = [each for each in cells if each is not None]
     ours = max([len(name), len(called), *(len(_ours(each).plain) for each in there)]) + 3
     return ours + (max([len(name), *(len(str(each.paper or "")) for each in there)]) + 3 if called else 0)
@@ -229,10 +217,8 @@ def reproduce(
 
 def _claim(folder: Path) -> None:
     files, said = write_claim(folder)
-    for sentence in said:
-        out.print(f"- {sentence}", soft_wrap=True)
-    for file in files:
-        out.print(f"  {file}", soft_wrap=True)
+    out.say(*(f"- {sentence}" for sentence in said))
+    out.say(*(f"  {file}" for file in files))
 
 
 def _train(
@@ -247,8 +233,7 @@ def _train(
             name for name in recipes[0].stand_ins if not plans.find_missing_data(_data_of(recipes[0], name), data_dir)
         ]
         raise UserError(plans.explain_missing_data(list(missing), command, stand_ins))
-    for reason in missing.values():
-        out.print(f"note: {reason}", soft_wrap=True)
+    out.say(*(f"note: {reason}" for reason in missing.values()))
     _announce(jobs, left, here)
     began, reasons = time.monotonic(), {name: f"no data: {name}" for name in missing}
     with StageProgress(out) as progress:
@@ -256,9 +241,7 @@ def _train(
         def finished(job: plans.PlannedRun, failure: RunFailure | None, done: int, total: int) -> None:
             rest = (time.monotonic() - began) / done * (total - done)
             said = f"failed: {failure.reason}" if failure else "done"
-            out.print(
-                f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left", soft_wrap=True
-            )
+            out.say(f"{done}/{total}  {job.training}, seed {job.seed}: {said}; {format_duration(rest)} left")
 
         def advance(done: int, total: int) -> None:
             if out.is_terminal:
@@ -276,7 +259,6 @@ def _train(
 def _announce(
     jobs: Sequence[plans.PlannedRun], left: Sequence[plans.PlannedRun], here: Sequence[plans.PlannedRun]
 ) -> None:
-    """What is about to be done, and how long it will take."""
     done = len(jobs) - len(left)
     words = f"{counted(len(jobs), 'run')}" + (f", {done} already done" if done else "")
     words += f", {len(left) - len(here)} without data" if len(left) > len(here) else ""
@@ -286,7 +268,7 @@ def _announce(
         words += (
             f"; about {format_duration(whole)} on this machine, if it is otherwise idle" if whole is not None else ""
         )
-    out.print(words, soft_wrap=True)
+    out.say(words)
 
 
 def _data_of(one: Recipe, stand_in: str) -> list[str]:
@@ -316,7 +298,6 @@ def _one_value(text: str) -> Value:
 
 
 def _command(tables: Sequence[str], asked: Variant, cells: str | None, folder: Path) -> str:
-    """The command that does it again."""
     words = ["unskew", "reproduce", *tables, "--scale", asked.scale]
     words += ["--data", asked.data] if asked.data else []
     words += ["--seeds", ",".join(map(str, asked.seeds))] if asked.seeds else []

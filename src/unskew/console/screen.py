@@ -247,7 +247,6 @@ class View:
         return [f"{word:<8}{fact}" for word, fact in rows if fact]
 
     def _clients(self) -> str:
-        """The clients of the current round, and how many came to the last."""
         config, row = self._seen.config, self._last
         under_way = self._seen.first_round if row is None else row.round + 1
         parts = []
@@ -272,7 +271,6 @@ class View:
 
 
 def _resident() -> str:
-    """The memory of this process and its children, where the system tells it."""
     with suppress(OSError, ValueError):
         pages = {number: _pages(number) for number in _family(os.getpid())}
         total = sum(pages.values()) * os.sysconf("SC_PAGE_SIZE")
@@ -352,7 +350,6 @@ def _participation(seen: Overview) -> str:
 
 
 def _overruled(seen: Overview) -> list[str]:
-    """The local settings that the method replaces."""
     asked, used = asdict(seen.config.local()), asdict(seen.local)
     return [
         f"the method sets {key.replace('_', ' ')} to {text.spell(used[key])}; --{key.replace('_', '-')} "
@@ -406,7 +403,7 @@ class Screen:
             if self._done >= self._rounds:
                 self.close()
             for line in calibration_lines(event):
-                self._console.print(line, markup=False, soft_wrap=True)
+                self._print(line)
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -419,7 +416,10 @@ class Screen:
 
     def note(self, text: str) -> None:
         """Print a note."""
-        self._console.print(f"note: {text}", markup=False, soft_wrap=True)
+        self._print(f"note: {text}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
 
     def _stage(self, seen: Stage) -> None:
         """A bar on a terminal; where piped a line for each tenth."""
@@ -429,7 +429,7 @@ class Screen:
         elif self._told != (tenth := 10 * seen.done // max(seen.total, 1)):
             self._told = tenth
             so_far = f": {seen.done:,} of {seen.total:,} images" if seen.total else ""
-            self._console.print(f"{seen.words}{so_far}", markup=False, soft_wrap=True)
+            self._print(f"{seen.words}{so_far}")
 
     def _overview(self, seen: Overview) -> None:
         self.close()
@@ -444,11 +444,7 @@ class Screen:
 
     def _round(self, row: Metrics) -> None:
         for failure in row.failures:
-            self._console.print(
-                f"round {row.round}: continued without client {failure.client}: {failure.reason}",
-                markup=False,
-                soft_wrap=True,
-            )
+            self._print(f"round {row.round}: continued without client {failure.client}: {failure.reason}")
         self._done = row.round
         figures = round_figures(row)
         if self._view is not None:
@@ -456,9 +452,7 @@ class Screen:
         else:
             done = row.round - self._first + 1
             left = (time.monotonic() - self._began) / done * (self._rounds - row.round)
-            self._console.print(
-                f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left", soft_wrap=True
-            )
+            self._print(f"round {row.round}/{self._rounds}  {figures}  {format_duration(left)} left")
 
 
 def round_figures(row: Metrics) -> str:

@@ -30,7 +30,7 @@ def check(
     damaged = []
     for path in paths:
         if seal:
-            out.print(f"{path}: {len(seal_folder(path))} files are sealed as they are", soft_wrap=True)
+            out.say(f"{path}: {len(seal_folder(path))} files are sealed as they are")
             continue
         files = examine(path)
         _show(path, files)
@@ -43,12 +43,12 @@ def _show(path: Path, files: list[Examined]) -> None:
     width = max((len(each.name) for each in files), default=0)
     for each in files:
         if each.state != UNSEALED or not each.name.startswith(("figures/", "logs/", "report")):
-            out.print(f"{each.name:<{width}}  {each.state}", soft_wrap=True)
+            out.say(f"{each.name:<{width}}  {each.state}")
     counts = Counter(each.state for each in files)
     words = [f"{counts[state]} {state}" for state in (WHOLE, UNSEALED, DAMAGED) if counts[state]]
-    out.print(f"{path}: {', '.join(words)}", soft_wrap=True)
+    out.say(f"{path}: {', '.join(words)}")
     if note := unsealed_note(path):
-        out.print(f"note: {note}; seal it as it is with: unskew check {path} --seal", soft_wrap=True)
+        out.say(f"note: {note}; seal it as it is with: unskew check {path} --seal")
 
 
 WHERE = ["data_dir", "engine", "workers", "device"]
@@ -110,16 +110,14 @@ def _is_path(word: str) -> bool:
 
 def _show_measure(source: str, result: Measured | Missing, files: list[Path]) -> None:
     if isinstance(result, Missing):
-        out.print(f"{source}: not shown: {result}", soft_wrap=True)
+        out.say(f"{source}: not shown: {result}")
         return
     _show_findings(source, [*result.findings, *(f"note: {note}" for note in result.notes)], files)
 
 
 def _show_findings(source: str, findings: Sequence[str], files: list[Path]) -> None:
-    for sentence in findings:
-        out.print(f"{source}: {sentence}", soft_wrap=True)
-    for file in files:
-        out.print(f"  {file}", soft_wrap=True)
+    out.say(*(f"{source}: {sentence}" for sentence in findings))
+    out.say(*(f"  {file}" for file in files))
 
 
 @with_options(WHERE, default="the run's")
@@ -152,11 +150,8 @@ def report(
         page = write_report(
             *paths, out=file, only=only or (), without=without or (), again=again, say=progress, **options
         )
-    for sentence in page.findings:
-        out.print(sentence, soft_wrap=True)
+    out.say(*page.findings)
     for section in page.sections:
-        for words in section.missing:
-            out.print(f"not shown: {section.title}: {words}", soft_wrap=True)
-        for words in section.notes:
-            out.print(f"note: {section.title}: {words}", soft_wrap=True)
-    out.print(f"written to {file or paths[0] / 'report.html'}", soft_wrap=True)
+        out.say(*(f"not shown: {section.title}: {words}" for words in section.missing))
+        out.say(*(f"note: {section.title}: {words}" for words in section.notes))
+    out.say(f"written to {file or paths[0] / 'report.html'}")

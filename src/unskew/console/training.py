@@ -190,15 +190,14 @@ def _run_seeds(
     page: bool,
     options: dict[str, Any],
 ) -> None:
-    """Train one setting with each seed, then show mean and deviation."""
     with StageProgress(out) as say:
         plan = plan_seeds(recipe, seeds=seeds, out=folder, say=say, **options)
-    out.print(f"{plan.path}: {describe_steps(plan.steps)}", soft_wrap=True)
+    out.say(f"{plan.path}: {describe_steps(plan.steps)}")
     results: list[Result] = []
     for step in plan.steps:
         if step.state == FINISHED:
             results.append(plan.complete(step))
-            out.print(f"seed {step.seed}: already finished, accuracy {results[-1].accuracy:.2%}")
+            out.say(f"seed {step.seed}: already finished, accuracy {results[-1].accuracy:.2%}")
             continue
         out.print(f"seed {step.seed}", style="bold")
         again = f"to continue, repeat the command with --out {shlex.quote(str(plan.path))}"
@@ -222,7 +221,7 @@ def show_seeds(results: Sequence[Result]) -> None:
     for table in flat(lines, list(lines[0]), out.width):
         out.print(table)
     if results[0].evaluated_on == VALIDATION:
-        out.print("accuracy is on the validation images")
+        out.say("accuracy is on the validation images")
 
 
 MOST_ROWS = 30  # of the table on the screen; table.csv has all
@@ -268,7 +267,7 @@ def sweep(
 
         def finished(outcome: TriedSetting, done: int, total: int) -> None:
             left = (time.monotonic() - began) / done * (total - done)
-            out.print(f"{done}/{total}  {_describe_trial(outcome)}  {format_duration(left)} left", soft_wrap=True)
+            out.say(f"{done}/{total}  {_describe_trial(outcome)}  {format_duration(left)} left")
 
         def rounds(done: int, total: int) -> None:
             progress("training", done, total)
@@ -284,12 +283,10 @@ def sweep(
             fail(f"interrupted; to continue, repeat the command{where}", 130)
     files = write_summary(made, form)
     _show_sweep(made)
-    for file in files:
-        out.print(f"  {file}", soft_wrap=True)
+    out.say(*(f"  {file}" for file in files))
 
 
 def _describe_trial(outcome: TriedSetting) -> str:
-    """A setting and what it came to."""
     score = outcome.score
     if score is None:
         return f"{describe_values(outcome.values)}: {outcome.failure}"
@@ -303,14 +300,14 @@ def _show_sweep(made: Sweep) -> None:
     for each in flat(rows[:MOST_ROWS], shown, out.width):
         out.print(each)
     if len(rows) > MOST_ROWS:
-        out.print(f"and {len(rows) - MOST_ROWS} more, in table.csv")
+        out.say(f"and {len(rows) - MOST_ROWS} more, in table.csv")
     if made.best is None:
         diverged = all(each.failure == "diverged" for each in made.outcomes)
         out.print("every setting failed" + ("; try smaller learning rates" if diverged else ""))
         return
     over = f" over {counted(len(made.seeds), 'seed')}" if len(made.seeds) > 1 else ""
-    out.print(f"best: {_describe_trial(made.best)} on the validation images{over}", soft_wrap=True)
-    out.print(f"train it on all images with: unskew run {shlex.quote(str(made.path / 'best.toml'))}", soft_wrap=True)
+    out.say(f"best: {_describe_trial(made.best)} on the validation images{over}")
+    out.say(f"train it on all images with: unskew run {shlex.quote(str(made.path / 'best.toml'))}")
 
 
 def show_methods(
@@ -340,9 +337,9 @@ def _list_methods() -> None:
             if row.group == group:
                 table.add_row(Text(row.name), Text(row.changes))
         out.print(Padding(table, (0, 0, 1, 2)))
-    out.print("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
+    out.say("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
     out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')
-    out.print("Use your own method as package.module:function.")
+    out.say("Use your own method as package.module:function.")
 
 
 def _show_method(row: MethodDescription) -> None:

@@ -93,15 +93,15 @@ SEVERAL = Kind(
     "a list",
     lambda value: isinstance(value, Iterable) and not isinstance(value, bytes | dict) and not hasattr(value, "ndim"),
 )
-KINDS = {  # by the types of an annotation; arguments with another one are not checked
-    frozenset({str}): Kind("a text", lambda value: isinstance(value, str)),
-    frozenset({int}): Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)),
-    frozenset({float}): Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)),
-    frozenset({bool}): Kind("True or False", lambda value: isinstance(value, bool)),
-    frozenset({Callable}): Kind("a function", callable),
-    **dict.fromkeys(map(frozenset, ({str, Path}, {str, PathLike})), PATH),
-    **dict.fromkeys(map(frozenset, ({Sequence}, {Iterable}, {str, Sequence}, {str, Iterable})), SEVERAL),
-}
+_KINDS: list[tuple[Kind, list[set[Any]]]] = [  # with the types of an annotation; with another it is not checked
+    (PATH, [{str, Path}, {str, PathLike}]),
+    (SEVERAL, [{Sequence}, {Iterable}, {str, Sequence}, {str, Iterable}]),
+    (Kind("a text", lambda value: isinstance(value, str)), [{str}]),
+    (Kind("a whole number", lambda value: isinstance(value, Integral) and not isinstance(value, bool)), [{int}]),
+    (Kind("a number", lambda value: isinstance(value, Real) and not isinstance(value, bool)), [{float}]),
+    (Kind("True or False", lambda value: isinstance(value, bool)), [{bool}]),
+    (Kind("a function", callable), [{Callable}]),
+]
 
 
 def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
@@ -114,9 +114,10 @@ def accepts(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer
             if get_origin(parameter.annotation) in (Union, UnionType)
             else (parameter.annotation,)
         )
-        types = frozenset(get_origin(each) or each for each in members if each is not NoneType)
-        if kind := KINDS.get(types):
-            kinds[name] = kind, NoneType in members
+        types = {get_origin(each) or each for each in members if each is not NoneType}
+        for kind, accepted in _KINDS:
+            if types in accepted:
+                kinds[name] = kind, NoneType in members
 
     @functools.wraps(function)
     def checked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:

@@ -272,7 +272,6 @@ class PackedSums(Mapping[str, Tensor]):
 
     @property
     def _floats(self) -> int:
-        """How many numbers of the vector are float64."""
         if not self.layout or self.layout[-1][1] == "float64":
             return len(self.vector)
         return next(offset for _, dtype, _, offset in self.layout if dtype != "float64") // DOUBLE

@@ -153,7 +153,6 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
 
 
 def _outside(name: str) -> Callable[[], Backend]:
-    """The function that ``package.module:function(knobs)`` names, with its knobs."""
     calls = text.parse_calls(name, "--log")
     if len(calls) > 1:
         raise text.complain(name, calls[1].start, "give each logger its own --log")
@@ -177,5 +176,4 @@ def _opened(name: str, make: Callable[[], Backend]) -> Backend:
 
 
 def _folder_name(name: str) -> str:
-    """The name as a folder under logs/."""
     return re.sub(r"[^\w.-]+", "-", name)

@@ -426,7 +426,6 @@ def _typed(option: Option, value: Any, where: str) -> Any:
 
 
 def _check(option: Option, value: Any) -> None:
-    """Refuse a value outside the option's limits or choices."""
     flag = option.flag
     if isinstance(value, str) and not from_python(value):
         check_text(flag, value)
@@ -464,7 +463,6 @@ def check_text(name: str, value: str) -> None:
 
 
 def _absolute_weights(text: str | None) -> str | None:
-    """The file of pretrained weights made absolute; "imagenet" is no file."""
     where, asked, known = (text or "").partition(SHA256)
     if text is None or where == IMAGENET:
         return text

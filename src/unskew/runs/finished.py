@@ -180,7 +180,8 @@ def calibrated_parts(path: Path, name: str, values: Tensors, network: Any) -> tu
 def _parse_calibration(source: str | Finisher) -> Algorithm:
     """The calibrations of a text; methods that need training are refused."""
     if isinstance(source, Finisher):
-        return source(Algorithm())
+        algorithm: Algorithm = source(Algorithm())
+        return algorithm
     if not isinstance(source, str) or not source.strip():
         raise UserError(f"give a calibration as a text such as ccvr or lda(layers=2), or as a Finisher, not {source!r}")
     return methods.parse_calibrations(source)
@@ -329,7 +330,6 @@ def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most:
 
 
 def _spread(coming: Mapping[int, Visit], most: int) -> list[Visit]:
-    """At most ``most`` of the visits, evenly by client."""
     clients = sorted(coming)
     if len(clients) > most:
         clients = [clients[index] for index in np.linspace(0, len(clients) - 1, most).round().astype(int)]
@@ -377,7 +377,7 @@ class FinishedRun:
         self.rows = read_metrics(self.path)
         self.during = journal.read_during(self.path)
         self.say: Say = say or silent
-        self._here = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
+        self._here: dict[str, Any] = {"data_dir": data_dir, "engine": engine, "workers": workers, "device": device}
         self._values = values or {}
         self._local: dict[tuple[int, int], dict[int, Tensors]] = {}
         self._states: dict[int, ServerState] = {}

@@ -186,5 +186,4 @@ def rounds_to(rows: Rows, accuracy: float) -> int | None:
 
 
 def _evaluated(rows: Rows) -> list[tuple[int, float]]:
-    """Round and accuracy of every evaluated round."""
     return [(row["round"], row["accuracy"]) for row in rows if row.get("accuracy") is not None]

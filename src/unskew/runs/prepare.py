@@ -457,7 +457,6 @@ def _with_augment(config: Config, images: ImageSet, layers: int | None) -> Confi
 def _why_unstored(
     config: Config, images: ImageSet, network: Network, shape: tuple[int, int, int], layers: int
 ) -> str | None:
-    """Why the frozen part's output is not stored; None if it is."""
     again = "the frozen part runs again at every step"
     if config.augment and config.views is None:
         return f"every step augments its images, so {again}; --views 4 stores four views of each image instead"

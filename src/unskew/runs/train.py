@@ -162,7 +162,6 @@ def _stopping(observe: Observer | None, path: Path, config: Config) -> Observer:
 
 
 def _report_stages(observe: Observer | None) -> Say:
-    """Report the progress of work before the first round to the observer."""
 
     def say(words: str, done: int, total: int) -> None:
         if observe is not None:

@@ -102,7 +102,6 @@ def effective_rate(config: Config) -> float | None:
 
 
 def _momentum(config: Config) -> float:
-    """The clients' momentum."""
     return config.momentum if uses_sgd(config.local()) else 0.0
 
 

@@ -148,7 +148,6 @@ def _split(text: str) -> list[str]:
 
 
 def _typed(option: Option, text: str, whole: str) -> Value:
-    """A value in the option's type."""
     shown = f"--over {language.cut(whole)}: "
     if not text:
         raise UserError(f"{shown}a value is empty; write NAME=VALUE,VALUE")

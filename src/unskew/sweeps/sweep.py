@@ -305,7 +305,6 @@ def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
 
 @contextmanager
 def _name_setting(values: dict[str, Value]) -> Iterator[None]:
-    """Prefix an error with the setting."""
     try:
         yield
     except UserError as error:
@@ -323,7 +322,6 @@ def _own_folder(parent: Path, asked: SweepRequest) -> Path:
 
 
 def _search(trials: Trials, asked: SweepRequest) -> list[TriedSetting]:
-    """Ask for a few settings at a time, train them, and report their scores."""
     count, outcomes = asked.trials or 0, list[TriedSetting]()
     search = Search(asked.over, Key(asked.seeds[0]), maximise=asked.by != "loss", worst=WORST.get(asked.by, 0.0))
     for start in range(0, count, TOGETHER):

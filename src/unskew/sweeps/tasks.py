@@ -115,8 +115,6 @@ Progress = Callable[[int, int], None]  # the task's number, and the round that i
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that does tasks, and the number of the one that it is doing."""
-
     child: Child = field(default_factory=lambda: start_worker(__name__))
     task: int | None = None
 
