@@ -9,12 +9,7 @@ import unskew
 import unskew.flower
 from unskew.runs.config import OPTIONS
 
-ELSEWHERE = {"analyse", "calibrate", "calibrate_run", "draw_runs", "load", "open_logger", "write_report"}
-FUNCTIONS = {
-    name: value
-    for name in unskew.__all__
-    if name not in ELSEWHERE and inspect.isfunction(value := getattr(unskew, name))
-}
+FUNCTIONS = {name: value for name in unskew.__all__ if inspect.isfunction(value := getattr(unskew, name))}
 FUNCTIONS |= {
     f"flower.{name}": value
     for name, value in vars(unskew.flower).items()

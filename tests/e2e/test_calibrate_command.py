@@ -1,6 +1,5 @@
 """Calibration as a user has it: in a run or after it, alone or side by side, and the run itself stays as it was."""
 
-import hashlib
 import json
 import shutil
 import signal
@@ -16,7 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 import unskew
-from analysis.finished import unsealed, without_note
+from analysis import finished
+from analysis.finished import command, done, metrics, refused, result, unsealed
+from commands import started
 from unskew.calibration import federated, parse_calibration
 from unskew.calibration.calibrate import calibrate
 from unskew.calibration.classifier import Lift
@@ -35,40 +36,9 @@ from unskew.runs.folder import calibration_file
 from unskew.runs.prepare import prepare
 from unskew.runs.result import read_result
 
-UNSKEW = [sys.executable, "-m", "unskew"]
 FAST = ["--rounds", "2", "--epochs", "1", "--lr", "0.05", "--engine", "loop"]
 QUICK = "ccvr(per_class=40, epochs=2)"
 ENDLESS = "ccvr(per_class=1000, epochs=100000)"
-
-
-def command(capsys, *words):
-    """Run a command in this process: exit code, standard output, standard error."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
-
-
-def done(capsys, *words):
-    code, said, error = command(capsys, *words)
-    assert code == 0, error
-    return said
-
-
-def refused(capsys, *words):
-    """The one message of a command that ends with exit code 2."""
-    code, _, error = command(capsys, *words)
-    assert code == 2
-    error = without_note(error)
-    assert error.startswith("unskew: ")
-    assert error.count("unskew: ") == 1
-    assert "Traceback" not in error
-    return error.removeprefix("unskew: ")
-
-
-def result(run: Path):
-    return json.loads((run / "result.json").read_text())
 
 
 def rows(run: Path):
@@ -79,18 +49,8 @@ def without_seconds(row):
     return {key: value for key, value in row.items() if key != "seconds"}
 
 
-def metrics(run: Path):
-    return [without_seconds(json.loads(line)) for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def file_of(run: Path, name: str):
-    return calibration_file(run, name)
-
-
 def content(run: Path):
-    """Every file of a run with a hash of what it holds."""
-    files = (path for path in run.rglob("*") if path.is_file() and path.name not in (".lock", ".manifest.lock"))
-    return {str(path.relative_to(run)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return finished.content(run, but=(".lock", ".manifest.lock"))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +90,7 @@ def test_a_run_with_a_calibration_is_the_run_and_the_calibration(capsys, plain, 
 
     done(capsys, "calibrate", run, "ccvr")
     assert without_seconds(rows(run)["ccvr"]) == without_seconds(rows(inside)["ccvr"])
-    assert file_of(run, "ccvr").read_bytes() == file_of(inside, "ccvr").read_bytes()
+    assert calibration_file(run, "ccvr").read_bytes() == calibration_file(inside, "ccvr").read_bytes()
 
 
 def test_calibrating_adds_to_a_run_and_changes_nothing_else_in_it(capsys, plain, run):
@@ -156,7 +116,7 @@ def test_several_stand_side_by_side_in_the_order_they_were_made_and_one_made_aga
     assert {name for name in before if before[name] != content(run)[name]} == {
         "manifest.json", "clients.npz", "result.json",
     }  # fmt: skip
-    one, other = (load_file(file_of(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2, lr=0.001)"))
+    one, other = (load_file(calibration_file(run, name)) for name in (QUICK, "uscc(per_class=40, epochs=2, lr=0.001)"))
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
@@ -183,8 +143,9 @@ def test_every_engine_gives_the_same_classifiers_bit_for_bit(capsys, plain, tmp_
 
 def test_different_calibrations_lie_in_different_files(tmp_path):
     names = ["lda", "lda(ridge=1e+16)", "lda(ridge=1e-16)", "lda(ridge=1.5)", "lda(ridge=15.0)", "lda + secure", QUICK]
-    assert len({file_of(tmp_path, name).name for name in names}) == len(names)
-    assert file_of(tmp_path, "lda(ridge=1e+16) + secure").name == "calibration-lda-ridge-1e16-secure.safetensors"
+    assert len({calibration_file(tmp_path, name).name for name in names}) == len(names)
+    file = calibration_file(tmp_path, "lda(ridge=1e+16) + secure")
+    assert file.name == "calibration-lda-ridge-1e16-secure.safetensors"
 
 
 def test_fedeccr_is_its_two_stages(capsys, tmp_path):
@@ -199,7 +160,7 @@ def test_fedeccr_is_its_two_stages(capsys, tmp_path):
         without_seconds(row) for row in rows(stages).values()
     ]
     name = "uscc(per_class=40, epochs=2)"
-    assert file_of(whole, name).read_bytes() == file_of(stages, name).read_bytes()
+    assert calibration_file(whole, name).read_bytes() == calibration_file(stages, name).read_bytes()
 
 
 # what clients send, measured apart from the jobs
@@ -254,7 +215,7 @@ def assert_made_of(statistics, run, clients, method, name=None, clip=0.0):
     seed, network, _ = clients
     made = calibrate(cut(network, parse_calibration(method).needs.layers)[1], statistics, method, seed)
     made.clip = clip
-    found, wanted = load_file(file_of(run, name or method)), made.tensors()
+    found, wanted = load_file(calibration_file(run, name or method)), made.tensors()
     assert set(found) == set(wanted)
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key
@@ -334,7 +295,7 @@ def test_a_class_that_everybody_withholds_keeps_its_row_and_that_is_said(capsys,
     assert (
         f"{name}: note: no client has class {', '.join(map(str, others))}: it keeps its row of the classifier" in said
     )
-    made, own = load_file(file_of(run, name)), clients[1].classifier
+    made, own = load_file(calibration_file(run, name)), clients[1].classifier
     assert torch.equal(made["head.weight"][others], own.weight[others])
     assert torch.equal(made["head.bias"][others], own.bias[others])
     assert not torch.equal(made["head.weight"][label], own.weight[label])
@@ -344,9 +305,9 @@ def test_private_noise_follows_from_the_runs_seed(capsys, run, clients):
     method = "lda + private(epsilon=50, clip=3)"
     name = "lda + private(epsilon=50, delta=1e-05, clip=3)"
     done(capsys, "calibrate", run, method, "lda")
-    first = file_of(run, name).read_bytes()
+    first = calibration_file(run, name).read_bytes()
     done(capsys, "calibrate", run, method)
-    assert file_of(run, name).read_bytes() == first
+    assert calibration_file(run, name).read_bytes() == first
     parts = told(clients, form="shared", clip=3.0)
     total = add_noise(ClassStatistics.merged(parts), 3.0, 50.0, 1e-5, Key(clients[0]).fold("private"))
     assert_made_of(total, run, clients, "lda", name, clip=3.0)
@@ -422,9 +383,9 @@ def test_parts_that_work_otherwise_in_training_rest_wherever_the_network_is_cut(
     done(capsys, "run", *FAST, "--model", "outside_models:norm_and_dropout", "--method", method, "--out", run)
     for name in rows(run):
         assert accuracy_of(unskew.load(run, name), run) == rows(run)[name]["accuracy"]
-    inside = {name: file_of(run, name).read_bytes() for name in rows(run)}
+    inside = {name: calibration_file(run, name).read_bytes() for name in rows(run)}
     done(capsys, "calibrate", run, *reversed(rows(run)))
-    assert {name: file_of(run, name).read_bytes() for name in rows(run)} == inside
+    assert {name: calibration_file(run, name).read_bytes() for name in rows(run)} == inside
 
 
 def test_comparison_shows_accuracy_before_and_after(capsys, run):
@@ -641,20 +602,6 @@ def test_seconds_are_counted_once(run, monkeypatch):
 # interrupted, killed, run twice at once
 
 
-def started(*words, until, cwd):
-    """A command in the background that has got so far."""
-    process = subprocess.Popen(
-        [*UNSKEW, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    for _ in range(6000):  # two minutes: the machine may be busy
-        if until():
-            return process
-        if process.poll() is not None:
-            raise AssertionError(process.stderr.read())
-        time.sleep(0.02)
-    raise AssertionError("it never got so far")
-
-
 def test_an_interrupt_keeps_what_was_made_before_it_and_meanwhile_nobody_else_may_calibrate(capsys, run):
     process = started("calibrate", "run", "lda", ENDLESS, until=lambda: rows(run), cwd=run.parent)
     try:
@@ -685,7 +632,7 @@ def test_an_interrupt_in_a_runs_calibration_says_how_to_go_on(capsys, run, tmp_p
     assert error == f"unskew: interrupted; resume it with: unskew resume {tmp_path / 'new'}\n"
     done(capsys, "resume", tmp_path / "new")
     done(capsys, "calibrate", run, "lda")
-    assert file_of(tmp_path / "new", "lda").read_bytes() == file_of(run, "lda").read_bytes()
+    assert calibration_file(tmp_path / "new", "lda").read_bytes() == calibration_file(run, "lda").read_bytes()
 
 
 KILLED = """
@@ -711,4 +658,4 @@ def test_a_run_killed_in_its_calibration_is_resumed_to_the_same_end(capsys, run)
     assert result(killed)["weights_sha256"] == result(run)["weights_sha256"]
     assert metrics(killed) == metrics(run)
     assert without_seconds(rows(killed)[QUICK]) == without_seconds(rows(run)[QUICK])
-    assert file_of(killed, QUICK).read_bytes() == file_of(run, QUICK).read_bytes()
+    assert calibration_file(killed, QUICK).read_bytes() == calibration_file(run, QUICK).read_bytes()

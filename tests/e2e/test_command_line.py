@@ -5,14 +5,18 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from unskew.console.main import COMMANDS, main
+from analysis.finished import command as unskew
+from unskew.console.main import COMMANDS
 from unskew.methods import METHODS
+from unskew.runs import train
 
 FAST = ["--rounds", "2", "--epochs", "1", "--engine", "loop"]
 
@@ -22,12 +26,17 @@ def in_a_new_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def unskew(capsys, *words):
-    """Run a command in this process: exit code, standard output, standard error."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    said = capsys.readouterr()
-    return ended.value.code, said.out, said.err
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("trained") / "a"
+    train.run(rounds=2, epochs=1, engine="loop", out=out)
+    return out
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A finished run of one's own, the folder a."""
+    return Path(shutil.copytree(trained, tmp_path / "a"))
 
 
 WRONG = {
@@ -144,13 +153,12 @@ def test_flags_go_over_the_recipe(capsys, tmp_path):
     assert (found["method"], found["rounds"], found["per_round"]) == ("fedavg", 1, 2)
 
 
-def test_a_run_that_exists_is_not_written_over(capsys, tmp_path):
-    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
-    before = (tmp_path / "a" / "result.json").read_bytes()
+def test_a_run_that_exists_is_not_written_over(capsys, run):
+    before = (run / "result.json").read_bytes()
     code, _, error = unskew(capsys, "run", *FAST, "--out", "a")
     assert code == 2
     assert "a has a finished run; choose another --out" in error
-    assert (tmp_path / "a" / "result.json").read_bytes() == before
+    assert (run / "result.json").read_bytes() == before
     code, _, error = unskew(capsys, "resume", "a")
     assert code == 2
     assert "a is finished" in error
@@ -199,31 +207,23 @@ def test_comparison_in_every_format(capsys):
     assert text.splitlines()[0].startswith("\\begin{tabular}")
 
 
-def test_a_partition_written_and_read_again_gives_the_same_run(capsys, tmp_path):
-    unskew(capsys, "run", *FAST, "--out", "drawn")
+def test_a_partition_written_and_read_again_gives_the_same_run(capsys, run):
     for file in ("p.npz", "p.csv"):
         code, said, _ = unskew(capsys, "partition", "--out", file, "--plot", "p.png")
         assert code == 0
         assert "EMD 1.169" in said
         assert unskew(capsys, "run", *FAST, "--partition", f"file:{file}", "--out", file + "-run")[0] == 0
-        drawn, read = (json.loads((tmp_path / run / "result.json").read_text()) for run in ("drawn", file + "-run"))
+        drawn, read = (json.loads(Path(folder, "result.json").read_text()) for folder in (run, file + "-run"))
         assert drawn["partition_hash"] == read["partition_hash"]
         assert drawn["weights_sha256"] == read["weights_sha256"]
-    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_own_arrays_with_users_train_one_client_a_user(capsys, tmp_path):
     images = np.zeros((60, 6, 6, 3), np.uint8)
     images[::2] = 200
-    users = np.array([f"user {i % 7}" for i in range(60)])
-    np.savez(
-        tmp_path / "own.npz",
-        x_train=images,
-        y_train=np.arange(60) % 2,
-        x_test=images,
-        y_test=np.arange(60) % 2,
-        users=users,
-    )
+    labels, users = np.arange(60) % 2, np.array([f"user {i % 7}" for i in range(60)])
+    np.savez(tmp_path / "own.npz", x_train=images, y_train=labels, x_test=images, y_test=labels, users=users)
     code, _, error = unskew(capsys, "run", *FAST, "--data", "arrays:own.npz", "--partition", "users", "--out", "a")
     assert code == 0, error
     assert json.loads((tmp_path / "a" / "result.json").read_text())["clients"] == 7
@@ -264,14 +264,8 @@ def test_what_needs_no_pytorch_does_not_import_it(words):
 def test_brackets_in_names_are_names_and_commas_in_users_stay(capsys, tmp_path):
     images = np.zeros((40, 6, 6), np.uint8)
     users = np.array(["Doe, Jane", 'a "b"', "[/x]", "ü"] * 10)
-    np.savez(
-        tmp_path / "a[bold].npz",
-        x_train=images,
-        y_train=np.arange(40) % 2,
-        x_test=images,
-        y_test=np.arange(40) % 2,
-        users=users,
-    )
+    labels = np.arange(40) % 2
+    np.savez(tmp_path / "a[bold].npz", x_train=images, y_train=labels, x_test=images, y_test=labels, users=users)
     own = ["--data", "arrays:a[bold].npz"]
     code, said, error = unskew(capsys, "partition", *own, "--partition", "users", "--out", "p[red].csv")
     assert code == 0, error
@@ -289,8 +283,7 @@ def test_a_server_that_blows_up_is_named(capsys):
     assert "server, round 1: its step gives NaN or infinity" in error
 
 
-def test_one_run_and_a_narrow_screen_are_compared_legibly(capsys, monkeypatch):
-    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
+def test_one_run_and_a_narrow_screen_are_compared_legibly(capsys, monkeypatch, run):
     monkeypatch.setenv("COLUMNS", "40")
     code, said, _ = unskew(capsys, "compare", "a", "a")
     assert code == 0
@@ -304,15 +297,14 @@ def test_a_large_batch_takes_no_memory_for_examples_that_are_not_there(capsys):
 @pytest.mark.parametrize(
     "damage", [{"accuracy": None}, {"accuracy": "high"}, {"calibrations": 3}, {"method": None, "odd": 1}]
 )
-def test_a_damaged_result_is_named(capsys, tmp_path, damage):
-    assert unskew(capsys, "run", *FAST, "--out", "a")[0] == 0
-    file = tmp_path / "a" / "result.json"
+def test_a_damaged_result_is_named(capsys, run, damage):
+    file = run / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | damage))
     for message in ("result.json was changed after it was written", "result.json is damaged, or not a result of this"):
         code, _, error = unskew(capsys, "compare", "a")
         assert code == 2
         assert message in error
-        (tmp_path / "a" / "manifest.json").unlink(missing_ok=True)
+        (run / "manifest.json").unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("words", [["methods"], *(["methods", name] for name in METHODS)], ids=" ".join)
@@ -326,15 +318,8 @@ def test_methods_fit_80_columns(capsys, monkeypatch, words):
 def test_one_method_is_shown_whole(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     _, said, _ = unskew(capsys, "methods", "fedprox")
-    for part in (
-        "fedprox(mu=0.01, on=all)",
-        "Adds a proximal term",
-        "‖w − w_global‖²",
-        "mu: float = 0.01",
-        "terms",
-        "Li et al.",
-    ):
-        assert part in said
+    words = ("Adds a proximal term", "‖w − w_global‖²", "mu: float = 0.01", "terms", "Li et al.")
+    assert all(part in said for part in ("fedprox(mu=0.01, on=all)", *words))
     _, said, _ = unskew(capsys, "methods", "outside_methods:raises")
     for part in ("outside_methods:raises(on=1)", "on: int = 1", "raises."):
         assert part in said

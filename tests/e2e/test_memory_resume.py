@@ -6,15 +6,14 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from commands import shell, started
 from federation import federation
 from unskew import engines
 from unskew.console.main import main
@@ -26,8 +25,6 @@ from unskew.runs import execute, train
 from unskew.runs.checkpoint import MAX_MEMORY_BYTES_KEPT, MEMORIES, load_checkpoint, open_memories
 from unskew.runs.prepare import Overview
 
-UNSKEW = [sys.executable, "-m", "unskew"]
-SEES_TESTS = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
 BOTH, FEDDYN = "moon(mu=1) + scaffold", "feddyn(alpha=0.1)"
 SLOWLY = " + outside_methods:sleeps(0.05)"  # a step changes nothing by it, and no round ends before it is noticed
 ROUNDS = 8
@@ -49,26 +46,6 @@ def hoards(kilobytes: int = 512):
 def words(**options):
     """The options as a user types them."""
     return [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-
-
-def shell(*words, cwd):
-    return subprocess.run(
-        [*UNSKEW, *map(str, words)], cwd=cwd, env=SEES_TESTS, capture_output=True, text=True, timeout=300
-    )
-
-
-def started(*words, run: Path, rounds: int):
-    """A run in the background that has finished some rounds."""
-    command = [*UNSKEW, *map(str, words), "--out", str(run)]
-    process = subprocess.Popen(command, env=SEES_TESTS, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    for _ in range(12_000):  # two minutes: the machine may be busy
-        file = run / "metrics.jsonl"
-        if file.exists() and file.read_bytes().count(b"\n") >= rounds:
-            return process
-        if process.poll() is not None:
-            raise AssertionError(process.stderr.read())
-        time.sleep(0.01)
-    raise AssertionError("it never got so far")
 
 
 def outcome(run: Path):
@@ -135,12 +112,8 @@ def whole(tmp_path_factory):
 def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped(tmp_path, whole):
     """It goes on in one process: how the work is done is the user's to change."""
     run = tmp_path / "run"
-    process = started(
-        "run",
-        *words(**OPTIONS, method=BOTH + SLOWLY, engine="pool", workers=2, checkpoint_seconds=0),
-        run=run,
-        rounds=2,
-    )
+    options = {**OPTIONS, "method": BOTH + SLOWLY, "checkpoint_seconds": 0, "out": run}
+    process = started("run", *words(**options, engine="pool", workers=2), run=run, rounds=2)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert (run / MEMORIES).stat().st_size > 0
@@ -154,9 +127,8 @@ def test_a_pool_killed_in_the_middle_and_resumed_equals_a_run_that_never_stopped
 @pytest.mark.heavy
 def test_ctrl_c_keeps_what_clients_remember_however_rare_checkpoints_are(tmp_path, whole):
     run = tmp_path / "run"
-    process = started(
-        "run", *words(**OPTIONS, method=FEDDYN + SLOWLY, engine="loop", checkpoint_seconds=1000), run=run, rounds=3
-    )
+    options = {**OPTIONS, "method": FEDDYN + SLOWLY, "checkpoint_seconds": 1000, "out": run}
+    process = started("run", *words(**options, engine="loop"), run=run, rounds=3)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, f"unskew: interrupted; resume it with: unskew resume {run}\n")

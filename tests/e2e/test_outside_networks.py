@@ -1,9 +1,6 @@
 """A stranger's network and data set go the whole way: run, resume, calibrate, analyse, report, load."""
 
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,16 +9,10 @@ from safetensors.torch import load_file
 
 import outside_models
 import unskew
+from commands import shell
 
 TESTS = Path(__file__).parent.parent
 SMALL = {"rounds": 2, "epochs": 1, "lr": 0.01, "clients": 3, "checkpoint_seconds": 0, "data": "outside_data:stripes"}
-
-
-def shell(*words, folder):
-    where = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])}
-    return subprocess.run(
-        [sys.executable, "-m", "unskew", *map(str, words)], cwd=folder, env=where, capture_output=True, text=True
-    )
 
 
 @pytest.mark.parametrize(
@@ -86,12 +77,12 @@ def test_from_the_command_line_in_a_folder_of_its_own(tmp_path):
     (tmp_path / "pictures.py").write_text((TESTS / "outside_data.py").read_text())
     words = ["--model", "mine:resnet(width=4)", "--data", "pictures:stripes", "--partition", "pictures:by_class",
              "--clients", 3, "--rounds", 1, "--epochs", 1, "--engine", "loop", "--out", "run"]  # fmt: skip
-    done = shell("run", *words, folder=tmp_path)
+    done = shell("run", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    done = shell("calibrate", "run", "lda", folder=tmp_path)
+    done = shell("calibrate", "run", "lda", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = shell(
-        "run", *[w if w != "mine:resnet(width=4)" else "mine:number" for w in words[:-1]], "other", folder=tmp_path
+        "run", *[w if w != "mine:resnet(width=4)" else "mine:number" for w in words[:-1]], "other", cwd=tmp_path
     )
     assert (done.returncode, (tmp_path / "other").exists()) == (2, False)
     assert "mine:number" in done.stderr

@@ -1,6 +1,5 @@
 """Runs as a user has them: started from a shell, killed, interrupted, resumed, repeated."""
 
-import json
 import os
 import shutil
 import signal
@@ -11,47 +10,17 @@ from pathlib import Path
 
 import pytest
 
-UNSKEW = [sys.executable, "-m", "unskew"]
+from analysis.finished import metrics, result
+from commands import UNSKEW, shell, started
+
 FAST = ["--rounds", "12", "--epochs", "1", "--lr", "0.05", "--checkpoint-seconds", "0"]
-
-
-def unskew(*words, cwd, check=True):
-    done = subprocess.run([*UNSKEW, *map(str, words)], cwd=cwd, capture_output=True, text=True, timeout=300)
-    if check:
-        assert done.returncode == 0, done.stderr
-    return done
-
-
-def result(run: Path):
-    return json.loads((run / "result.json").read_text())
-
-
-def metrics(run: Path):
-    """The rounds without their seconds: all else must be the same in a run that was never stopped."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
-
-
-def started(*words, cwd, run: Path, rounds: int):
-    """A run in the background that has finished some rounds."""
-    process = subprocess.Popen(
-        [*UNSKEW, *map(str, words)], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    for _ in range(3000):  # a minute: the machine may be busy
-        file = run / "metrics.jsonl"
-        if file.exists() and file.read_bytes().count(b"\n") >= rounds:
-            return process
-        if process.poll() is not None:
-            raise AssertionError(process.stderr.read())
-        time.sleep(0.02)
-    raise AssertionError("it never got so far")
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that was never stopped."""
     folder = tmp_path_factory.mktemp("whole")
-    unskew("run", *FAST, "--method", "fedavgm(0.5)", "--out", "run", cwd=folder)
+    shell("run", *FAST, "--method", "fedavgm(0.5)", "--out", "run", cwd=folder, check=True)
     return folder / "run"
 
 
@@ -66,7 +35,7 @@ def test_a_run_killed_in_the_middle_and_resumed_equals_one_that_never_stopped(tm
     assert not (run / "result.json").exists()
     with open(run / "metrics.jsonl", "a") as file:  # what a crash in the middle of a line leaves behind
         file.write('{"round": 99, "cli')
-    unskew("resume", "run", cwd=tmp_path)
+    shell("resume", "run", cwd=tmp_path, check=True)
     assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
     assert metrics(run) == metrics(whole)
 
@@ -80,7 +49,7 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_says_how_to_go_on(tmp_path, w
     assert process.returncode == 130
     assert errors.strip() == "unskew: interrupted; resume it with: unskew resume run"
     assert (run / "checkpoint" / "state.safetensors").exists()
-    done = unskew("resume", "run", cwd=tmp_path)
+    done = shell("resume", "run", cwd=tmp_path, check=True)
     assert "resuming after round" in done.stdout
     assert result(run)["weights_sha256"] == result(whole)["weights_sha256"]
     assert metrics(run) == metrics(whole)
@@ -90,14 +59,14 @@ def test_ctrl_c_ends_cleanly_with_a_checkpoint_and_says_how_to_go_on(tmp_path, w
 def test_every_engine_gives_the_same_weights(tmp_path, whole):
     for words in (["loop"], ["pool", "--workers", "1"], ["pool", "--workers", "3"]):
         out = "-".join(words).replace("--", "")
-        unskew("run", *FAST, "--method", "fedavgm(0.5)", "--engine", *words, "--out", out, cwd=tmp_path)
+        shell("run", *FAST, "--method", "fedavgm(0.5)", "--engine", *words, "--out", out, cwd=tmp_path, check=True)
         assert result(tmp_path / out)["weights_sha256"] == result(whole)["weights_sha256"]
         assert metrics(tmp_path / out) == metrics(whole)
 
 
 @pytest.mark.heavy
 def test_the_resolved_configuration_repeats_the_run(tmp_path, whole):
-    unskew("run", whole / "config.toml", "--out", "again", cwd=tmp_path)
+    shell("run", whole / "config.toml", "--out", "again", cwd=tmp_path, check=True)
     assert result(tmp_path / "again")["weights_sha256"] == result(whole)["weights_sha256"]
     assert (tmp_path / "again" / "config.toml").read_text() == (whole / "config.toml").read_text()
 
@@ -136,7 +105,7 @@ def test_a_resumed_run_notices_that_its_data_changed(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     write(1)
-    done = unskew("resume", "run", cwd=tmp_path, check=False)
+    done = shell("resume", "run", cwd=tmp_path)
     assert done.returncode == 2
     assert "is not the one that run was started with" in done.stderr
 
@@ -229,7 +198,7 @@ def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):
     run = tmp_path / "run"
     process = started("run", *FAST, "--rounds", "4000", "--out", "run", cwd=tmp_path, run=run, rounds=1)
     try:
-        done = unskew("resume", "run", cwd=tmp_path, check=False)
+        done = shell("resume", "run", cwd=tmp_path)
         assert done.returncode == 2
         assert done.stderr == "unskew: run is in use by another process; wait for it or stop it\n"
     finally:
@@ -239,7 +208,7 @@ def test_a_run_in_use_is_not_resumed_a_second_time(tmp_path):
 
 
 def test_no_worker_is_left_when_a_run_ends(tmp_path):
-    unskew("run", *FAST, "--engine", "pool", "--out", "run", cwd=tmp_path)
+    shell("run", *FAST, "--engine", "pool", "--out", "run", cwd=tmp_path, check=True)
     commands = [Path(f"/proc/{pid}/cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
     mine = []
     for file in commands:

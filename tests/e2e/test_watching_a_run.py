@@ -14,7 +14,10 @@ import termios
 from pathlib import Path
 
 import pytest
-from test_runs_from_the_shell import FAST, UNSKEW, result, started, unskew
+from test_runs_from_the_shell import FAST
+
+from analysis.finished import result
+from commands import UNSKEW, shell, started
 
 SECONDS = 300  # after which a terminal that says nothing more is given up
 
@@ -62,7 +65,7 @@ def test_a_terminal_shows_the_curve_and_keeps_it_above_the_result(tmp_path):
     assert "clients round 12: 10 participated" in last
     assert "on the test set, loss" in last  # the summary comes after it
     assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")  # the cursor is back
-    whole = unskew("run", *FAST, "--out", "b", cwd=tmp_path).stdout
+    whole = shell("run", *FAST, "--out", "b", cwd=tmp_path).stdout
     assert result(tmp_path / "a")["weights_sha256"] == result(tmp_path / "b")["weights_sha256"]
     assert "\x1b" not in whole
     assert len(re.findall(r"^round \d+/12  loss", whole, re.MULTILINE)) == 12
@@ -102,7 +105,7 @@ def test_a_log_outlives_a_kill_and_holds_every_round_once(tmp_path):
     process = started("run", *FAST, "--log", "tensorboard", "--out", "run", cwd=tmp_path, run=run, rounds=3)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert "resuming" in unskew("resume", "run", "--log", "tensorboard", "--log", "tensorboard", cwd=tmp_path).stdout
+    assert "resuming" in shell("resume", "run", "--log", "tensorboard", "--log", "tensorboard", cwd=tmp_path).stdout
     events = EventAccumulator(str(run / "logs" / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

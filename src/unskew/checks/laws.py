@@ -3,7 +3,6 @@
 import copy
 import os
 import random  # noqa: TID251  only its state is compared
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -26,6 +25,7 @@ from unskew.round import driver
 from unskew.round.algorithm import AFTER_TRAINING, SHARED_SLOTS, Algorithm, Method, Named, claimed_slots, compose
 from unskew.round.client_memory import ClientMemory, anonymous_file
 from unskew.runs.checkpoint import MEMORIES, RunProgress, load_checkpoint, open_memories, save_checkpoint
+from unskew.runs.given import importable
 
 Source = str | Algorithm | Callable[..., Any]
 
@@ -75,15 +75,8 @@ def candidate(source: Source) -> Candidate:
     name = getattr(source, "__name__", type(source).__name__)
     if methods.required_parameters(source):  # it takes the Algorithm itself: knobs have defaults
         return Candidate((Named(name, source),), None)
-    text = _text(source)
+    text = importable(source)
     return Candidate((Named(text or name, source()),), text)
-
-
-def _text(build: Callable[..., Any]) -> str | None:
-    """``package.module:function`` where another process can import it."""
-    module, name = getattr(build, "__module__", "__main__"), getattr(build, "__qualname__", "")
-    importable = module != "__main__" and getattr(sys.modules.get(module), name, None) is build
-    return f"{module}:{name}" if importable else None
 
 
 def _as_method(value: Algorithm) -> Method:

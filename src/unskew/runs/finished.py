@@ -60,8 +60,8 @@ def calibrate_run(
     *sources: str | Finisher,
     engine: str | None = None,
     workers: int | None = None,
-    data_dir: str | Path | None = None,
     device: str | None = None,
+    data_dir: str | Path | None = None,
     observe: Callable[[Event], None] | None = None,
     data: Any = None,
     model: Any = None,
@@ -73,17 +73,17 @@ def calibrate_run(
 
     Parameters
     ----------
-    path : str or Path
+    path
         The run directory.
-    *sources : str or Finisher
-        Calibrations such as ``"ccvr(per_class=2000) + secure"`` or ``"package.module:function(…)"``.
-    engine, workers, device : optional
+    *sources
+        Calibrations such as ``"ccvr(per_class=2000) + secure"`` or ``"package.module:function(…)"``, or Finishers.
+    engine, workers, device
         As in ``unskew.run``; by default as in the run.
-    data_dir : str or Path, optional
+    data_dir
         The folder of the data set, if it was moved since the run.
-    observe : callable, optional
+    observe
         Called with the progress and with each calibration.
-    data, model, method : optional
+    data, model, method
         The run's own values, if it was given values from Python.
     """
     engines.work_beside(engine)
@@ -138,13 +138,13 @@ def load(
 
     Parameters
     ----------
-    path : str or Path
+    path
         The run directory.
-    calibration : str, optional
+    calibration
         The calibrated classifier to use instead of the run's own.
-    data_dir : str or Path, optional
+    data_dir
         The folder of the data set, if it was moved since the run.
-    data, model, method : optional
+    data, model, method
         The run's own values, if it was given values from Python.
     """
     run = FinishedRun(path, data_dir=data_dir, device="cpu", values={"data": data, "model": model, "method": method})
@@ -350,17 +350,17 @@ class FinishedRun:
 
     Parameters
     ----------
-    path : str or Path
+    path
         The run directory.
-    data_dir : str or Path, optional
+    data_dir
         The folder of the data set, if it was moved since the run.
-    engine, workers, device : optional
+    engine, workers, device
         As in ``unskew.run``; by default as in the run.
-    say : callable, optional
+    say
         Called with what is being done, and how much of how much.
-    values : mapping, optional
+    values
         The run's own data, model and method, if it was given values from Python.
-    measured : bool
+    measured
         Whether measures are taken of it; they need this machine's engines.
     """
 
