@@ -71,12 +71,7 @@ def test_more_rounds_than_columns_show_means():
     assert not drawn[4].strip()
 
 
-@given(
-    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300),
-    st.integers(30, 200),
-    st.integers(1, 9),
-    st.booleans(),
-)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(30, 200), st.integers(1, 9), st.booleans())
 def test_a_curve_keeps_to_its_place_and_has_no_holes(values, width, height, ascii_only):
     lines = curve([(3 * n, value) for n, value in enumerate(values)], width, height, lambda v: f"{v:.3f}", ascii_only)
     assert len(lines) == height + 1
@@ -210,16 +205,8 @@ def test_a_note_is_printed_above_the_view():
 
 
 def test_a_resumed_run_shows_the_rounds_before(tmp_path):
-    common = {
-        "clients": 2,
-        "examples": 10,
-        "batches_max": 1,
-        "train_loss": 2.0,
-        "seconds": 1.0,
-        "bytes_up": 1,
-        "bytes_down": 1,
-        "loss": 0.5,
-    }
+    common = {"clients": 2, "examples": 10, "batches_max": 1, "train_loss": 2.0, "seconds": 1.0, "loss": 0.5}
+    common |= {"bytes_up": 1, "bytes_down": 1}
     rows = [
         {**common, "round": number, "accuracy": accuracy, "failures": [{"client": 1, "reason": "x"}]}
         for number, accuracy in ((1, 0.9), (2, 0.3), (3, 0.3))

@@ -17,7 +17,7 @@ from unskew.core.types import Visit
 from unskew.engines.loop import Loop
 from unskew.methods import METHODS
 from unskew.privacy.sessions import Sessions
-from unskew.runs.execute import finish
+from unskew.runs.execute import Calibrated, finish
 
 CPU = torch.device("cpu")
 SIZES = (14, 9, 1, 12)
@@ -52,7 +52,8 @@ def calibrated(federated):
     for finisher in side.algorithm.finish:
         check(finisher, side.algorithm, side)
     engine = Loop(replace(side_of(federated), secret=os.urandom(32), sessions=Sessions.temporary()))
-    done = finish(engine, side, state.tensors, side.algorithm, Key(0), events.append)
+    finish(engine, side, state.tensors, side.algorithm, Key(0), events.append)
+    done = [event for event in events if isinstance(event, Calibrated)]
     forecasts = [event.forecast for event in events if isinstance(event, Forecasted)]
     return done, forecasts
 

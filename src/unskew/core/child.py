@@ -45,10 +45,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 class Log:
     """The lines that a program prints, without colours; in a file, each has the time of day before it.
 
-    Parameters
-    ----------
-    path
-        The file that the lines are appended to; None only to remember the last ones.
+    Without a file, only the last ones are remembered.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -122,35 +119,11 @@ class JsonLines:
 
 
 class Child:
-    """A process that we started.
+    """A process that we started; messages call it ``name``.
 
-    Parameters
-    ----------
-    name
-        What messages call it.
-    command
-        The program and its arguments.
-    environment
-        The environment variables; None for this process's own.
-    folder
-        The working directory; None for this process's own.
-    log
-        Where its output goes; for a worker, its standard error.
-    heard
-        Called with every line that is not empty, in a thread of its own.
-    inherited
-        Descriptors that the child inherits under their numbers (POSIX only).
-    messages
-        The connection through which a worker receives messages; None for other programs.
-    life
-        A descriptor that is closed when the child has ended: the other end of a worker's life line.
-
-    Attributes
-    ----------
-    pid
-        The process's number.
-    began
-        When it was started, in seconds of ``time.monotonic``.
+    ``heard`` is called with every line of its output that is not empty, in a thread of its own. ``inherited`` are
+    descriptors that it has under the same numbers. A worker has ``messages`` and ``life``, our end of its life line,
+    which is closed when it has ended; its ``log`` has its standard error.
     """
 
     def __init__(
@@ -272,12 +245,7 @@ class Child:
 def start_worker(module: str, *descriptors: int) -> Child:
     """Start a process that calls ``main(parent, *descriptors)`` of a module and dies with this one.
 
-    Parameters
-    ----------
-    module
-        The module's full name. It is imported with this process's ``sys.path``.
-    descriptors
-        Open files that the worker inherits; their numbers are the same there.
+    The module is imported with this process's ``sys.path``; ``descriptors`` have the same numbers there.
     """
     if os.name != "posix":
         raise UserError("worker processes need Linux or macOS; use --engine loop and --jobs 1")

@@ -12,7 +12,7 @@ from unskew import engines
 from unskew.calibration.classifier import CalibratedClassifier
 from unskew.calibration.feasible import named
 from unskew.calibration.federated import Calibrator, Forecasted, Gathering, Known
-from unskew.calibration.finisher import RealFeatures
+from unskew.calibration.finisher import Finisher, RealFeatures
 from unskew.calibration.jobs import EvaluateCalibrated
 from unskew.core import tensors
 from unskew.core.errors import UserError
@@ -371,26 +371,32 @@ def make_start(
 
     What the methods send and what the server keeps is made from the model with the new classifier.
     """
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        model, classifier, sent, seconds = calibrate_start(model, start, side, engine, key, observe)
+    model, sent, seconds, notes = calibrate_start(model, start, side, engine, key, observe)
     state = driver.start(side.algorithm, model, side.classifier)
     score = evaluate(engine, state.tensors, len(side.test.labels), key, exchange=side.algorithm.exchange)
     made = Calibration(named(start.finish[0], start), score.accuracy, score.loss, sent, seconds)
-    notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
-    return state, InitialModel(score.accuracy, score.loss, made, tuple(notes))
+    return state, InitialModel(score.accuracy, score.loss, made, notes)
 
 
 def calibrate_start(
     model: Tensors, start: Algorithm, side: ClientSide, engine: Engine, key: Key, observe: Callable[[Any], Any]
-) -> tuple[Tensors, CalibratedClassifier, int, float]:
-    """The model with the calibration's classifier; the calibration itself, the bytes and seconds that it took."""
-    federation = Calibrator(engine, side, model, start, key, observe, {})
-    classifier, sent, seconds = federation.calibrated(start.finish[0])
+) -> tuple[Tensors, int, float, tuple[str, ...]]:
+    """The model with the calibration's classifier; the bytes and seconds that it took, and notes."""
+    calibrator = Calibrator(engine, side, model, start, key, observe, {})
+    classifier, sent, seconds, notes = _calibrate(calibrator, start.finish[0])
     linear = classifier.linear()
     new = dict(zip(side.classifier, (linear.weight.detach(), linear.bias.detach()), strict=True))
     changed = {name: new[name].to(value) if name in new else value for name, value in model.items()}
-    return changed, classifier, sent, seconds + classifier.report.seconds
+    return changed, sent, seconds, notes
+
+
+def _calibrate(calibrator: Calibrator, finisher: Finisher) -> tuple[CalibratedClassifier, int, float, tuple[str, ...]]:
+    """A calibrated classifier, the bytes and seconds that it took, and notes."""
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        classifier, sent, seconds = calibrator.calibrated(finisher)
+    notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
+    return classifier, sent, seconds + classifier.report.seconds, tuple(notes)
 
 
 # Early stopping. A round is better if its measure is better than that of every round before: of two equal ones the
@@ -485,33 +491,20 @@ def finish(
     known: Known | None = None,
     *,
     by_image: bool = False,
-) -> list[Calibrated]:
+) -> None:
     """Make and evaluate each of the algorithm's calibrations in turn.
 
     Statistics that are ``known`` already are not gathered again. With ``by_image`` the scores mark which test images
     are right.
     """
-    federation = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
-    done = []
+    calibrator = Calibrator(engine, side, model, algorithm, key, observe, {} if known is None else known)
+    count, exchange = len(side.test.labels), algorithm.exchange
     for finisher in algorithm.finish:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            classifier, sent, seconds = federation.calibrated(finisher)
-        score = evaluate(
-            engine,
-            model | tensors.prefixed(classifier.tensors(), "calibrated/"),
-            len(side.test.labels),
-            key,
-            job=EvaluateCalibrated,
-            by_image=by_image,
-            exchange=algorithm.exchange,
-        )
-        seconds += classifier.report.seconds
+        classifier, sent, seconds, notes = _calibrate(calibrator, finisher)
+        shared = model | tensors.prefixed(classifier.tensors(), "calibrated/")
+        score = evaluate(engine, shared, count, key, job=EvaluateCalibrated, by_image=by_image, exchange=exchange)
         result = Calibration(named(finisher, algorithm), score.accuracy, score.loss, sent, seconds)
-        notes = dict.fromkeys([*(str(warning.message) for warning in warned), *classifier.report.notes()])
-        done.append(Calibrated(result, classifier, tuple(notes), score))
-        observe(done[-1])
-    return done
+        observe(Calibrated(result, classifier, notes, score))
 
 
 def spent_in_rounds(prepared: Prepared, rounds: int) -> Spent | None:

@@ -166,20 +166,10 @@ def prepare(
     finished: Tensors | None = None,
     say: Say = silent,
 ) -> Prepared:
-    """Read the images, make the partition, fill in what the data decides.
+    """Read the images, make the partition, fill in what the data decides in a checked configuration.
 
-    Parameters
-    ----------
-    config : Config
-        The configuration, checked.
-    kept : str, optional
-        The partition of an earlier start of this run, as ``file:FILE``.
-    given : Given, optional
-        The values that the configuration only describes.
-    finished : Tensors, optional
-        The whole network's weights if the run is over, by their plain names: no pretrained weights are read then.
-    say : Say
-        Reports how far the images are read.
+    ``kept`` is the partition of an earlier start of this run, as ``file:FILE``. ``finished`` has the whole network's
+    weights by their plain names if the run is over: no pretrained weights are read then.
     """
     given = given or Given()
     _check_given(config, given, kept)

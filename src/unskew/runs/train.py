@@ -71,20 +71,8 @@ def run(
 ) -> Result:
     """Train, evaluate, write the run directory. ``unskew.run`` is this function with every option spelled out.
 
-    Whatever is refused is refused before the run directory is made.
-
-    Parameters
-    ----------
-    recipe : str, Path or Config, optional
-        What ``options`` are laid over.
-    out : str or Path, optional
-        The run directory; by default an unused one below ``runs``.
-    observe : callable, optional
-        Called with the Overview, each round's Metrics and every other event.
-    home : Path
-        What a relative ``out`` is below. If it is absolute, the run does not depend on the working directory.
-    **options
-        Options of the run; texts, or values from Python.
+    Whatever is refused is refused before the run directory is made. A relative ``out`` is below ``home``; if that is
+    absolute, the run does not depend on the working directory.
     """
     base = recipe if isinstance(recipe, Config) else _one_run(recipe, options) if recipe else Config()
     directory = usable_path(out) if out else None
@@ -108,14 +96,7 @@ def run(
 def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any) -> Result:
     """Continue where a run stopped; the result equals that of a run that never stopped.
 
-    Parameters
-    ----------
-    path : str or Path
-        The run directory.
-    observe : callable, optional
-        As in ``run``.
-    **changes
-        New values of the options in ``WORK``; the data, model and method of a run that was given them from Python.
+    ``changes`` are new values of the options in ``WORK``, and the values that the run was given from Python.
     """
     engines.work_beside(changes.get("engine"))
     path = usable_path(path)
