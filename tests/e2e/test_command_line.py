@@ -82,10 +82,7 @@ WRONG = {
     "a method that gives nothing": (["run", "--method", "outside_methods:empty"], "is not a method"),
     "a module that raises": (["run", "--method", "outside_broken:m"], "ZeroDivisionError"),
     "a function that is no model": (["run", "--model", "os:getcwd"], "os:getcwd"),
-    "a model that gives nothing": (
-        ["run", "--model", "outside_methods:nothing"],
-        "gives None; give a torch.nn.Module",
-    ),
+    "a model that gives nothing": (["run", "--model", "outside_methods:nothing"], "gives None; give a torch.nn.Module"),
     "a calibration that this network cannot have": (["run", "--method", "fedavg + lda(layers=9)"], "layers=9"),
     "a calibration with an impossible knob": (["run", "--method", "ccvr(per_class=0)"], "per_class"),
     "a recording that is none": (["run", "--during", "drfit"], "did you mean 'drift'?"),

@@ -9,11 +9,7 @@ from faults.kills import kill_trials, resource_trials, worker_trials
 from faults.texts import text_trials
 from faults.trials import REFUSED, SAME, Answer, Section, Trial, conduct, refusal
 
-QUICK = {
-    "finished": (finished_trials, 25),
-    "interrupted": (interrupted_trials, 12),
-    "texts": (text_trials, 25),
-}
+QUICK = {"finished": (finished_trials, 25), "interrupted": (interrupted_trials, 12), "texts": (text_trials, 25)}
 LONG = {"contexts": (context_trials, 2)}
 SLOW = {"kills": (kill_trials, 2), "workers": (worker_trials, 2), "resources": (resource_trials, 3)}
 QUICK_FILES = ("a recipe of nested tables", "a named pipe among pictures")

@@ -17,10 +17,7 @@ SMALL = {"rounds": 2, "epochs": 1, "lr": 0.01, "clients": 3, "checkpoint_seconds
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [
-        ("resnet", "fedavgm(0.9)"),
-        pytest.param("vit", "moon + clsprox + scaffold", marks=pytest.mark.heavy),
-    ],
+    [("resnet", "fedavgm(0.9)"), pytest.param("vit", "moon + clsprox + scaffold", marks=pytest.mark.heavy)],
 )
 def test_from_python_both_engines_give_the_same_bits_and_everything_follows(tmp_path, name, method):
     options = {**SMALL, "model": f"outside_models:{name}", "method": method, "during": "norms + drift"}

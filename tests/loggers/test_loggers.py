@@ -22,9 +22,7 @@ FAST = {"rounds": 5, "epochs": 1, "engine": "loop", "checkpoint_seconds": 0.0, "
 NAMES = ("train_loss", "accuracy", "loss", "clients", "examples", "bytes_up", "bytes_down", "seconds")
 
 pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore:The ``noload`` loader strategy:DeprecationWarning"
-    ),  # mlflow with SQLAlchemy 2.1
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")  # mlflow with SQLAlchemy 2.1
 ]
 
 

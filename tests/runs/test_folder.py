@@ -302,8 +302,7 @@ def test_a_checkpoint_cut_anywhere_is_the_users_to_delete(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "metadata",
-    [None, {"other": "x"}, *({"unskew": text} for text in ("no json", "{}", "[]", '{"round": 1}'))],
+    "metadata", [None, {"other": "x"}, *({"unskew": text} for text in ("no json", "{}", "[]", '{"round": 1}'))]
 )
 def test_a_file_that_is_no_checkpoint_of_ours_is_refused(tmp_path, metadata):
     write_whole(tmp_path / CHECKPOINT, safetensors.torch.save({"model/a": torch.zeros(1)}, metadata))

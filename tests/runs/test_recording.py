@@ -23,14 +23,7 @@ from unskew.runs import journal as recorded_file
 from unskew.runs.checkpoint import kept_state, load_state
 from unskew.runs.folder import read_model
 from unskew.runs.journal import LineFile, Mark
-from unskew.runs.recording import (
-    Recorded,
-    Recorder,
-    parse_recording,
-    plain_spelling,
-    silhouette_of,
-    some_features,
-)
+from unskew.runs.recording import Recorded, Recorder, parse_recording, plain_spelling, silhouette_of, some_features
 
 __all__ = ["finished", "runs_of"]
 
@@ -158,8 +151,7 @@ def test_recording_everything_changes_no_bit(finished, runs_of):
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["moon", *(pytest.param(each, marks=pytest.mark.heavy) for each in METHODS if each != "moon")],
+    "method", ["moon", *(pytest.param(each, marks=pytest.mark.heavy) for each in METHODS if each != "moon")]
 )
 def test_a_pool_writes_down_what_the_loop_does_and_changes_no_bit(runs_of, method):
     loop = runs_of(method=method, during="norms + drift", per_round=3)

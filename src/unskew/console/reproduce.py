@@ -161,8 +161,7 @@ def reproduce(
         str | None, typer.Option(metavar="DIR", help="The folder of the published data sets (or UNSKEW_DATA).")
     ] = None,
     cells: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Train only the I-th of N parts, to spread a table over machines."),
+        str | None, typer.Option(metavar="I/N", help="Train only the I-th of N parts, to spread a table over machines.")
     ] = None,
     rows: Annotated[
         list[str] | None,

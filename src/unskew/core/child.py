@@ -252,11 +252,7 @@ def start_worker(module: str, *descriptors: int) -> Child:
     ours, theirs = socket.socketpair()
     life, our_life = os.pipe()
     inherited = [theirs.fileno(), life, *descriptors]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)),
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), "OMP_NUM_THREADS": "1"}
     try:
         return Child(
             module,

@@ -24,11 +24,7 @@ from unskew.runs.folder import calibration_file
 from unskew.runs.journal import read_metrics
 from unskew.runs.prepare import Overview
 
-LOGGERS: dict[str, Callable[[], Backend]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
+LOGGERS: dict[str, Callable[[], Backend]] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
 TOTALS = ("bytes_up", "bytes_down", "failures")  # also logged as sums over the rounds so far
 
 
