@@ -22,10 +22,8 @@ from unskew.calibration.federated import real_features
 from unskew.calibration.finisher import RealFeatures
 from unskew.calibration.protection import add_noise, clip_features
 from unskew.core.key import Key
-from unskew.engines.blueprint import build, dataset
 from unskew.models.cut import cut
-from unskew.runs.finished import prepared_of, weights_of
-from unskew.runs.result import read_result
+from unskew.runs.finished import FinishedRun
 
 HERE = Path(__file__).parent
 EPSILONS = (1, 2, 4, 8, 30, 100, 1000)
@@ -36,10 +34,9 @@ RELEASED = {"lda": "shared", "ccvr(covariance=diagonal)": "diagonal", "ccvr": "f
 
 def features_of(run: Path) -> tuple[torch.nn.Module, Tensor, Tensor, Tensor, Tensor]:
     """The classifier; training features and labels, test features and labels."""
-    result = read_result(run)
-    prepared = prepared_of(run, result, device="cpu")
-    side = build(prepared.blueprint, dataset(prepared.images, prepared.population))
-    side.load(weights_of(run, result, side.network), training=False)
+    finished = FinishedRun(run, device="cpu")
+    side = finished.side
+    side.load(finished.model, training=False)
     encoder, head = cut(side.network)
     train, labels = real_features(side, RealFeatures(), Key(0))
     everything = torch.arange(len(side.test.labels))

@@ -24,7 +24,7 @@ from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
 from unskew.runs.result import Result
 from unskew.runs.seeds import SeedRuns
-from unskew.sweeps.outcomes import Sweep, check_format, write_summary
+from unskew.sweeps.sweep import Sweep, check_format, write_summary
 from unskew.sweeps.sweep import sweep as sweep_settings
 
 Function = TypeVar("Function", bound=Callable[..., Any])

@@ -14,8 +14,7 @@ from unskew.core.errors import UserError
 from unskew.runs import config as configs
 from unskew.runs.config import Config
 from unskew.sweeps import sweep as sweep_module
-from unskew.sweeps.outcomes import effective_rate, server_step
-from unskew.sweeps.sweep import sweep
+from unskew.sweeps.sweep import effective_rate, server_step, sweep
 from unskew.sweeps.tasks import RunFailure, Task, do_task
 
 SMALL = {"rounds": 1, "epochs": 1, "clients": 3, "partition": "iid", "engine": "loop", "jobs": 1}

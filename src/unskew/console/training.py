@@ -31,8 +31,8 @@ from unskew.runs.execute import Observer
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import VALIDATION, Result
 from unskew.runs.seeds import FINISHED, describe_steps, plan_seeds
-from unskew.sweeps.outcomes import Sweep, TriedSetting, check_format, tabulate, write_summary
 from unskew.sweeps.space import describe_values
+from unskew.sweeps.sweep import Sweep, TriedSetting, check_format, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
 
 
