@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -189,7 +189,8 @@ def reproduce(
 ) -> None:
     """Reproduce a table or figure of a paper; prints our values next to the paper's, with every known difference."""
     if claim:
-        _claim(usable_path(folder))
+        files, sentences = write_claim(usable_path(folder))
+        out.say(*(f"- {sentence}" for sentence in sentences), *(f"  {file}" for file in files))
         return
     if not tables:
         list_recipes(out, data or "", data_dir)
@@ -212,12 +213,6 @@ def reproduce(
         said = describe_table(result)
         show_table(out, result, said, write_table(result, said, _command([each.name], asked, cells, folder)))
     write_index(folder)
-
-
-def _claim(folder: Path) -> None:
-    files, said = write_claim(folder)
-    out.say(*(f"- {sentence}" for sentence in said))
-    out.say(*(f"  {file}" for file in files))
 
 
 def _train(
@@ -264,9 +259,8 @@ def _announce(
     if here:
         with StageProgress(out) as progress:
             whole = plans.estimate_all(here, plans.Speeds.of_machine(lambda words: progress(words, 0, 0)))
-        words += (
-            f"; about {format_duration(whole)} on this machine, if it is otherwise idle" if whole is not None else ""
-        )
+        if whole is not None:
+            words += f"; about {format_duration(whole)} on this machine, if it is otherwise idle"
     out.say(words)
 
 
@@ -284,16 +278,11 @@ def _changes(given: Sequence[str]) -> dict[str, Value]:
             raise UserError(
                 f"--set {brief(text)}: give NAME=VALUE with an option of unskew run; {nearest(name, OPTIONS)}"
             )
-        changes[name] = _one_value(text)
+        (option,) = parse_over([text])
+        if len(option.values) != 1:
+            raise UserError(f"--set {brief(text)}: give one value; several are for unskew sweep")
+        changes[name] = option.values[0]
     return changes
-
-
-def _one_value(text: str) -> Value:
-    (option,) = parse_over([text])
-    if len(option.values) != 1:
-        raise UserError(f"--set {brief(text)}: give one value; several are for unskew sweep")
-    value: Any = option.values[0]
-    return value  # type: ignore[no-any-return]
 
 
 def _command(tables: Sequence[str], asked: Variant, cells: str | None, folder: Path) -> str:

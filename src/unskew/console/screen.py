@@ -83,10 +83,9 @@ def curve(
                 rows[row][x // across] |= _BRAILLE_DOTS[x % across][part]
     names = {0: label(high), height - 1: label(low)} if high > low else {height // 2: label(low)}
     side, corner = ("|", "+") if ascii_only else ("│", "└")
-    lines = [
-        f"{names.get(place, ''):>{margin}} {side}{''.join(_character(dots, ascii_only) for dots in row).rstrip()}"
-        for place, row in enumerate(rows)
-    ]
+    glyphs = _MARKS if ascii_only else [chr(0x2800 + dots) for dots in range(1, 256)]
+    drawn = ["".join(glyphs[dots - 1] if dots else " " for dots in row).rstrip() for row in rows]
+    lines = [f"{names.get(place, ''):>{margin}} {side}{line}" for place, line in enumerate(drawn)]
     first, last = f"round {points[0][0]:.0f}", f"{points[-1][0]:.0f}"
     end = last if len(points) > 1 else ""
     return [*lines, f"{'':>{margin}} {corner}{first}{end:>{max(1, columns - len(first))}}".rstrip()]
@@ -118,12 +117,6 @@ def _levels(points: Sequence[Point], columns: int, levels: int, low: float, high
         (here, here) if abs(here - before) <= 1 else (min(here, before + 1), max(here, before - 1))
         for before, here in zip(reach, heights, strict=False)
     ]
-
-
-def _character(dots: int, ascii_only: bool) -> str:
-    if not dots:
-        return " "
-    return _MARKS[dots - 1] if ascii_only else chr(0x2800 + dots)
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:

@@ -145,7 +145,8 @@ def open_logger(name: str, note: Callable[[str], None] | None = None) -> Logger:
     make = _outside(name) if ":" in name else LOGGERS.get(name)
     if make is None:
         raise UserError(f"--log {name}: {nearest(name, LOGGERS)}; or give package.module:function")
-    return Logger(_folder_name(name), _opened(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
+    folder = re.sub(r"[^\w.-]+", "-", name)
+    return Logger(folder, _opened(name, make), note or (lambda text: warnings.warn(text, stacklevel=2)))
 
 
 def _outside(name: str) -> Callable[[], Backend]:
@@ -169,7 +170,3 @@ def _opened(name: str, make: Callable[[], Backend]) -> Backend:
             "return an object with start, write and close"
         )
     return backend
-
-
-def _folder_name(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)

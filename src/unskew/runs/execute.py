@@ -166,7 +166,10 @@ class Execution:
         for state, row in rounds:
             last = state.round == config.rounds
             if last or state.round % config.evaluate_every == 0:
-                row = self._evaluate_round(state, row, last)
+                score = self._evaluate(state, by_image=self.by_image and last)
+                self.score = (state.round, score) if last or not self.by_image else None
+                failures = (*row.failures, *score.failures)
+                row = replace(row, accuracy=score.accuracy, loss=score.loss, failures=failures)
             if state.round == 1 and self.progress.start is not None:  # --start counts as part of the first round
                 row = replace(row, bytes_up=row.bytes_up + self.progress.start.bytes_up)
             if (line := self.recorder.line(state)) is not None:
@@ -234,11 +237,6 @@ class Execution:
     def _evaluate(self, state: ServerState, *, by_image: bool = False) -> Evaluation:
         count, exchange = len(self.prepared.images.test), self.algorithm.exchange
         return evaluate(self.engine, state.tensors, count, self.key, by_image=by_image, exchange=exchange)
-
-    def _evaluate_round(self, state: ServerState, row: Metrics, last: bool) -> Metrics:
-        score = self._evaluate(state, by_image=self.by_image and last)
-        self.score = (state.round, score) if last or not self.by_image else None
-        return replace(row, accuracy=score.accuracy, loss=score.loss, failures=(*row.failures, *score.failures))
 
     def _conclude(self, model: Tensors, calibrated: Sequence[Calibrated], seconds: float) -> Result:
         """Write the model, the calibrations and the result, sealed with the metrics; the result comes last."""

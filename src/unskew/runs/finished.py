@@ -292,12 +292,10 @@ def _earlier_state(run: "FinishedRun", number: int) -> ServerState:
     run.prepared.initialise(run.side.network)
     model = tensors.on_device(tensors.of_module(run.side.network), "cpu")
     if run.prepared.start is not None:
-        model = calibrate_start(tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, _ignore)[0]
+        model = calibrate_start(
+            tensors.copy(model), run.prepared.start, run.side, run.engine, run.key, lambda event: None
+        )[0]
     return driver.start(run.algorithm, model, run.side.classifier)
-
-
-def _ignore(event: object) -> None:
-    return
 
 
 def _train_locally(run: "FinishedRun", engine: Engine, state: ServerState, most: int) -> dict[int, Tensors]:

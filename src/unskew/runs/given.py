@@ -113,7 +113,9 @@ def description(value: Any) -> str:
     """A function by its name and the plain values that it was made with: the same for the same value in another run."""
     if isinstance(value, functools.partial):
         knobs = {str(index): knob for index, knob in enumerate(value.args)} | value.keywords
-        return description(value.func) + _spelled({name: knob for name, knob in knobs.items() if _plain(knob)})
+        return description(value.func) + _spelled(
+            {name: knob for name, knob in knobs.items() if isinstance(knob, PLAIN)}
+        )
     name = getattr(value, "__qualname__", None) or type(value).__qualname__
     return f"{getattr(value, '__module__', None) or type(value).__module__}.{name}{_spelled(dict(_captured(value)))}"
 
@@ -221,7 +223,7 @@ def _slots(algorithm: Algorithm) -> str:
 def _value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_value_text, value))})"
-    if _plain(value):
+    if isinstance(value, PLAIN):
         return repr(value)
     if is_dataclass(value):
         parts = [
@@ -251,14 +253,10 @@ def _captured(value: Any, depth: int = 4) -> Iterator[tuple[str, Any]]:
         function.__kwdefaults__ or {}
     )
     for name, inside in sorted(cells.items()):
-        if _plain(inside):
+        if isinstance(inside, PLAIN):
             yield name, inside
         else:
             yield from ((f"{name}.{deeper}", each) for deeper, each in _captured(inside, depth - 1))
-
-
-def _plain(value: Any) -> bool:
-    return isinstance(value, PLAIN)
 
 
 def _spelled(values: Mapping[str, Any]) -> str:

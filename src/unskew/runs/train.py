@@ -1,7 +1,7 @@
 """Running and resuming: from a configuration to a prepared federation and its run directory."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -74,7 +74,11 @@ def run(
     Whatever is refused is refused before the run directory is made. A relative ``out`` is below ``home``; if that is
     absolute, the run does not depend on the working directory.
     """
-    base = recipe if isinstance(recipe, Config) else _one_run(recipe, options) if recipe else Config()
+    base = recipe if isinstance(recipe, Config) else Config()
+    if recipe and not isinstance(recipe, Config):
+        base, seeds = configs.read_recipe(Path(recipe))
+        if seeds and options.get("seed") is None:
+            raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")
     directory = usable_path(out) if out else None
     texts, given = take_values(options)
     config = configs.checked(configs.with_values(base, texts, "run"))
@@ -154,13 +158,6 @@ def _report_stages(observe: Observer | None) -> Say:
 def _partition_bytes(prepared: Prepared) -> bytes:
     labels, classes = prepared.images.train.labels, len(prepared.images.classes)
     return folders.arrays_bytes(partition_files.to_arrays(prepared.partition, labels, classes))
-
-
-def _one_run(recipe: str | PathLike[str], options: Mapping[str, Any]) -> Config:
-    base, seeds = configs.read_recipe(Path(recipe))
-    if seeds and options.get("seed") is None:
-        raise UserError(f"{recipe} lists seeds for several runs; use unskew.run_seeds, or give seed=… for one run")
-    return base
 
 
 def slug(config: Config, *, seed: bool = True) -> str:

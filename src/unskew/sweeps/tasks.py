@@ -42,7 +42,10 @@ class RunFailure:
 def do_task(task: Task, say: Say | None = None) -> RunFailure | None:
     """Do the run, or what is left of it; None where it has all that was asked for then."""
     failure = None if (task.path / RESULT).exists() else _train(task, say)
-    return failure or _add(task)
+    if failure is not None:
+        return failure
+    failures = [*_calibrate(task), *(_measure(task) if task.measures else ())]  # one that fails stops no other
+    return RunFailure("; ".join(failures)) if failures else None
 
 
 def _train(task: Task, say: Say | None) -> RunFailure | None:
@@ -62,18 +65,11 @@ def _train(task: Task, say: Say | None) -> RunFailure | None:
     return None
 
 
-def _add(task: Task) -> RunFailure | None:
-    """Add the calibrations and measures that the run does not have yet; one that fails does not stop the others."""
-    failures = _calibrate(task) if task.calibrations else []
-    if task.measures:
-        failures += _measure(task)
-    return RunFailure("; ".join(failures)) if failures else None
-
-
 def _calibrate(task: Task) -> list[str]:
     """Make the calibrations that are not there, those of one exchange together; the reasons of those that fail."""
     failures: list[str] = []
-    left = [name for name in task.calibrations if name not in read_result(task.path).calibrations]
+    made = read_result(task.path).calibrations if task.calibrations else {}
+    left = [name for name in task.calibrations if name not in made]
     while left:
         try:
             calibrate_run(task.path, *left, **_where(task))
