@@ -143,11 +143,9 @@ def gather(
             parts.append((node, _statistics(reply, classes, form)))
         except UserError as error:
             failures[node] = str(error)
-    if len(parts) < max(1, min_replies):
+    if len(parts) < (least := max(1, min_replies)):
         reasons = "; ".join(f"node {node}: {why}" for node, why in failures.items()) or "no node is connected"
-        raise UserError(
-            f"{counted(len(parts), 'node')} sent class statistics, {max(1, min_replies)} are needed: {reasons}"
-        )
+        raise UserError(f"{counted(len(parts), 'node')} sent class statistics, {least} are needed: {reasons}")
     parts.sort(key=lambda part: part[0])  # whoever answers first, the sum has the same bits
     total = ClassStatistics.merged(part for _, part in parts)
     return Gathered(total, tuple(node for node, _ in parts), failures)

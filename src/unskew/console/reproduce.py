@@ -275,9 +275,7 @@ def _changes(given: Sequence[str]) -> dict[str, Value]:
         name, equals, _ = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals or name not in OPTIONS:
-            raise UserError(
-                f"--set {brief(text)}: give NAME=VALUE with an option of unskew run; {nearest(name, OPTIONS)}"
-            )
+            raise UserError(f"--set {brief(text)}: give NAME=VALUE, an option of unskew run; {nearest(name, OPTIONS)}")
         (option,) = parse_over([text])
         if len(option.values) != 1:
             raise UserError(f"--set {brief(text)}: give one value; several are for unskew sweep")

@@ -449,9 +449,7 @@ class FinishedRun:
         weights = self.weights if config.pretrained is not None or config.train != "all" else None
         prepared = prepare(config, kept, given, weights, self.say)
         if prepared.data_sha256 != self.result.data_sha256:
-            raise UserError(
-                f"the data set {config.data} is not the one that {path} was made with; restore what was changed since"
-            )
+            raise UserError(f"the data set {config.data} is not the one that {path} was made with; restore it")
         if kept is not None and prepared.partition.hash != self.result.partition_hash:
             raise UserError(f"{path / 'partition.npz'} is not the partition that {path} was trained with")
         return prepared
@@ -509,9 +507,8 @@ class FinishedRun:
             found = weights.get(name)
             if found is None or found.dtype != own.dtype or found.shape != own.shape:
                 given = "is missing" if found is None else f"is {_kind(found)}"
-                raise UserError(
-                    f"{self.path / folders.MODEL} does not fit the network: {name} must be {_kind(own)}, but {given}"
-                )
+                file = self.path / folders.MODEL
+                raise UserError(f"{file} does not fit the network: {name} must be {_kind(own)}, but {given}")
         return {name: weights[plain] for name, plain in zip(names, folders.plain_names(names), strict=True)}
 
     @property
@@ -520,9 +517,7 @@ class FinishedRun:
         name = folders.classifier_names(self.path, self._final[1])[0]
         weight = self.weights.get(name)
         if weight is None or weight.dim() != 2 or not weight.is_floating_point():
-            raise UserError(
-                f"{self.path / folders.MODEL} has no classifier weight {name!r}; restore the file from a copy"
-            )
+            raise UserError(f"{self.path / folders.MODEL} has no classifier weight {name!r}; restore it from a copy")
         return weight
 
     @cached_property

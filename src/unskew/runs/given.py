@@ -74,9 +74,7 @@ def take_same(values: Mapping[str, Any], config: Config) -> Given:
     texts, given = take_values(values)
     for name, text in texts.items():
         if text is not None and text != (before := getattr(config, name)):
-            raise UserError(
-                f"{name} is {text!r}, but the run was started with {before!r}; give that, or start a new run"
-            )
+            raise UserError(f"{name} is {text!r}, but the run was started with {before!r}; give that, or start another")
     return given
 
 
@@ -150,9 +148,7 @@ def _method(value: Any) -> tuple[str, Any]:
         raise UserError("method: the list is empty; give a text such as fedavg, or a function")
     for part in parts:
         if not isinstance(part, str) and not callable(part):
-            raise UserError(
-                f"method: give texts and functions from Algorithm to Algorithm, or one Algorithm; this is {part!r}"
-            )
+            raise UserError(f"method: give texts and functions of an Algorithm, or one Algorithm; this is {part!r}")
     names = [part if isinstance(part, str) else _method_name(part) for part in parts]
     if None not in names:
         return " + ".join(name for name in names if name), None
@@ -181,9 +177,7 @@ def _partition(value: Any) -> tuple[str, Any]:
 def _engine(value: Any) -> tuple[str, None]:
     if callable(value) and (name := importable(value)):
         return name, None
-    raise UserError(
-        f"engine: give a name, or a function that takes an EngineSetup and is in a module; this is {value!r}"
-    )
+    raise UserError(f"engine: give a name, or a function of a module that takes an EngineSetup; this is {value!r}")
 
 
 def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:

@@ -252,9 +252,7 @@ def _read_baseline(config: Config, sha256: str) -> Result:
         result = read_result(Path(path))
         configs.read_run(Path(path))
     except UserError as error:
-        raise UserError(
-            f"--baseline: {error}; if the baseline was moved, give its new folder with --baseline"
-        ) from error
+        raise UserError(f"--baseline: {error}; if it was moved, give its new folder with --baseline") from error
     if result.data_sha256 != sha256:
         raise UserError(f"--baseline {path} was trained on other data ({result.data}); give a run on the same data")
     if result.settings.get("validation", 0.0) != config.validation:
@@ -312,16 +310,13 @@ def _given_partition(value: Partition | Ints, config: Config, examples: int) -> 
     """The partition that was given as a value, if it fits the training examples and ``--clients``."""
     client = value.client if isinstance(value, Partition) else value
     if len(client) != examples:
-        raise UserError(
-            f"partition: {len(client):,} client numbers for {examples:,} training examples; give one for each"
-        )
+        raise UserError(f"partition: {len(client):,} client numbers for {examples:,} examples; give one for each")
     if client.min(initial=0) < -1 or client.max(initial=-1) < 0:
         raise UserError("partition: give client numbers from 0 on, -1 where no client holds the example")
     clients = value.clients if isinstance(value, Partition) else config.clients or int(client.max()) + 1
-    if client.max() >= clients or (config.clients or clients) != clients:
-        raise UserError(
-            f"--clients {config.clients}: the partition has {int(client.max()) + 1:,} clients; leave it out"
-        )
+    found = int(client.max()) + 1
+    if found > clients or (config.clients or clients) != clients:
+        raise UserError(f"--clients {config.clients}: the partition has {found:,} clients; leave it out")
     if isinstance(value, Partition):
         return replace(value, scheme=config.partition)
     return Partition(client.astype(np.int32), clients, config.partition, config.seed)
@@ -539,9 +534,7 @@ def check_protections(prepared: Prepared) -> None:
                 f"{MIN_CLIENTS}; give --per-round"
             )
         if drawn > MOST_MEMBERS:
-            raise UserError(
-                f"secure(updates=true): {drawn:,} clients take part in a round; give --per-round {MOST_MEMBERS}"
-            )
+            raise UserError(f"secure(updates=true): {drawn:,} clients come to a round; give --per-round {MOST_MEMBERS}")
     if algorithm.mechanism is not None:
         require_extra("dp_accounting")
         _refuse_recordings("private-updates", prepared.recordings)

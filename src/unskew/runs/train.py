@@ -105,17 +105,13 @@ def resume(path: str | Path, *, observe: Observer | None = None, **changes: Any)
     engines.work_beside(changes.get("engine"))
     path = usable_path(path)
     if path.is_dir() and not (path / CONFIG).exists() and folders.is_blank(path):
-        raise UserError(
-            f"{path} has nothing to resume: no run was started there; start one with: unskew run --out {path}"
-        )
+        raise UserError(f"{path} has nothing to resume; start a run with: unskew run --out {path}")
     if not (path / CONFIG).is_file():
         folders.require_sealed(path, CONFIG)
         raise UserError(f"{path} is not a run directory: it has no {CONFIG}")
     with folders.locked_folder(path):
         if folders.read_sealed(path, RESULT) is not None:
-            raise UserError(
-                f"{path} is finished: it has a result.json; start another run with: unskew run {path / CONFIG}"
-            )
+            raise UserError(f"{path} is finished: it has a result.json; start another with: unskew run {path / CONFIG}")
         config = configs.read_run(path)
         config = replace(config, engine=engines.inherited(config.engine))
         work = {name: value for name in WORK if (value := changes.pop(name, None)) is not None}

@@ -439,9 +439,7 @@ def check_run(path: Path, task: Task, asked: SweepRequest) -> None:
     for name in ("seed", "validation", *(one.option for one in asked.over)):
         there, here = getattr(found, name), getattr(task.config, name)
         if OPTIONS[name].kind is not str and here is not None and there != here:
-            raise UserError(
-                f"{path} contains a run with {name} {there}, not {here}; move it away, or choose another --out"
-            )
+            raise UserError(f"{path} contains a run with {name} {there}, not {here}; choose another --out")
 
 
 def _describe_request(asked: SweepRequest) -> dict[str, Any]:
@@ -638,9 +636,7 @@ def _check_settings(asked: SweepRequest, settings: Sequence[dict[str, Value]] | 
     tried = [first, *({**first, one.option: value} for one in asked.over for value in one.ends[1:])]
     use_sgd = [_check_texts(asked, values) for values in settings or tried]
     if "momentum" in first and not any(use_sgd):
-        raise UserError(
-            f"--over momentum: --optimizer {asked.base.optimizer} has none; vary it with sgd, or leave it out"
-        )
+        raise UserError(f"--over momentum: --optimizer {asked.base.optimizer} has none; use sgd, or leave it out")
     costly = {one.option for one in asked.over if OPTIONS[one.option].kind in (str, bool)} | {"clients", "per_round"}
     for index, values in enumerate(tried):
         changed = {name for name in values if values[name] != first[name]}
@@ -661,9 +657,7 @@ def _check_texts(asked: SweepRequest, values: dict[str, Value]) -> bool:
     made = [named(one, algorithm) for one in algorithm.finish]
     if asked.by not in SCORES and asked.by not in made:
         there = f"makes {', '.join(made)}" if made else "makes no calibration"
-        raise UserError(
-            f"--by {asked.by}: the method {config.method} {there}; add {asked.by} to it, or judge otherwise"
-        )
+        raise UserError(f"--by {asked.by}: the method {config.method} {there}; add {asked.by} to it, or give another")
     return uses_sgd(algorithm.local)
 
 
