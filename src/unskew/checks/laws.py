@@ -69,7 +69,7 @@ def candidate(source: Source) -> Candidate:
     if isinstance(source, Algorithm):
         return Candidate((Named("the algorithm", _as_method(source)),), None)
     if not callable(source):
-        raise UserError(f"{a_kind(source)} is not a method; give a text, a function of an Algorithm, or an Algorithm")
+        raise UserError(f"{a_kind(source)} is not a method; give its text, a function of an Algorithm, or an Algorithm")
     name = getattr(source, "__name__", type(source).__name__)
     if methods.required_parameters(source):  # it takes the Algorithm itself: knobs have defaults
         return Candidate((Named(name, source),), None)

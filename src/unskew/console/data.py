@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from unskew.console.options import with_options
 from unskew.console.progress import DownloadProgress, PlainConsole, StageProgress
-from unskew.console.training import with_options
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.units import counted, format_bytes

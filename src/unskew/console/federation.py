@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole
 from unskew.console.study import report
-from unskew.console.training import with_options
 from unskew.core.child import Child
 from unskew.core.errors import UserError
 from unskew.core.files import write_whole

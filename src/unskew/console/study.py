@@ -11,8 +11,8 @@ from unskew import analysis
 from unskew.analysis import draw_runs
 from unskew.analysis.measure import Measured
 from unskew.console.comparison import note_unsealed, runs_named
+from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole, StageProgress
-from unskew.console.training import with_options
 from unskew.core.errors import Missing, UserError
 from unskew.report.write import write_report
 from unskew.runs.seals import DAMAGED, UNSEALED, WHOLE, Examined, examine, seal_folder, unsealed_note

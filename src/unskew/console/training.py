@@ -1,7 +1,5 @@
 """The commands that train, and their options: one run, several seeds, a sweep; the list of methods."""
 
-import functools
-import inspect
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -14,10 +12,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from unskew import engines, methods
+from unskew import methods
 from unskew.console import comparison as comparing
 from unskew.console.comparison import flat, note_unsealed, seed_sheet
 from unskew.console.main import fail
+from unskew.console.options import with_options
 from unskew.console.progress import PlainConsole, StageProgress
 from unskew.console.screen import Screen, show_facts, summary
 from unskew.core.errors import ClientFailure, LostMemory, UserError, nearest
@@ -26,7 +25,7 @@ from unskew.loggers import LOGGERS, open_logger
 from unskew.methods import GROUPS, MethodDescription, describe, describe_method
 from unskew.runs import config as configs
 from unskew.runs import finished, train
-from unskew.runs.config import OPTIONS, Option
+from unskew.runs.config import OPTIONS
 from unskew.runs.execute import Observer
 from unskew.runs.journal import read_metrics
 from unskew.runs.result import VALIDATION, Result
@@ -34,50 +33,6 @@ from unskew.runs.seeds import FINISHED, describe_steps, plan_seeds
 from unskew.sweeps.space import describe_values
 from unskew.sweeps.sweep import Sweep, TriedSetting, check_format, tabulate, write_summary
 from unskew.sweeps.sweep import sweep as do_sweep
-
-
-def with_options(
-    names: Sequence[str], default: str | None = None
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command with a flag for each of these options instead of its parameter ``options``.
-
-    The command is called with ``options``, a dict of those that were given. ``default`` describes the
-    defaults, if they are not the options' own.
-    """
-
-    def spread(command: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(command)
-        def called(**values: Any) -> None:
-            given = {name: values.pop(name, None) for name in names}
-            if "engine" in given:
-                engines.check_command(given["engine"])
-                engines.work_beside(given["engine"])
-            command(options={name: value for name, value in given.items() if value is not None}, **values)
-
-        parameters = []
-        for parameter in inspect.signature(command, eval_str=True).parameters.values():
-            spelled = (
-                [_make_parameter(OPTIONS[name], default) for name in names]
-                if parameter.name == "options"
-                else [parameter]
-            )
-            parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in spelled]
-        del called.__wrapped__  # typer would look at the hints of the command itself
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {each.name: each.annotation for each in parameters}
-        return called
-
-    return spread
-
-
-def _make_parameter(option: Option, default: str | None) -> inspect.Parameter:
-    flags = [option.flag, f"--no-{option.flag[2:]}"] if option.kind is bool else [option.flag]
-    words = f"{option.help.removesuffix('.')} (default: {default or option.default_text})."
-    info = typer.Option("/".join(flags), help=words, metavar=option.metavar, show_default=False)
-    wanted: Any = option.kind
-    kind = Annotated[wanted | None, info]
-    return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-
 
 out = PlainConsole()
 
