@@ -292,9 +292,9 @@ def _list_methods() -> None:
             if row.group == group:
                 table.add_row(Text(row.name), Text(row.changes))
         out.print(Padding(table, (0, 0, 1, 2)))
-    out.say("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
+    out.print("unskew methods NAME describes one: its formula, its knobs and defaults, its reference.")
     out.print('Combine methods with +, as in --method "fedavgm(0.9) + fedvc(256) + fedir + ccvr".')
-    out.say("Use your own method as package.module:function.")
+    out.print("Use your own method as package.module:function.")
 
 
 def _show_method(row: MethodDescription) -> None:
