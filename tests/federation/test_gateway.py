@@ -1,204 +1,434 @@
-"""The port that nodes connect to, tried request by request before a stand-in for Flower's server."""
+"""The port that nodes connect to, attacked request by request: a real gateway before a stand-in for Flower's server."""
 
-import asyncio
 import base64
-import datetime
 import json
+import random
+import socket
 import time
 
 import httpx
 import pytest
+from door import ASK, JOIN, PUSH, Door, answer, reason
 
 from unskew.federation import gateway as module
-from unskew.federation.folder import initialise
-from unskew.federation.gateway import Gateway
+from unskew.federation.folder import initialise, renew_secrets
+from unskew.federation.gateway import ROUTES, Refused, read_head
 from unskew.federation.network import make_node_key, public_pem
 
-ASK, PUSH, JOIN = "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/activate-node"
+
+@pytest.fixture
+def door(tmp_path):
+    door = Door(tmp_path)
+    yield door
+    door.close()
 
 
 @pytest.fixture
-def federation(tmp_path):
-    return initialise(tmp_path, nodes=["a", "b"]).federation
+def make_door(tmp_path):
+    made = []
+
+    def make(**limits):
+        made.append(Door(tmp_path / str(len(made)), **limits))
+        return made[-1]
+
+    yield make
+    for door in made:
+        door.close()
 
 
-class Flower:
-    """A server that counts what reaches it and answers with what it is told."""
-
-    def __init__(self):
-        self.requests, self.answers, self.trouble = [], [], None
-
-    async def __call__(self, request):
-        content = await request.aread()
-        if self.trouble:
-            raise self.trouble
-        self.requests.append((request.url.path, dict(request.headers), content))
-        body = self.answers.pop(0) if self.answers else b""
-
-        async def stream():
-            yield body
-
-        return httpx.Response(200, content=stream(), headers={"content-type": "application/x-protobuf", "server": "x"})
-
-
-@pytest.fixture
-def flower():
-    return Flower()
-
-
-@pytest.fixture
-def call(federation, flower):
-    gateway = Gateway(federation)
-    gateway._server = httpx.AsyncClient(base_url="https://x", transport=httpx.MockTransport(flower))
-
-    async def one(path=PUSH, node="a", *, method="POST", parts=(b"hello",), key=None, headers=(), leaves=None):
-        coming = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
-        coming.append({"type": "http.request", "body": b"", "more_body": False})
-        sent = []
-
-        async def receive():
-            if coming:
-                return coming.pop(0)
-            await asyncio.sleep(leaves if leaves is not None else 60)
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            sent.append(message)
-
-        if key is None and node:
-            key = base64.b64encode(public_pem(federation.public_keys()[node]))
-        given = [(b"content-type", b"application/x-protobuf"), (b"cookie", b"c"), (b"flwr-signature", b"s"), *headers]
-        given += [(b"flwr-public-key", key)] if key else []
-        scope = {"type": "http", "method": method, "path": path, "headers": given, "client": ("10.0.0.9", 1)}
-        await gateway(scope, receive, send)
-        return sent[0]["status"], b"".join(each.get("body", b"") for each in sent[1:]), dict(sent[0]["headers"])
-
-    return lambda *words, **more: asyncio.run(one(*words, **more))
-
-
-def reason(answer):
-    return json.loads(answer[1])["detail"]
-
-
-def test_a_registered_nodes_request_is_passed_on_with_flowers_headers_alone(call, flower):
-    flower.answers = [b"answer"]
-    status, body, headers = call(parts=(b"he", b"llo"))
-    assert (status, body) == (200, b"answer")
-    path, sent, content = flower.requests[0]
+def test_a_nodes_request_is_passed_on_with_flowers_headers_alone(door):
+    door.flower.answers = [b"answer"]
+    headers = {**door.signed(), "cookie": "c", "authorization": "Bearer x", "x-unskew-gateway": "mine"}
+    assert door.call(headers=headers) == (200, b"answer")
+    path, sent, content = door.flower.requests[0]
     assert (path, content) == (PUSH, b"hello")
-    assert (sent["flwr-signature"], "cookie" in sent) == ("s", False)
-    assert b"server" not in headers
+    assert sent["flwr-signature"] == headers["flwr-signature"]
+    assert not {"cookie", "authorization"} & set(sent)
+    assert sent["x-unskew-gateway"] == door.federation.token("gateway")
+
+
+def test_two_requests_on_one_connection(door):
+    with door.connect() as line:
+        assert door.call(line=line)[0] == 200
+        assert door.call("/v1/fleet/get-run", line=line)[0] == 200
+    assert [path for path, _, _ in door.flower.requests] == [PUSH, "/v1/fleet/get-run"]
+
+
+def test_of_flowers_complete_route_table_a_node_reaches_what_nodes_need_and_nothing_else(door, tmp_path):
+    """Every route of Flower's own app, asked with a right signature."""
+    from fastapi.routing import iter_route_contexts
+    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+    from flwr.superlink.main import create_app
+
+    assert FLWR_IN_MEMORY_DB_NAME
+    routes = set()
+    for context in iter_route_contexts(create_app().routes):
+        for method in context.route.methods or ():
+            routes.add((method, context.path if hasattr(context, "path") else context.route.path))
+    assert ("POST", "/v1/control/start-run") in routes
+    assert len(routes) > 70
+    reached = {(method, path) for method, path in routes if door.call(path, method=method)[0] == 200}
+    assert reached == {("POST", path) for path in ROUTES}
+    assert {path.rpartition("/")[2] for _, path in routes if path.startswith("/v1/fleet/")} - {
+        path.rpartition("/")[2] for path in ROUTES
+    } == {"register-node", "unregister-node"}  # which are the server's to do
+
+
+ATTACKS = [
+    "/v1/fleet/../control/start-run",
+    "/v1/fleet/..%2fcontrol/start-run",
+    "/v1/fleet/%2e%2e/control/start-run",
+    "/v1/fleet/.%2E/control/start-run",
+    "/v1/fleet/pull-messages/../../control/start-run",
+    "/v1/fleet//pull-messages",
+    "//v1/fleet/pull-messages",
+    "/v1//fleet/pull-messages",
+    "/V1/fleet/pull-messages",
+    "/v1/Fleet/pull-messages",
+    "/v1/fleet/PULL-MESSAGES",
+    "/v1/fleet/pull%2dmessages",
+    "/v1/fleet/pull-messages/",
+    "/v1/fleet/pull-messages?x=/v1/control/start-run",
+    "/v1/fleet/pull-messages#x",
+    "/v1/fleet/pull-messages;x",
+    "/v1/fleet\\..\\control\\start-run",
+    "/v1/fleet/..\\control/start-run",
+    "/v1/fleet/\x00pull-messages",
+    "/v1/fleet/pull-messages\t",
+    "/v1/fleet/pull-messages\x7f",
+    "https://127.0.0.1/v1/fleet/pull-messages",
+    "http://127.0.0.1:8001/v1/control/start-run",
+    "*",
+    "v1/fleet/pull-messages",
+    "/v1/fleet/%c0%ae%c0%ae/control/start-run",
+    "/v1/fleet/\xc0\xae\xc0\xae/control/start-run",
+    "/./v1/fleet/pull-messages",
+    "/v1/fleet/./pull-messages",
+    "/v1/control/start-run",
+    "/v1/runtime/acquire-task",
+    "/",
+    "/docs",
+]
+
+
+@pytest.mark.parametrize("path", ATTACKS)
+def test_no_other_spelling_of_a_path_reaches_flower(door, path):
+    answered = door.call(path)
+    assert (answered[0], reason(answered)) == (404, "this port is for the nodes of a federation")
+    assert door.flower.requests == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "post", "PATCH"])
+def test_no_other_method_reaches_flower(door, method):
+    assert door.call(method=method)[0] == 404
+    assert door.flower.requests == []
 
 
 @pytest.mark.parametrize(
-    ("path", "method"),
+    "fields",
     [
-        ("/v1/control/start-run", "POST"),
-        ("/v1/control/register-node", "POST"),
-        ("/v1/runtime/acquire-task", "POST"),
-        ("/v1/fleet/pull-messages", "GET"),
-        ("/v1/fleetx", "POST"),
-        ("/", "GET"),
-        ("/docs", "GET"),
+        "content-length: 5\r\ncontent-length: 5",
+        "content-length: 5\r\ncontent-length: 6",
+        "content-length: 5\r\nContent-Length: 7",
+        "content-length: 5\r\ntransfer-encoding: chunked",
+        "transfer-encoding: chunked",
+        "transfer-encoding: identity\r\ncontent-length: 5",
+        "content-length: +5",
+        "content-length: 05",
+        "content-length: 5, 5",
+        "content-length: 0x5",
+        "content-length: -1",
+        "content-length : 5",
+        " content-length: 5",
+        "content-length: 5\r\n folded: 1",
+        "content-length: 5\nx: 1",
+        "content-length: 5\r\nx: a\x00b",
+        "content-length: 5\r\nx y: 1",
+        "content-length: 5\r\n: 1",
+        "content-length: 5\r\nflwr-public-key: x\r\nflwr-public-key: y",
+        "x: 1",
     ],
 )
-def test_what_nodes_do_not_ask_never_reaches_flower(call, flower, path, method):
-    answer = call(path, method=method)
-    assert (answer[0], reason(answer)) == (404, "this port is for the nodes of a federation")
-    assert flower.requests == []
+def test_a_request_whose_length_or_headers_can_be_read_in_two_ways_is_refused(door, fields):
+    head = f"POST {PUSH} HTTP/1.1\r\nhost: x\r\n{fields}\r\n"
+    proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items())
+    assert door.send(f"{head}{proof}\r\n".encode("latin-1") + b"hello")[0] == 400
+    assert door.flower.requests == []
 
 
-def test_an_unknown_key_and_no_key_are_refused(call, flower, tmp_path):
+def test_ten_thousand_mutated_heads_are_the_request_itself_or_refused():
+    draw = random.Random(0)
+    head = f"POST {ASK} HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\nflwr-timestamp: t\r\n\r\n".encode()
+    bytes_in_doubt = b"\r\n\t \x00%./\\:;?#*AaZz09\x80\xff"
+    passed = 0
+    for _ in range(10_000):
+        mutated = bytearray(head)
+        for _ in range(draw.randint(1, 4)):
+            where, what = draw.randrange(len(mutated) - 4), draw.choice(bytes_in_doubt)
+            if draw.random() < 0.5:
+                mutated[where] = what
+            elif draw.random() < 0.5:
+                mutated.insert(where, what)
+            else:
+                del mutated[where : where + draw.randint(1, 6)]
+        try:
+            request = read_head(bytes(mutated))
+        except Refused:
+            continue
+        passed += 1
+        assert request.path in ROUTES
+        assert "transfer-encoding" not in request.headers
+    assert 0 < passed < 10_000
+
+
+def test_an_unknown_key_and_no_key_are_refused(door, tmp_path):
     (tmp_path / "x.pub").write_bytes(make_node_key().public)
-    stranger = base64.b64encode(public_pem(tmp_path / "x.pub"))
-    for answer in (call(key=stranger), call(node=None), call(key=b"\xff\x00")):
-        assert (answer[0], reason(answer)) == (401, module.NOT_REGISTERED)
-    assert call(JOIN, key=stranger)[0] == 400  # with it, a node gives the reason before it ends
-    assert flower.requests == []
+    stranger = {**door.signed(), "flwr-public-key": base64.b64encode(public_pem(tmp_path / "x.pub")).decode()}
+    for headers in (stranger, {}, {"flwr-public-key": "!"}):
+        answered = door.call(headers=headers)
+        assert (answered[0], reason(answered)) == (401, module.NOT_REGISTERED)
+    assert door.call(JOIN, headers=stranger)[0] == 400  # with it, a node gives the reason before it ends
+    assert door.flower.requests == []
 
 
-def test_a_key_that_is_taken_away_is_refused_and_one_that_is_added_is_let_in(call, flower, federation, monkeypatch):
-    monkeypatch.setattr("unskew.federation.gateway._LOOK_AGAIN", 0.0)
-    key = base64.b64encode(public_pem(federation.public_keys()["a"]))
-    assert call(key=key)[0] == 200
-    content = federation.public_keys()["a"].read_bytes()
-    federation.public_keys()["a"].unlink()
-    assert call(key=key)[0] == 401
-    (federation.path / "nodes" / "c.pub").write_bytes(content)
-    assert call(key=key)[0] == 200
-    assert set(json.loads(federation.seen.read_bytes())) == {"a", "c"}
+def test_a_public_key_without_its_private_key_opens_nothing(door):
+    right = door.signed()
+    forged = [
+        {**right, "flwr-signature": "AAAA"},
+        {**right, "flwr-signature": ""},
+        {**right, "flwr-signature": "not base64!"},
+        {name: value for name, value in right.items() if name != "flwr-signature"},
+        door.signed("a", signer=door.key("b")),
+        {**right, "flwr-timestamp": door.signed()["flwr-timestamp"]},
+    ]
+    for headers in forged:
+        answered = door.call(headers=headers)
+        assert (answered[0], reason(answered)) == (401, "the signature is not that of the node's key")
+    answered = door.call(headers={name: value for name, value in right.items() if name != "flwr-timestamp"})
+    assert (answered[0], reason(answered)) == (401, "the request is not signed")
+    assert door.flower.requests == []
+    assert door.call(headers=right)[0] == 200
 
 
-def test_too_large_a_request_is_refused_by_its_length_and_by_its_bytes(federation, flower, call, capsys):
-    gateway_most = federation.settings.max_message
-    answer = call(headers=[(b"content-length", str(gateway_most + 1).encode())])
-    assert (answer[0], reason(answer)) == (413, "the request is larger than 1.0 GB, the most that max_message allows")
-    assert call(headers=[(b"content-length", b"many")])[0] == 400
-    assert flower.requests == []
-    assert capsys.readouterr().out.count("refused 10.0.0.9: the request is larger") == 1
-
-
-def test_more_bytes_than_were_announced_are_refused_as_well(federation, flower):
-    small = type(federation)(federation.path, type(federation.settings)("h", 1, "127.0.0.1", 2, 10))
-    gateway = Gateway(small)
-    gateway._server = httpx.AsyncClient(base_url="https://x", transport=httpx.MockTransport(flower))
-    key = base64.b64encode(public_pem(federation.public_keys()["a"]))
-    sent = []
-
-    async def receive():
-        return {"type": "http.request", "body": b"x" * 6, "more_body": True}
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": PUSH, "headers": [(b"flwr-public-key", key)]}
-    asyncio.run(gateway(scope, receive, send))
-    assert sent[0]["status"] == 413
-    assert flower.requests == []
-
-
-def test_a_server_that_does_not_answer_is_a_503_after_which_nodes_try_again(call, flower):
-    flower.trouble = httpx.ConnectError("no")
-    assert call()[0] == 503
-    assert call(ASK)[0] == 503
-
-
-def test_without_a_run_a_question_without_a_message_is_answered_at_once(call, flower):
+def test_nothing_of_a_body_is_read_before_the_signature_is_found_right(door):
+    """A forged request announces a large body and sends none of it: the answer is there at once."""
     began = time.monotonic()
-    assert call(ASK)[:2] == (200, b"")
-    assert time.monotonic() - began < 1
-    assert len(flower.requests) == 1
+    headers = {**door.signed(), "flwr-signature": "AAAA"}
+    assert door.call(headers=headers, body=b"", size=5_000_000)[0] == 401
+    assert time.monotonic() - began < 10
+    assert door.gateway._budget.total == 0
 
 
-def test_while_a_run_is_on_a_question_is_kept_open_until_there_is_a_message(call, flower):
-    flower.answers = [b"first", b"", b"", b"second"]
-    assert call(ASK)[1] == b"first"
-    began = time.monotonic()
-    assert call(ASK)[1] == b"second"
-    assert 0.4 < time.monotonic() - began < 3
-    assert len({content for _, _, content in flower.requests}) == 1
+def test_a_signature_counts_once_and_on_no_other_path(door):
+    headers = door.signed()
+    assert door.call(headers=headers)[0] == 200
+    for path in (PUSH, "/v1/fleet/get-fab"):
+        answered = door.call(path, headers=headers)
+        assert (answered[0], reason(answered)) == (503, "the request was here before")
+    assert len(door.flower.requests) == 1
 
 
-def test_a_node_that_leaves_gets_no_message(call, flower):
-    flower.answers = [b"first", b"", b"", b"", b"lost"]
-    call(ASK)
-    call(ASK, leaves=0.1)
-    assert flower.answers[-1:] == [b"lost"]
-
-
-def test_a_question_is_given_back_after_a_while(call, flower, monkeypatch):
-    monkeypatch.setattr(module, "_HOLD", 0.3)
-    flower.answers = [b"first"]
-    call(ASK)
-    began = time.monotonic()
-    assert call(ASK)[1] == b""
-    assert 0.2 < time.monotonic() - began < 2
+def test_a_signature_from_before_the_gateways_start_is_refused(door):
+    answered = door.call(headers=door.signed(seconds=-30))
+    assert (answered[0], reason(answered)) == (
+        503,
+        "the request was signed before the gateway started; sign it again",
+    )
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(60, "60 s ahead of"), (-400, "400 s behind")])
-def test_a_node_whose_clock_is_wrong_is_told_so_when_it_joins(call, flower, seconds, words):
-    signed = (datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=seconds)).isoformat().encode()
-    answer = call(JOIN, headers=[(b"flwr-timestamp", signed)])
-    assert (answer[0], reason(answer)) == (400, f"{module.CLOCK}: it is {words} the server's")
-    assert flower.requests == []
-    assert call(JOIN, headers=[(b"flwr-timestamp", b"now")])[0] == 200  # Flower itself refuses what it cannot read
+def test_a_node_whose_clock_is_wrong_is_told_so_when_it_joins(door, seconds, words):
+    answered = door.call(JOIN, headers=door.signed(seconds=seconds))
+    assert answered[0] == 400
+    assert reason(answered) == f"{module.CLOCK}: it is {words} the server's"
+    assert door.call(headers=door.signed(seconds=seconds))[0] == 401
+    assert door.call(headers=door.signed(text="now"))[0] == 401
+    assert door.flower.requests == []
+
+
+def test_a_key_that_is_taken_away_replaced_or_added_counts_from_the_next_second_on(door, monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.0)
+    file, old = door.federation.public_keys()["a"], door.key("a")
+    assert door.call()[0] == 200
+    new = make_node_key()
+    file.write_bytes(new.public)
+    (door.federation.node("a") / "node.key").write_bytes(new.private)
+    assert door.call()[0] == 200
+    assert door.call(headers=door.signed(signer=old))[0] == 401
+    signed = door.signed()
+    file.rename(file.with_name("c.pub"))
+    assert door.call(headers=signed)[0] == 200
+    file.with_name("c.pub").unlink()
+    assert door.call(headers=signed)[0] == 401
+    assert set(json.loads(door.federation.seen.read_bytes())) == {"a", "c"}
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_each_question_has_a_largest_size(door, path):
+    answered = door.call(path, size=ROUTES[path] + 1)
+    assert answered[0] == 413
+    assert "the most for this question" in reason(answered)
+    assert door.flower.requests == []
+
+
+def test_a_node_sends_no_more_than_max_message_allows_until_it_gets_another_message(make_door):
+    door = make_door(volumes=1)
+    settings = door.federation.settings
+    object.__setattr__(settings, "max_message", 10)
+    assert [door.call(body=b"x" * 6)[0] for _ in range(2)] == [200, 413]
+    door.flower.answers = [b"a message"]
+    assert door.call(ASK, body=b"")[0] == 200
+    assert door.call(body=b"x" * 6)[0] == 200
+
+
+def test_bodies_of_one_node_and_of_all_nodes_have_a_limit_in_memory(make_door):
+    door = make_door(in_flight=2000, in_flight_each=1000, queue_seconds=0.3)
+    with door.connect() as first, door.connect() as second:
+        for line, node in ((first, "a"), (second, "b")):
+            start = f"POST {PUSH} HTTP/1.1\r\ncontent-length: 1000\r\n"
+            proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed(node).items())
+            line.sendall(f"{start}{proof}\r\n".encode() + b"x" * 999)
+        while door.gateway._budget.total < 2000:
+            time.sleep(0.01)
+        answered = door.call()
+        assert (answered[0], reason(answered)) == (503, "too much is on its way already; try again")
+        first.sendall(b"x")
+        assert answer(first)[0] == 200
+        assert door.call()[0] == 200
+    assert len(door.flower.requests) == 2
+
+
+def test_who_sends_a_body_or_a_head_slowly_is_cut_off(make_door):
+    door = make_door(head_seconds=0.5, body_seconds=0.3, slowest=1e6)
+    with door.connect() as silent, door.connect() as dripping, door.connect() as slow:
+        dripping.sendall(f"POST {PUSH} HT".encode())
+        proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items())
+        slow.sendall(f"POST {PUSH} HTTP/1.1\r\ncontent-length: 100\r\n{proof}\r\n".encode() + b"x")
+        began = time.monotonic()
+        assert [answer(line) for line in (silent, dripping, slow)] == [(0, b"")] * 3
+        assert time.monotonic() - began < 10
+    assert door.gateway._budget.total == 0
+    assert door.call()[0] == 200
+
+
+def test_who_never_finishes_the_handshake_is_cut_off(make_door):
+    door = make_door(head_seconds=0.5)
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as line:
+        line.sendall(b"\x16\x03\x01")
+        assert line.recv(100) == b""
+
+
+def test_a_flood_of_connections_leaves_room_for_nodes_that_are_there_and_for_other_addresses(make_door):
+    door = make_door(strangers=20, strangers_each=8)
+    with door.connect() as node:
+        assert door.call(line=node)[0] == 200
+        flood = [socket.create_connection(("127.0.0.1", door.port), timeout=20) for _ in range(60)]
+        try:
+            while door.gateway.counts.get("refused", reason="connections") < 52:
+                time.sleep(0.01)
+            assert door.gateway._strangers["127.0.0.1"] == 8
+            assert door.call(line=node)[0] == 200
+        finally:
+            for line in flood:
+                line.close()
+    while door.gateway._strangers.total():
+        time.sleep(0.01)
+    assert door.call()[0] == 200
+
+
+def test_a_node_has_a_rate_and_so_have_wrong_signatures_from_one_address(make_door):
+    door = make_door(burst=3, rate=0.001, failures=4)
+    with door.connect() as line:
+        assert [door.call(line=line)[0] for _ in range(4)] == [200, 200, 200, 503]
+    wrong = {**door.signed("b"), "flwr-signature": "AAAA"}
+    assert [door.call(headers=wrong)[0] for _ in range(5)] == [401, 401, 401, 401, 503]
+    assert len(door.flower.requests) == 3
+
+
+def test_refusals_are_counted_and_told_once_without_the_senders_words(door):
+    for _ in range(5):
+        door.call("/v1/fleet/evil-words", headers={})
+    assert door.gateway.counts.get("refused", reason="path") == 5
+    assert door.lines == ["refused 127.0.0.1: this port is for the nodes of a federation"]
+    text = door.gateway.report()
+    assert 'unskew_gateway_refused_total{reason="path"} 5' in text
+    assert 'unskew_node_online{node="a"} 0' in text
+    assert "evil" not in text
+
+
+def test_a_head_without_end_is_refused(door):
+    assert door.send(b"POST " + b"x" * 200_000)[0] in (0, 431)  # 0 where the connection ended before we had sent all
+    assert door.gateway.counts.get("refused", reason="head") == 1
+
+
+def test_plain_text_is_refused(door):
+    with socket.create_connection(("127.0.0.1", door.port), timeout=20) as line:
+        line.sendall(b"POST / HTTP/1.1\r\n\r\n")
+        assert b"HTTP" not in line.recv(100)
+
+
+def test_a_new_certificate_is_used_without_a_restart(door):
+    def serial():
+        with door.connect() as line:
+            return line.getpeercert()["serialNumber"]
+
+    before = serial()
+    initialise(door.federation.path, renew=True)
+    end = time.monotonic() + 20
+    while serial() == before:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert "the server's new certificate is in use" in door.lines
+
+
+def test_a_server_that_does_not_answer_is_a_503_after_which_nodes_try_again(door):
+    door.flower.trouble = httpx.ConnectError("no")
+    assert door.call()[0] == 503
+    assert door.call(ASK)[0] == 503
+
+
+def test_without_a_run_a_question_without_a_message_is_answered_at_once(door):
+    began = time.monotonic()
+    assert door.call(ASK) == (200, b"")
+    assert time.monotonic() - began < 2
+    assert len(door.flower.requests) == 1
+
+
+def test_while_a_run_is_on_a_question_is_kept_open_until_there_is_a_message(door):
+    door.flower.answers = [b"first", b"", b"", b"second"]
+    assert door.call(ASK)[1] == b"first"
+    began = time.monotonic()
+    assert door.call(ASK)[1] == b"second"
+    assert 0.4 < time.monotonic() - began < 5
+    assert len({content for _, _, content in door.flower.requests}) == 1
+
+
+def test_a_node_that_leaves_gets_no_message(door):
+    door.flower.answers = [b"first", b"", b"lost"]
+    door.call(ASK)
+    with door.connect() as line:
+        proof = "".join(f"{name}: {value}\r\n" for name, value in door.signed().items())
+        line.sendall(f"POST {ASK} HTTP/1.1\r\ncontent-length: 0\r\n{proof}\r\n".encode())
+        while len(door.flower.requests) < 2:
+            time.sleep(0.005)
+    time.sleep(1.0)
+    assert door.flower.answers == [b"lost"]
+
+
+def test_a_question_is_given_back_after_a_while(door, monkeypatch):
+    monkeypatch.setattr(module, "_HOLD", 0.3)
+    door.flower.answers = [b"first"]
+    door.call(ASK)
+    began = time.monotonic()
+    assert door.call(ASK)[1] == b""
+    assert 0.2 < time.monotonic() - began < 4
+
+
+def test_tokens_differ_by_purpose_and_by_start(tmp_path):
+    federation = initialise(tmp_path).federation
+    renew_secrets(federation)
+    tokens = {federation.token("gateway"), federation.token("operator")}
+    renew_secrets(federation)
+    assert len(tokens | {federation.token("gateway"), federation.token("operator")}) == 4
+    assert federation.secret.stat().st_mode & 0o077 == 0
+    assert (federation.flower_home / "credentials.yaml").stat().st_mode & 0o077 == 0

@@ -8,7 +8,7 @@ import pytest
 
 from unskew.core.errors import UserError
 from unskew.federation import network
-from unskew.federation.network import NotReached, check_free, free_pair, free_port, greet, host_and_port
+from unskew.federation.network import NotReached, check_free, free_port, free_ports, greet, host_and_port
 
 SIGNER = network.make_authority("here")
 
@@ -105,7 +105,7 @@ def test_a_port_in_use_is_said():
 
 
 def test_a_pair_of_ports_is_free():
-    first = free_pair()
+    first = free_ports()
     check_free("127.0.0.1", first, "it")
     check_free("127.0.0.1", first + 1, "it")
 

@@ -125,6 +125,17 @@ def write_again(path: Path, content: bytes) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def wipe(file: Path) -> None:
+    """Empty a file and remove it."""
+    try:
+        os.truncate(file, 0)
+        file.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UserError(f"{file} cannot be removed: {error.strerror or error}") from error
+
+
 def read_content(path: Path, most: int = MAX_BYTES) -> bytes | None:
     """A file's bytes, at most ``most`` of them; None where it is not there. A pipe or device is refused, not read."""
     try:

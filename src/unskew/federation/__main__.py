@@ -21,6 +21,7 @@ class Stopped(BaseException):
 
 def main() -> int:
     """Run a server or a node until a signal comes; the exit code."""
+    os.umask(0o077)  # for all that the programs write: databases, logs, memories, run directories
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     try:
@@ -60,7 +61,7 @@ def become(mark: str, words: list[str]) -> None:
     """Be this program, with the mark by which ``status`` and ``stop`` know it: start anew in the same process."""
     if os.environ.get(MARK) != mark:
         sys.stdout.flush()
-        command = [sys.executable, "-m", WATCHER.decode(), *words]
+        command = [sys.executable, "-P", "-m", WATCHER.decode(), *words]
         os.execve(sys.executable, command, {**os.environ, MARK: mark})
 
 

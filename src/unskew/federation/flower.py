@@ -1,17 +1,44 @@
-"""Flower's programs: their command lines, the environment that they get, what their command ``flwr`` says."""
+"""Flower's programs: their command lines, the environment that they get, what their command ``flwr`` says.
 
+Three of them start through ``python -m unskew.federation.flower NAME``, which closes what Flower leaves open:
+
+- the SuperLink's port asks for a token of ours on every route for nodes and operators, and Flower's own secret on the
+  one by which tasks are handed out;
+- the SuperNode runs no app but ours;
+- the SuperExec starts tasks of one kind, and keeps their tokens off the command line, where every user can read them.
+"""
+
+import hmac
+import http.client
+import importlib
+import io
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
+import tomllib
 import traceback
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from unskew.core.errors import UserError
-from unskew.federation.folder import CONNECTION, FederationFolder, NodeFolder, flower_version
+from unskew.federation import network
+from unskew.federation.folder import (
+    APP_PACKAGE,
+    CLIENT_APP,
+    CONNECTION,
+    GATEWAY_HEADER,
+    FederationFolder,
+    NodeFolder,
+    client_app_source,
+    flower_version,
+    read_federation,
+    token,
+)
 
 # nothing is sent to Flower's makers, nothing is looked up or installed at run time
 OFFLINE = {
@@ -39,43 +66,247 @@ def node_environment(home: Path) -> dict[str, str]:
     return environment(home, FLWR_SUPEREXEC_TASK_POLL_INTERVAL=str(NODE_POLL))
 
 
+_SECRET = "--superexec-auth-secret-file"
+
+
+def python(module: str, *words: str) -> list[str]:
+    """A module of ours as a program; the working folder is not on its path, where others might put a module."""
+    return [sys.executable, "-P", "-m", module, *words]
+
+
+def _program_of_ours(name: str, *words: str) -> list[str]:
+    program(name)
+    return python("unskew.federation.flower", name, *words)
+
+
 def superlink(federation: FederationFolder) -> list[str]:
-    """The server: on loopback alone, since Flower lets everyone who reaches this port submit code and register keys."""
-    return [
-        program("flower-superlink"),
+    """The server, on loopback alone."""
+    return _program_of_ours(
+        "flower-superlink",
         *("--host", "127.0.0.1", "--port", str(federation.settings.control_port)),
-        *("--ssl-certfile", str(federation.certificate), "--ssl-keyfile", str(federation.key)),
-        *("--ssl-ca-certfile", str(federation.authority)),
+        *("--ssl-certfile", str(federation.local_certificate), "--ssl-keyfile", str(federation.local_key)),
+        *("--ssl-ca-certfile", str(federation.local_authority)),
         *("--database", str(federation.database)),
+        *("--isolation", "process", _SECRET, str(federation.secret)),
         "--enable-supernode-auth",
         "--disable-runtime-dependency-installation",
-    ]
+    )
 
 
 def supernode(node: NodeFolder, *, port: int, socket: Path) -> list[str]:
     """The part of a node that talks to the server; ``port`` is for its own programs, on loopback."""
-    return [
-        *(sys.executable, "-m", "unskew.federation.flower", "flower-supernode"),
+    return _program_of_ours(
+        "flower-supernode",
         *("--superlink", node.settings.server, "--root-certificates", str(node.authority)),
         *("--auth-supernode-private-key", str(node.key)),
         *("--host", "127.0.0.1", "--port", str(port)),
+        *("--isolation", "process", _SECRET, str(node.secret)),
         *("--node-config", f"name={json.dumps(node.settings.name)} socket={json.dumps(str(socket))}"),
-    ]
+    )
 
 
-def run_supernode() -> None:
-    """Flower's program ``flower-supernode``, in a process that ends when it raises.
+def superexec(port: int, secret: Path, authority: Path | None) -> list[str]:
+    """What starts the apps of a server, whose authority this is, or of a node, which has none."""
+    trust = ["--insecure"] if authority is None else ["--root-certificates", str(authority)]
+    return _program_of_ours(
+        "flower-superexec",
+        *("--runtime-api-address", f"127.0.0.1:{port}", *trust),
+        *(_SECRET, str(secret), "--parent-pid", str(os.getpid())),
+    )
+
+
+def run_program(words: list[str]) -> None:
+    """One of the three programs, in a process that ends when it raises.
 
     In Flower's own, other threads would keep the process alive, doing nothing.
     """
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    sys.argv = sys.argv[1:]
+    sys.argv = words
     try:
-        flower_supernode()
+        _PROGRAMS[words[0]]()
     except Exception:  # noqa: BLE001  whatever it is, the process must end
         traceback.print_exc()
+        sys.stderr.flush()
         os._exit(1)
+
+
+def _module(name: str) -> Any:
+    """A module of Flower's of which we replace a part."""
+    return importlib.import_module(name)
+
+
+def _run_superlink() -> None:
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    main, database = _module("flwr.superlink.main"), _module("flwr.supercore.sql_mixin")
+    secret = Path(sys.argv[sys.argv.index(_SECRET) + 1]).read_bytes()
+    create = main.create_app
+
+    def create_guarded(*given: Any, **more: Any) -> Any:
+        app = create(*given, **more)
+        app.add_middleware(Guard, secret=secret)
+        return app
+
+    main.create_app = create_guarded
+    database.SQLITE_PRAGMAS = (*database.SQLITE_PRAGMAS, ("secure_delete", "ON"))
+    flower_superlink()
+
+
+def _run_supernode() -> None:
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    client = _module("flwr.supernode.start_client_internal")
+    fuse, pull = client.get_fused_config_from_fab, client._pull_and_store_message
+
+    def fuse_checked(content: Any, run: Any) -> Any:  # the first use that a SuperNode makes of an app
+        check_app(content)
+        return fuse(content, run)
+
+    def pull_checked(*, receive: Any, **more: Any) -> int | None:
+        received: list[Any] = []
+
+        def receive_once() -> Any:
+            received.append(receive())
+            return received[0]
+
+        try:
+            number: int | None = pull(receive=receive_once, **more)
+        except WrongApp as refused:
+            message = received[0][0]
+            client.log(client.ERROR, "%s", refused)
+            reply = client.Message(client.Error(client.FAB_VERIFICATION_ERROR.code, str(refused)), reply_to=message)
+            client._insert_message(reply, more["state"], more["object_store"])
+            number = message.metadata.run_id
+        return number
+
+    client.get_fused_config_from_fab, client._pull_and_store_message = fuse_checked, pull_checked
+    flower_supernode()
+
+
+def _run_superexec() -> None:
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec.plugin.base_exec_plugin import AutoExecPlugin
+
+    kind = TaskType.CLIENT_APP if "--insecure" in sys.argv else TaskType.SERVER_APP
+    AutoExecPlugin.supported_task_types = frozenset({kind})
+    _module("flwr.supercore.superexec.executor.subprocess_executor").SubprocessExecutor.launch = _launch
+    flower_superexec()
+
+
+def _launch(executor: Any, spec: Any) -> Any:
+    """Start a task as Flower does, with its token in a file that has no name instead of on the command line."""
+    from flwr.supercore.constant import TASK_TYPE_TO_APPIO_API_ADDRESS_ARG, TASK_TYPE_TO_COMMAND
+    from flwr.supercore.superexec.executor.types import LaunchResult
+
+    file = os.memfd_create("token")
+    try:
+        os.write(file, spec.token.encode())
+        trust = [] if spec.root_certificates_path is None else ["--root-certificates", spec.root_certificates_path]
+        output = subprocess.DEVNULL if spec.suppress_output else None
+        subprocess.Popen(
+            [
+                program(TASK_TYPE_TO_COMMAND[spec.task_type]),
+                *(TASK_TYPE_TO_APPIO_API_ADDRESS_ARG[spec.task_type], spec.runtime_api_address),
+                *("--token-file", f"/proc/self/fd/{file}"),
+                *(["--insecure"] if spec.insecure else trust),
+                *([] if spec.parent_pid is None else ["--parent-pid", str(spec.parent_pid)]),
+            ],
+            pass_fds=[file],
+            stdout=output,
+            stderr=output,
+        )
+    finally:
+        os.close(file)
+    return LaunchResult.accepted()
+
+
+_PROGRAMS: dict[str, Callable[[], None]] = {
+    "flower-superlink": _run_superlink,
+    "flower-supernode": _run_supernode,
+    "flower-superexec": _run_superexec,
+}
+
+
+class Guard:
+    """Stands before Flower's server: its routes for nodes are the gateway's, those for operators our commands'.
+
+    What Flower's own programs ask, Flower checks: handing out a task needs its secret, all else a task's token.
+    """
+
+    def __init__(self, app: Any, secret: bytes) -> None:
+        self._app = app
+        gateway, operator = token(secret, "gateway"), f"Bearer {token(secret, 'operator')}"
+        self._shown = {
+            "/v1/fleet/": (GATEWAY_HEADER.encode(), gateway.encode()),
+            "/v1/control/": (b"authorization", operator.encode()),
+        }
+
+    async def __call__(
+        self, scope: dict[str, Any], receive: Any, send: Callable[[dict[str, Any]], Awaitable[None]]
+    ) -> None:
+        """Pass on what may pass."""
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may_pass(scope)):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            body = json.dumps({"code": 401, "detail": "this port is for the programs of the server itself"}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": 401, "headers": [*headers, (b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": body})
+
+    def _may_pass(self, scope: dict[str, Any]) -> bool:
+        path, headers = scope["path"], scope["headers"]
+        for prefix, (name, wanted) in self._shown.items():
+            if path.startswith(prefix):
+                shown = [value for each, value in headers if each == name]
+                return len(shown) == 1 and hmac.compare_digest(shown[0], wanted)
+        return bool(path == "/health" or path.startswith("/v1/runtime/"))
+
+
+def check_locked(federation: FederationFolder) -> None:
+    """Knock at Flower's port without a token; raises UserError if anything opens."""
+    trust = ssl.create_default_context(cafile=str(federation.local_authority))
+    for path in ("/v1/control/list-runs", "/v1/fleet/pull-messages", "/v1/runtime/acquire-task", "/docs"):
+        line = http.client.HTTPSConnection("127.0.0.1", federation.settings.control_port, timeout=20, context=trust)
+        try:
+            line.request("POST", path, b"", {"content-type": "application/protobuf"})
+            status = line.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(f"Flower's server does not answer on its own port: {error}") from error
+        finally:
+            line.close()
+        if status not in (401, 403):
+            raise UserError(f"Flower's server answers {path} with {status} to anybody; it is not started like that")
+
+
+class WrongApp(Exception):
+    """The app that the server sent is not the one that this node runs."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the app that the server sent is not run: {reason}")
+
+
+_APP_FILES = {"pyproject.toml", "LICENSE", "README.md", ".info/CONTENT", "unskew_node/server_app.py"}
+_MOST_APP = 2**20  # bytes of a file in the app
+
+
+def check_app(content: bytes) -> None:
+    """Refuse an app of the server's that has other code for nodes than this version of ours."""
+    own = {"unskew_node/__init__.py": APP_PACKAGE, "unskew_node/client_app.py": client_app_source()}
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = archive.namelist()
+            if len(set(names)) != len(names) or not set(names) <= own.keys() | _APP_FILES:
+                raise WrongApp("it has other files")
+            if any(about.file_size > _MOST_APP for about in archive.infolist()):
+                raise WrongApp("one of its files is too large")
+            project = tomllib.loads(archive.read("pyproject.toml").decode())
+            if project["tool"]["flwr"]["app"]["components"]["clientapp"] != CLIENT_APP:
+                raise WrongApp("it starts with another file")
+            for name, code in own.items():
+                if archive.read(name) != code:
+                    raise WrongApp(f"its {name} is another one; server and nodes need the same version of unskew")
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+        raise WrongApp("it cannot be read") from error
 
 
 def deactivate(node: NodeFolder, number: int) -> bool:
@@ -130,13 +361,57 @@ def flwr(federation: FederationFolder, *words: str, timeout: float = 60.0) -> su
         raise UserError(f"flwr {words[0]} did not end within {timeout:.0f} s; is the server well?") from error
 
 
-def register(federation: FederationFolder, name: str, key: Path) -> str:
-    """Make the server know a node's key, under the node's name; an empty text, or what went wrong."""
-    ended = flwr(federation, "supernode", "register", str(key), CONNECTION, "--name", name)
-    said = ended.stdout + ended.stderr
-    if ended.returncode == 0 or "already in use" in said:
-        return ""
-    return _in_words(said)
+def register_keys(federation: FederationFolder, timeout: float = 120.0) -> dict[str, str]:
+    """Make the server know the keys in the folder, in a process of its own; what went wrong, by node."""
+    command = python("unskew.federation.flower", "register", str(federation.path))
+    try:
+        ended = subprocess.run(
+            command,
+            env=environment(federation.flower_home),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return dict(json.loads(ended.stdout.splitlines()[-1]))
+    except subprocess.TimeoutExpired:
+        return {"": f"the server did not take the keys within {timeout:.0f} s"}
+    except (ValueError, TypeError, IndexError):
+        return {"": _in_words(ended.stdout + ended.stderr)}
+
+
+def _register(federation: FederationFolder) -> dict[str, str]:
+    """A key that is new is registered under its node's name; the one that it replaces is no more."""
+    from flwr.proto import control_pb2 as control
+    from flwr.supercore.control import ControlHttpClient
+
+    class Operator:
+        def intercept(self, context: Any, call_next: Any) -> Any:
+            context.request.headers["authorization"] = f"Bearer {federation.token('operator')}"
+            return call_next(context)
+
+    trouble: dict[str, str] = {}
+    keys: dict[bytes, str] = {}
+    for name, file in federation.public_keys().items():
+        try:
+            keys.setdefault(network.public_pem(file), name)
+        except UserError as error:
+            trouble[name] = str(error)
+    address, authority = f"127.0.0.1:{federation.settings.control_port}", federation.local_authority.read_bytes()
+    with ControlHttpClient.from_server_address(address, False, authority, [Operator()]) as client:
+        known = list(client.ListNodes(control.ListNodesRequest()).nodes_info)
+        for node in known:
+            replaced = node.name in keys.values() and keys.get(node.public_key) != node.name
+            if replaced and node.status != "unregistered":
+                client.UnregisterNode(control.UnregisterNodeRequest(node_id=node.node_id))
+        status = {node.public_key: node.status for node in known}
+        for pem, name in keys.items():
+            if status.get(pem) == "unregistered":
+                trouble[name] = "its key was replaced before; restart the server to take it back"
+            elif pem not in status:
+                client.RegisterNode(control.RegisterNodeRequest(public_key=pem, name=name))
+    return trouble
 
 
 def runs(federation: FederationFolder, run: str | None = None) -> list[dict[str, Any]]:
@@ -169,4 +444,7 @@ def _in_words(said: str) -> str:
 
 
 if __name__ == "__main__":
-    run_supernode()
+    if sys.argv[1] == "register":
+        print(json.dumps(_register(read_federation(Path(sys.argv[2])))))  # noqa: T201  for register_keys
+    else:
+        run_program(sys.argv[1:])

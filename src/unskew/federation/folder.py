@@ -1,22 +1,28 @@
 """The folders of a federation and of its nodes: what is in them, how they are made and read."""
 
+import base64
+import hashlib
+import hmac
 import ipaddress
 import json
+import os
 import re
+import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 from unskew.core.errors import UserError, brief, nearest
-from unskew.core.files import read_content, write_whole
+from unskew.core.files import read_content, wipe, write_whole
 from unskew.federation import network
 
 FEDERATION = "federation.toml"
 NODE = "node.toml"
 CONNECTION = "unskew"  # the name of the server in Flower's own settings
+GATEWAY_HEADER = "x-unskew-gateway"  # by which Flower's server knows our gateway
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 _Settings = TypeVar("_Settings")
@@ -30,7 +36,8 @@ class FederationSettings:
     port: int  # to which the nodes connect
     listen: str  # the address of this machine on which that port is opened
     control_port: int  # Flower's own port, opened on 127.0.0.1 alone
-    max_message: int  # bytes; a larger request of a node is refused
+    max_message: int  # bytes of a message from a node
+    metrics_port: int = 0  # health and metrics, opened on 127.0.0.1 alone; 0 for none
 
 
 @dataclass(frozen=True)
@@ -62,8 +69,40 @@ class FederationFolder:
 
     @property
     def database(self) -> Path:
-        """Where Flower keeps nodes and runs."""
+        """Where Flower keeps nodes and runs; removed when the server starts and when it stops."""
         return self.path / "server" / "state.db"
+
+    @property
+    def local_authority(self) -> Path:
+        """The authority of Flower's own port: made anew whenever the server starts, for this machine alone."""
+        return self.path / "server" / "local" / "ca.crt"
+
+    @property
+    def local_certificate(self) -> Path:
+        """The certificate of Flower's own port."""
+        return self.path / "server" / "local" / "link.crt"
+
+    @property
+    def local_key(self) -> Path:
+        """The private key of that certificate."""
+        return self.path / "server" / "local" / "link.key"
+
+    @property
+    def secret(self) -> Path:
+        """What our programs on this machine know and nobody else: made anew whenever the server starts."""
+        return self.path / "server" / "local" / "secret"
+
+    @property
+    def run_config(self) -> Path:
+        """What the last run was submitted with."""
+        return self.path / "server" / "run-config.toml"
+
+    def token(self, purpose: str) -> str:
+        """What a program shows to Flower's server: the gateway one token, the operator's commands another."""
+        secret = read_content(self.secret, 1000)
+        if secret is None:
+            raise UserError(f"{self.secret} is missing; start the server with: unskew federation server {self.path}")
+        return token(secret, purpose)
 
     @property
     def flower_home(self) -> Path:
@@ -92,6 +131,11 @@ class FederationFolder:
     def node(self, name: str) -> Path:
         """The folder to hand over to that node."""
         return self.path / "nodes" / name
+
+
+def token(secret: bytes, purpose: str) -> str:
+    """A text that follows from the secret, for one purpose."""
+    return hmac.new(secret, purpose.encode(), hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -133,6 +177,11 @@ class NodeFolder:
     def state(self) -> Path:
         """What the node keeps between rounds: its clients' memories and its secret."""
         return self.path / "state"
+
+    @property
+    def secret(self) -> Path:
+        """What the two programs of Flower's on this node know: made anew whenever they start."""
+        return self.path / "flower" / "secret"
 
     @property
     def service_settings(self) -> Path:
@@ -194,7 +243,8 @@ def _read(path: Path, kind: type[_Settings], missing: str) -> _Settings:
             raise UserError(f"{path}: {name!r} is not known; {nearest(name, known)}")
         if type(value) is not known[name]:
             raise UserError(f"{path}: {name} = {brief(value)} is not {_KINDS[known[name]]}")
-    if absent := [name for name in known if name not in values]:
+    needed = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
+    if absent := [name for name in needed if name not in values]:
         raise UserError(f"{path}: {', '.join(absent)} is missing; unskew federation init writes the file")
     return kind(**values)
 
@@ -271,12 +321,62 @@ def write_flower_home(federation: FederationFolder) -> None:
     connection = toml(
         {
             "address": f"127.0.0.1:{federation.settings.control_port}",
-            "root-certificates": str(federation.authority),
+            "root-certificates": str(federation.local_authority),
         },
         "The server of this federation, on its own machine.",
     )
     content = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n{connection}'
     write_whole(federation.flower_home / "config.toml", content.encode())
+
+
+def renew_secrets(federation: FederationFolder) -> None:
+    """What Flower's port on this machine asks for: a new secret, and a new certificate of an authority of its own.
+
+    Flower's command finds its token where it looks for accounts.
+    """
+    make_private(federation.secret.parent)
+    secret = secrets.token_bytes(32)
+    write_whole(federation.secret, secret, secret=True)
+    signer = network.make_authority("local")
+    pair = network.make_server_certificate(signer, ["localhost", "127.0.0.1"])
+    write_whole(federation.local_authority, signer.certificate)
+    write_whole(federation.local_key, pair.key, secret=True)
+    write_whole(federation.local_certificate, pair.certificate)
+    account = f"flower.account-auth.127.0.0.1:{federation.settings.control_port}"
+    shown = token(secret, "operator")
+    values = {"authn-type": "oidc", "oidc-access-token": shown, "oidc-refresh-token": shown}
+    encoded = {f"{account}.{name}": base64.b64encode(value.encode()).decode() for name, value in values.items()}
+    credentials = federation.flower_home / "credentials.yaml"  # JSON is YAML
+    write_whole(credentials, json.dumps(encoded).encode(), secret=True)
+
+
+def forget(federation: FederationFolder) -> None:
+    """Remove what Flower has stored: models and updates are in its database and in its write-ahead log."""
+    for name in ("", "-wal", "-shm", "-journal"):
+        wipe(federation.database.with_name(federation.database.name + name))
+
+
+def make_private(*folders: Path) -> None:
+    """Folders that this user alone can open."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_mode & 0o077:
+                folder.chmod(0o700)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be made private: {error.strerror or error}") from error
+
+
+def check_secret(file: Path) -> None:
+    """Make a private key this user's alone; refuse one of which that cannot be said."""
+    about = file.stat()
+    if about.st_uid not in (os.getuid(), 0):
+        raise UserError(f"{file} belongs to another user; chown it to the one who runs this command")
+    if about.st_mode & 0o077:
+        try:
+            file.chmod(0o600)
+        except OSError as error:
+            raise UserError(f"{file} can be read by others; run: chmod 600 {file}") from error
 
 
 def refresh(federation: FederationFolder) -> None:
@@ -292,6 +392,7 @@ def refresh(federation: FederationFolder) -> None:
 
 
 def _new(federation: FederationFolder) -> None:
+    make_private(*(federation.path / name for name in ("ca", "server", "nodes")))
     signer = network.make_authority(federation.settings.host)
     write_whole(federation.authority_key, signer.key, secret=True)
     write_whole(federation.authority, signer.certificate)
@@ -312,6 +413,7 @@ def _certify(federation: FederationFolder) -> None:
 
 def _add_node(federation: FederationFolder, name: str) -> None:
     key = network.make_node_key()
+    make_private(federation.node(name))
     write_whole(federation.node(name) / "node.key", key.private, secret=True)
     _hand_over(federation, name)
     write_whole(federation.path / "nodes" / f"{name}.pub", key.public)
@@ -326,9 +428,9 @@ def _hand_over(federation: FederationFolder, name: str) -> None:
 
 
 def _settings(host: str, port: int) -> FederationSettings:
-    if not 1 <= port <= 65534:
+    if not 1 <= port <= 65533:
         raise UserError(
-            f"--port {port}: give a number from 1 to 65534; the next one is used too, on this machine alone"
+            f"--port {port}: give a number from 1 to 65533; the next two are used too, on this machine alone"
         )
     local = host == "localhost"
     try:
@@ -336,7 +438,7 @@ def _settings(host: str, port: int) -> FederationSettings:
     except ValueError:
         if not host or len(host) > 253 or not all(part.replace("-", "").isalnum() for part in host.split(".")):
             raise UserError(f"--host {brief(host)}: give the name or address by which nodes reach the server") from None
-    return FederationSettings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE)
+    return FederationSettings(host, port, "127.0.0.1" if local else "0.0.0.0", port + 1, MAX_MESSAGE, port + 2)
 
 
 def _check_free(path: Path) -> None:
@@ -368,6 +470,7 @@ def _check_names(federation: FederationFolder, names: Sequence[str]) -> None:
 
 SERVER_APP = "unskew_node.server_app:app"
 CLIENT_APP = "unskew_node.client_app:app"
+APP_PACKAGE = b'"""What Flower loads on the server and sends to the nodes."""\n'
 
 # what a run may be given with --run-config; Flower takes no key that does not stand here, "" and -1 mean not given
 RUN_CONFIG: dict[str, str | bool | float | int] = {
@@ -405,9 +508,7 @@ def write_app(folder: Path, *, home: Path, connection: str, recipe: Path, out: P
     write_whole(folder / "LICENSE", _LICENSE)
     readme = _README.format(home=home, app=folder, connection=connection, recipe=recipe, out=out)
     write_whole(folder / "README.md", readme.encode())
-    write_whole(
-        folder / "unskew_node" / "__init__.py", b'"""What Flower loads on the server and sends to the nodes."""\n'
-    )
+    write_whole(folder / "unskew_node" / "__init__.py", APP_PACKAGE)
     write_whole(folder / "unskew_node" / "server_app.py", _SERVER.encode())
     write_whole(folder / "unskew_node" / "client_app.py", client_app_source())
 

@@ -1,9 +1,12 @@
-"""The one door that nodes come through: TLS, registered keys, the requests of nodes, nothing else.
+"""The one door that nodes come through: TLS, exact requests, signatures of registered keys, limits on everything.
 
-Flower serves nodes, operators and its own programs on one port, and without accounts of Flower's makers everyone who
-reaches this port may submit code and register keys. So Flower listens on loopback, and the port that nodes reach is
-this one. It passes a request on only if it is one that nodes make, carries a registered key and is not too large;
-whether the request is signed by that key, Flower itself checks.
+Flower serves nodes, operators and its own programs on one port. So Flower listens on loopback, and the port that nodes
+reach is this one. A request passes if it is one of ten that nodes make, byte for byte, and if a registered key signed
+it just now, once. Until that is known nothing of its body is read. Then size, memory, time and rate are limited, and
+the request that Flower gets is written anew: nothing of the sender's bytes but the checked parts is in it.
+
+Flower's nodes sign the time of a request, not its content; TLS protects the rest. The gateway takes each signature
+once, and none from before its own start.
 
 A node asks for messages and sleeps 3 seconds when there is none, which is fixed in Flower. So while a run is on, the
 gateway keeps such a question open and asks Flower again until there is a message: a node has it in a fraction of a
@@ -12,12 +15,20 @@ second.
 
 import asyncio
 import base64
-import datetime
+import binascii
 import json
+import os
+import re
+import signal
+import socket
 import ssl
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Hashable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +36,105 @@ from unskew.core.errors import UserError
 from unskew.core.files import write_whole
 from unskew.core.plugins import require_extra
 from unskew.core.units import format_bytes
-from unskew.federation.folder import FederationFolder, read_federation
+from unskew.federation import metrics
+from unskew.federation.folder import GATEWAY_HEADER, FederationFolder, read_federation
 from unskew.federation.network import public_pem
 
+# the node's side knows the refusals by these words
+NOT_REGISTERED = "this node's key is not registered"
+CLOCK = "this node's clock is wrong"
+
+# What a node may ask, and the most bytes of each request. Registering is not among them: the server does that.
+_SMALL, _LISTS = 64 * 1024, 4 * 2**20
+ROUTES = {
+    "/v1/fleet/activate-node": _SMALL,
+    "/v1/fleet/deactivate-node": _SMALL,
+    "/v1/fleet/send-node-heartbeat": _SMALL,
+    "/v1/fleet/pull-messages": _SMALL,
+    "/v1/fleet/push-messages": _LISTS,  # the names of a message's objects
+    "/v1/fleet/get-run": _SMALL,
+    "/v1/fleet/get-fab": _SMALL,
+    "/v1/fleet/push-object": 6 * 2**20,  # Flower sends arrays in pieces of 5 MiB
+    "/v1/fleet/pull-object": _SMALL,
+    "/v1/fleet/confirm-message-received": _SMALL,
+}
+_ASKING, _JOINING = "/v1/fleet/pull-messages", "/v1/fleet/activate-node"
+
+_MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
+_HOLD = 20.0  # seconds for which a question is kept open; nodes give up after 30
+_A_RUN_IS_ON = 300.0  # seconds since the last message to any node
+_SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: so much for each waiting node
 _LOOK_AGAIN = 1.0  # seconds between two looks at the folder, and between two writings of who was seen
+_TELL_AGAIN = 60.0  # seconds between two lines about the same refusal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one sender, and all together, may take of the gateway."""
+
+    head_bytes: int = 16 * 1024
+    head_seconds: float = 10.0  # for the handshake, and for a request's head on a connection that has proved nothing
+    idle_seconds: float = 75.0  # between two requests of a node
+    body_seconds: float = 20.0  # for a body, and in addition its bytes at the slowest rate
+    slowest: float = 16_000.0  # bytes a second
+    strangers: int = 256  # connections that have not proved a key
+    strangers_each: int = 64  # of them, from one address
+    connections: int = 2000
+    in_flight: int = 128 * 2**20  # bytes of bodies, of all nodes
+    in_flight_each: int = 48 * 2**20  # of one node
+    requests_each: int = 24  # at one time, of one node
+    queue_seconds: float = 20.0  # that a body waits for its turn
+    rate: float = 200.0  # requests a second of one node
+    burst: int = 2000
+    failures: int = 30  # of one address, and with one key from one address; one more every second
+    volumes: int = 4  # times max_message, which a node may send before it gets another message
+
+
+class Refused(Exception):
+    """A request that is not passed on: the answer's status and its reason, in words of ours."""
+
+    def __init__(self, status: int, reason: str, label: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.label = status, reason, label
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a request, checked."""
+
+    path: str
+    headers: dict[str, str]  # each once
+    size: int  # bytes of the body
+
+
+_LINE = re.compile(rb"POST (/v1/fleet/[a-z-]{1,40}) HTTP/1\.1")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x20-\x7e]*)")
+_SIZE = re.compile(r"0|[1-9][0-9]{0,12}")
+_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{6})?\+00:00")
+_SENT_ON = {"accept", "content-type"}  # besides what begins with "flwr-" or "x-flwr-"
+
+
+def read_head(head: bytes, most: int = Limits.head_bytes) -> Request:
+    """The request whose head these bytes are, up to the empty line; strict where HTTP is lenient."""
+    if len(head) > most:
+        raise Refused(431, "the request's head is too large", "head")
+    line, *fields = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    found = _LINE.fullmatch(line)
+    path = found[1].decode() if found else ""
+    if path not in ROUTES:
+        raise Refused(404, "this port is for the nodes of a federation", "path")
+    headers: dict[str, str] = {}
+    for each in fields:
+        parts = _HEADER.fullmatch(each)
+        if parts is None:
+            raise Refused(400, "a header is not written as HTTP asks", "head")
+        name = parts[1].decode().lower()
+        if name in headers:
+            raise Refused(400, "a header is there twice", "head")
+        headers[name] = parts[2].decode().strip()
+    if "transfer-encoding" in headers or not _SIZE.fullmatch(headers.get("content-length", "")):
+        raise Refused(400, "the request needs a content-length, and nothing else about its length", "head")
+    return Request(path, headers, int(headers["content-length"]))
 
 
 class KnownKeys:
@@ -36,241 +142,500 @@ class KnownKeys:
 
     def __init__(self, federation: FederationFolder, tell: Callable[[str], None]) -> None:
         self._federation, self._tell = federation, tell
-        self._names: dict[bytes, str] = {}
-        self._files: dict[Path, float] = {}
+        self._nodes: dict[str, tuple[str, Any]] = {}
+        self._files: dict[Path, tuple[int, int, int]] = {}
         self._seen: dict[str, float] = {}
         self._looked = self._written = 0.0
+        self._load = require_extra("cryptography.hazmat.primitives.serialization", "flower").load_pem_public_key
 
-    def name(self, header: bytes) -> str | None:
-        """The node that has this key, and from now on was seen."""
+    def find(self, header: str) -> tuple[str, Any] | None:
+        """The node that has this key, and the key itself."""
         if time.monotonic() > self._looked + _LOOK_AGAIN:
             self._look()
-        name = self._names.get(header)
-        if name is not None:
-            self._see(name)
-        return name
+        return self._nodes.get(header)
 
-    def _look(self) -> None:
-        self._looked = time.monotonic()
-        files = {path: path.stat().st_mtime for path in self._federation.public_keys().values()}
-        if files == self._files:
-            return
-        self._files, self._names = files, {}
-        for name, path in self._federation.public_keys().items():
-            try:
-                self._names[base64.b64encode(public_pem(path))] = name
-            except UserError as error:
-                self._tell(f"node {name} cannot join: {error}")
-
-    def _see(self, name: str) -> None:
+    def see(self, name: str) -> None:
+        """Note that this node was here."""
         now = time.time()
         self._seen[name] = now
         if now > self._written + _LOOK_AGAIN:
             self._written = now
-            write_whole(self._federation.seen, json.dumps(self._seen).encode())
+            with suppress(OSError):  # a full disk shuts nobody out
+                write_whole(self._federation.seen, json.dumps(self._seen).encode())
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        keys = self._federation.public_keys()
+        files = {}
+        for path in keys.values():
+            with suppress(OSError):  # taken away just now
+                about = path.stat()
+                files[path] = (about.st_mtime_ns, about.st_size, about.st_ino)
+        if files == self._files:
+            return
+        self._files, self._nodes = files, {}
+        for name, path in keys.items():
+            try:
+                pem = public_pem(path)
+            except UserError as error:
+                self._tell(f"node {name} cannot join: {error}")
+                continue
+            header = base64.b64encode(pem).decode()
+            if header in self._nodes:
+                self._tell(f"node {name} cannot join: node {self._nodes[header][0]} has the same key")
+                continue
+            self._nodes[header] = name, self._load(pem)
 
 
-# the node's side knows the refusals by these words
-NOT_REGISTERED = "this node's key is not registered"
-CLOCK = "this node's clock is wrong"
+class Buckets:
+    """How often something may happen: ``burst`` times at once, and ``rate`` times a second."""
 
-_NODES = "/v1/fleet/"
-_ASKING = "/v1/fleet/pull-messages"
-_JOINING = {"/v1/fleet/activate-node", "/v1/fleet/register-node"}
-_MOST_AHEAD, _MOST_LATE = -5.0, 305.0  # seconds of a node's clock, Flower's own limits
-_HOLD = 20.0  # seconds for which a question is kept open; nodes give up after 30
-_A_RUN_IS_ON = 300.0  # seconds since the last message to any node
-_SHORTEST, _EACH, _LONGEST = 0.25, 0.1, 2.0  # seconds until Flower is asked again: so much for each waiting node
-_PASSED_ON = {b"accept", b"content-type"}  # besides what begins with "flwr-" or "x-flwr-"
-_TELL_AGAIN = 60.0  # seconds between two lines about the same refusal
+    def __init__(self, burst: int, rate: float, most: int = 10_000) -> None:
+        self._burst, self._rate, self._most = burst, rate, most
+        self._left: dict[Hashable, tuple[float, float]] = {}
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+    def left(self, name: Hashable) -> float:
+        """How often it may happen now."""
+        count, when = self._left.get(name, (float(self._burst), 0.0))
+        return min(self._burst, count + (time.monotonic() - when) * self._rate)
+
+    def take(self, name: Hashable) -> bool:
+        """Whether it may happen once more, which then has happened."""
+        left = self.left(name)
+        if name not in self._left and len(self._left) >= self._most:
+            self._left.pop(next(iter(self._left)))
+        self._left[name] = max(left - 1.0, 0.0), time.monotonic()
+        return left >= 1.0
 
 
-class TooLarge(Exception):
-    """A request has more bytes than are allowed."""
+class Signatures:
+    """The times that each node has signed: a signature counts once, while it is fresh."""
+
+    def __init__(self) -> None:
+        self._born = time.time()
+        self._used: dict[str, tuple[set[str], deque[tuple[float, str]]]] = {}
+
+    def check_fresh(self, text: str, *, joining: bool) -> float:
+        """The time that a node signed, refused if it is not about now."""
+        if not _TIME.fullmatch(text):
+            raise Refused(401, "the request is not signed", "signature")
+        try:
+            signed = datetime.fromisoformat(text).timestamp()
+        except (ValueError, OverflowError) as error:
+            raise Refused(401, "the request is not signed", "signature") from error
+        late = time.time() - signed
+        if not _MOST_AHEAD < late < _MOST_LATE:
+            which = "behind" if late > 0 else "ahead of"
+            status = 400 if joining else 401  # a node gives a 400's reason, and ends at once after a 401
+            raise Refused(status, f"{CLOCK}: it is {abs(late):.0f} s {which} the server's", "clock")
+        return signed
+
+    def use(self, name: str, key: str, text: str, signed: float) -> None:
+        """Take a signature that was found right; refuse one that was there before, or that this process cannot know."""
+        now = time.time()
+        if signed < self._born:
+            raise Refused(503, "the request was signed before the gateway started; sign it again", "replay")
+        used, order = self._used.setdefault(key, (set(), deque()))
+        while order and order[0][0] < now - _MOST_LATE + _MOST_AHEAD:
+            used.discard(order.popleft()[1])
+        if text in used:
+            raise Refused(503, "the request was here before", "replay")  # a node that meant well signs it again
+        used.add(text)
+        order.append((now, text))
+
+
+class Budget:
+    """Bytes of bodies in memory, of all nodes and of each; a request that finds no room waits for its turn."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.taken: Counter[str] = Counter()
+        self._requests: Counter[str] = Counter()
+        self._changed = asyncio.Condition()
+
+    @property
+    def total(self) -> int:
+        """The bytes that are taken now."""
+        return sum(self.taken.values())
+
+    def _fits(self, name: str, size: int) -> bool:
+        limits = self._limits
+        return (
+            self.total + size <= limits.in_flight
+            and self.taken[name] + size <= limits.in_flight_each
+            and self._requests[name] < limits.requests_each
+        )
+
+    @asynccontextmanager
+    async def reserve(self, name: str, size: int) -> AsyncIterator[None]:
+        """Room for a body of this size."""
+        try:
+            async with self._changed, asyncio.timeout(self._limits.queue_seconds):
+                await self._changed.wait_for(lambda: self._fits(name, size))
+                self.taken[name] += size
+                self._requests[name] += 1
+        except TimeoutError:
+            raise Refused(503, "too much is on its way already; try again", "busy") from None
+        try:
+            yield
+        finally:
+            self.taken[name] -= size
+            self._requests[name] -= 1
+            if not self._requests[name]:
+                del self.taken[name], self._requests[name]
+            async with self._changed:
+                self._changed.notify_all()
+
+
+@dataclass
+class Visitor:
+    """One connection."""
+
+    address: str
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    name: str | None = None  # of the node, once it has proved its key
 
 
 class Gateway:
-    """An ASGI application that stands before Flower's server."""
+    """The server that stands before Flower's.
 
-    def __init__(self, federation: FederationFolder) -> None:
+    Parameters
+    ----------
+    federation
+        Whose keys may enter, and whose server is asked.
+    limits
+        What a sender may take.
+    tell
+        Gets a line for the log.
+    """
+
+    def __init__(
+        self, federation: FederationFolder, limits: Limits | None = None, tell: Callable[[str], None] | None = None
+    ) -> None:
+        self._federation, self._limits, self._tell = federation, limits or Limits(), tell or _print
         self._httpx = require_extra("httpx", "flower")
-        self._keys, self._most = KnownKeys(federation, _tell), federation.settings.max_message
-        trusted = ssl.create_default_context(cafile=str(federation.authority))
-        self._server = self._httpx.AsyncClient(
-            base_url=f"https://127.0.0.1:{federation.settings.control_port}",
-            verify=trusted,
-            timeout=60.0,
-            limits=self._httpx.Limits(max_connections=None),
-            trust_env=False,
-        )
+        hazmat = "cryptography.hazmat.primitives"
+        ec, hashes = require_extra(f"{hazmat}.asymmetric.ec", "flower"), require_extra(f"{hazmat}.hashes", "flower")
+        self._scheme = ec.ECDSA(hashes.SHA256())
+        self._wrong = require_extra("cryptography.exceptions", "flower").InvalidSignature
+        self._keys, self._signatures = KnownKeys(federation, self._tell), Signatures()
+        limit = self._limits
+        self._budget = Budget(limit)
+        self._rates = Buckets(limit.burst, limit.rate)
+        self._failures = Buckets(limit.failures, 1.0)
+        self._sent: Counter[str] = Counter()  # bytes of each node since its last message
+        self._strangers: Counter[str] = Counter()
+        self._open: set[asyncio.Task[None]] = set()
+        self.counts = metrics.Counts()
         self._told: dict[str, float] = {}
         self._last_message = float("-inf")
         self._waiting = 0
         self._stirred = asyncio.Event()
+        self._tls = self._certificate()
+        self._server = self._client()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        if scope["type"] != "http":
-            raise RuntimeError(f"{scope['type']} is not served")
-        headers = dict(scope["headers"])
-        refusal = self._refusal(scope, headers)
-        if refusal is not None:
-            self._tell_once(f"refused {_peer(scope)}: {refusal[1]}")
-            await _answer(send, *refusal)
+    def _client(self) -> Any:
+        federation = self._federation
+        return self._httpx.AsyncClient(
+            base_url=f"https://127.0.0.1:{federation.settings.control_port}",
+            headers={GATEWAY_HEADER: federation.token("gateway")},
+            verify=ssl.create_default_context(cafile=str(federation.local_authority)),
+            timeout=60.0,
+            limits=self._httpx.Limits(max_connections=None),
+            trust_env=False,
+        )
+
+    def _certificate(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self._federation.certificate, self._federation.key)
+        self._certified = self._certificate_files()
+        return context
+
+    def _certificate_files(self) -> tuple[int, ...]:
+        return tuple(path.stat().st_mtime_ns for path in (self._federation.certificate, self._federation.key))
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Take connections until cancelled."""
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        renewal = asyncio.create_task(self._renew())
+        try:
+            while True:
+                try:
+                    line, address = await loop.sock_accept(listener)
+                except OSError:  # too many open files, or the caller is gone already
+                    await asyncio.sleep(0.05)
+                    continue
+                self._let_in(line, str(address[0]))
+        finally:
+            renewal.cancel()
+            for task in list(self._open):
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+            await self._server.aclose()
+
+    async def _renew(self) -> None:
+        """Take the server's new certificate as soon as there is one."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN)
+            with suppress(OSError, ssl.SSLError):  # one of the two files is written first: the next look has both
+                if self._certificate_files() != self._certified:
+                    self._tls = self._certificate()
+                    self._tell("the server's new certificate is in use")
+
+    def _let_in(self, line: socket.socket, address: str) -> None:
+        limits = self._limits
+        full = len(self._open) >= limits.connections or self._strangers.total() >= limits.strangers
+        if full or self._strangers[address] >= limits.strangers_each:
+            self._refuse(address, "too many connections", "connections")
+            line.close()
             return
+        self._strangers[address] += 1
+        task = asyncio.create_task(self._welcome(line, address))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def _welcome(self, line: socket.socket, address: str) -> None:
+        """Greet one caller, and answer it until it leaves."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=2**16)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        visitor = None
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: protocol, line, ssl=self._tls, ssl_handshake_timeout=self._limits.head_seconds,
+                ssl_shutdown_timeout=2.0,
+            )  # fmt: skip
+            visitor = Visitor(address, reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+            while await self._answer_one(visitor):
+                pass
+        except (OSError, EOFError, TimeoutError, self._httpx.HTTPError):
+            pass  # the caller is gone, or too slow
+        except Exception as error:  # noqa: BLE001  one caller's trouble is not the others'
+            self._refuse(address, f"an error of ours, {type(error).__name__}", "error")
+        finally:
+            if visitor is None or visitor.name is None:
+                self._forget_stranger(address)
+            if visitor is None:
+                line.close()
+            else:
+                visitor.writer.close()
+
+    def _forget_stranger(self, address: str) -> None:
+        self._strangers[address] -= 1
+        if not self._strangers[address]:
+            del self._strangers[address]
+
+    async def _answer_one(self, visitor: Visitor) -> bool:
+        """One request; whether another may follow on the same connection."""
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.idle_seconds if visitor.name else limits.head_seconds):
+                head = await visitor.reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            head = b" " * (limits.head_bytes + 1)
+        try:
+            request = read_head(head, limits.head_bytes)
+            name = self._authenticate(request, visitor)
+            self._check_size(request, name)
+            async with self._budget.reserve(name, request.size):
+                async with asyncio.timeout(limits.body_seconds + request.size / limits.slowest):
+                    body = await visitor.reader.readexactly(request.size)
+                self.counts.add("received_bytes", request.size, node=name)
+                passing = self._hold_open if request.path == _ASKING else self._pass_on
+                return await passing(request, body, visitor)
+        except Refused as refused:
+            self._refuse(visitor.address, refused.reason, refused.label)
+            if refused.label in ("path", "head", "key", "signature") and not self._failures.take(visitor.address):
+                return False  # not worth an answer any more
+            await _answer(visitor, refused.status, refused.reason)
+        except self._httpx.TransportError:
+            await _answer(visitor, 503, "the server is not ready")  # nodes try again after a 503
+        return False
+
+    def _authenticate(self, request: Request, visitor: Visitor) -> str:
+        """The node whose registered key signed this request, now and for the first time."""
+        joining = request.path == _JOINING
+        header = request.headers.get("flwr-public-key", "")
+        known = self._keys.find(header)
+        if known is None:
+            raise Refused(400 if joining else 401, NOT_REGISTERED, "key")  # a 400's reason is in the node's log
+        name, key = known
+        text = request.headers.get("flwr-timestamp", "")
+        signed = self._signatures.check_fresh(text, joining=joining)
+        pair = (visitor.address, name)
+        if self._failures.left(pair) < 1.0:
+            raise Refused(503, "too many wrong signatures from this address; try again later", "rate")
+        try:
+            key.verify(
+                base64.b64decode(request.headers.get("flwr-signature", ""), validate=True), text.encode(), self._scheme
+            )
+        except (self._wrong, ValueError, binascii.Error):
+            self._failures.take(pair)
+            raise Refused(401, "the signature is not that of the node's key", "signature") from None
+        self._signatures.use(name, header, text, signed)
+        if not self._rates.take(name):
+            raise Refused(503, f"node {name} sends more than {self._limits.rate:.0f} requests a second", "rate")
+        self._keys.see(name)
+        if visitor.name is None:
+            self._forget_stranger(visitor.address)
+            visitor.name = name
+        return name
+
+    def _check_size(self, request: Request, name: str) -> None:
+        most = self._federation.settings.max_message
+        if request.size > (bound := min(ROUTES[request.path], most)):
+            raise Refused(413, f"the request is larger than {format_bytes(bound)}, the most for this question", "size")
+        if self._sent[name] + request.size > self._limits.volumes * most:
+            raise Refused(413, f"node {name} sends more than max_message allows", "size")
+        if request.path.endswith(("push-object", "push-messages")):
+            self._sent[name] += request.size
+
+    def _headers(self, request: Request) -> dict[str, str]:
+        """What Flower gets of a request's head."""
         kept = {
             name: value
-            for name, value in headers.items()
-            if name in _PASSED_ON or name.startswith((b"flwr-", b"x-flwr-"))
+            for name, value in request.headers.items()
+            if name in _SENT_ON or name.startswith(("flwr-", "x-flwr-"))
         }
-        kept[b"accept-encoding"] = b"identity"
-        try:
-            passing = self._hold_open if scope["path"] == _ASKING else self._pass_on
-            await passing(scope["path"], kept, receive, send)
-        except TooLarge:
-            self._tell_once(f"refused {_peer(scope)}: {self._too_large()}")
-            await _answer(send, 413, self._too_large())
-        except self._httpx.TransportError:
-            await _answer(send, 503, "the server is not ready")  # nodes try again after a 503
+        return {**kept, "accept-encoding": "identity"}
 
-    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> tuple[int, str] | None:
-        if scope["method"] != "POST" or not scope["path"].startswith(_NODES):
-            return 404, "this port is for the nodes of a federation"
-        joining = scope["path"] in _JOINING
-        if self._keys.name(headers.get(b"flwr-public-key", b"")) is None:
-            return (400 if joining else 401), NOT_REGISTERED  # nodes end at once after a 401, and give a 400's reason
-        if joining and not _MOST_AHEAD < (late := _lateness(headers)) < _MOST_LATE:
-            return 400, f"{CLOCK}: it is {abs(late):.0f} s {'behind' if late > 0 else 'ahead of'} the server's"
+    async def _pass_on(self, request: Request, body: bytes, visitor: Visitor) -> bool:
+        asked = self._server.build_request("POST", request.path, headers=self._headers(request), content=body)
+        response = await self._server.send(asked, stream=True)
         try:
-            size = int(headers.get(b"content-length", b"0"))
-        except ValueError:
-            return 400, "content-length is not a number"
-        return (413, self._too_large()) if size > self._most else None
-
-    def _too_large(self) -> str:
-        return f"the request is larger than {format_bytes(self._most)}, the most that max_message allows"
-
-    async def _pass_on(self, path: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
-        request = self._server.build_request("POST", path, headers=headers, content=self._body(receive))
-        response = await self._server.send(request, stream=True)
-        try:
-            await _start(send, response)
-            async for part in response.aiter_raw():
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            return await self._give_back(visitor, response, response.aiter_raw(), request)
         finally:
             await response.aclose()
 
-    async def _hold_open(self, path: str, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
+    async def _hold_open(self, request: Request, body: bytes, visitor: Visitor) -> bool:
         """Ask until there is a message, or it has lasted long enough, or the node is gone."""
-        body = b"".join([part async for part in self._body(receive)])
-        gone = asyncio.ensure_future(receive())  # the next thing to come is the end of the connection
-        end = time.monotonic() + _HOLD
+        end, headers = time.monotonic() + _HOLD, self._headers(request)
         self._waiting += 1
         try:
             while True:
-                response = await self._server.post(path, headers=headers, content=body)
+                response = await self._server.post(request.path, headers=headers, content=body)
                 now = time.monotonic()
                 if response.status_code != 200 or response.content:
                     break
-                if now > end or now > self._last_message + _A_RUN_IS_ON or gone.done():
+                if now > end or now > self._last_message + _A_RUN_IS_ON:
                     break
-                await self._next_look(gone)
+                await self._next_look()
+                if visitor.reader.at_eof():
+                    return False
             if response.status_code == 200 and response.content:
                 self._last_message = now
+                self._sent.pop(visitor.name or "", None)
                 self._stirred.set()  # the others' messages are there as well, most likely
                 self._stirred = asyncio.Event()
         finally:
             self._waiting -= 1
-            gone.cancel()
-        await _start(send, response)
-        await send({"type": "http.response.body", "body": response.content})
 
-    async def _next_look(self, gone: "asyncio.Future[Any]") -> None:
+        async def content() -> AsyncIterator[bytes]:
+            yield response.content
+
+        return await self._give_back(visitor, response, content(), request)
+
+    async def _next_look(self) -> None:
         pause = min(max(_SHORTEST, _EACH * self._waiting), _LONGEST)
-        stirred = asyncio.ensure_future(self._stirred.wait())
-        try:
-            await asyncio.wait({gone, stirred}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stirred.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stirred.wait(), pause)
 
-    async def _body(self, receive: Receive) -> AsyncIterator[bytes]:
-        count = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise self._httpx.ReadError("the node is gone")
-            part = message.get("body", b"")
-            count += len(part)
-            if count > self._most:
-                raise TooLarge
-            yield part
-            if not message.get("more_body", False):
-                return
+    async def _give_back(self, visitor: Visitor, response: Any, parts: AsyncIterator[bytes], request: Request) -> bool:
+        """Flower's answer, without its headers but for type and length."""
+        self.counts.add("requests", 1, node=visitor.name or "", path=request.path, status=str(response.status_code))
+        given = {
+            name: response.headers[name] for name in ("content-type", "content-length") if name in response.headers
+        }
+        stays = "content-length" in given
+        _start(visitor.writer, response.status_code, given, stays=stays)
+        async for part in parts:
+            visitor.writer.write(part)
+            self.counts.add("sent_bytes", len(part), node=visitor.name or "")
+            async with asyncio.timeout(self._limits.body_seconds + len(part) / self._limits.slowest):
+                await visitor.writer.drain()
+        return stays
 
-    def _tell_once(self, line: str) -> None:
-        now = time.monotonic()
+    def _refuse(self, address: str, reason: str, label: str) -> None:
+        """Count a refusal; tell it, but each only once a minute."""
+        self.counts.add("refused", 1, reason=label)
+        line, now = f"refused {address}: {reason}", time.monotonic()
         if now > self._told.get(line, -_TELL_AGAIN) + _TELL_AGAIN:
             if len(self._told) > 1000:
                 self._told.clear()
             self._told[line] = now
-            _tell(line)
+            self._tell(line)
+
+    async def healthy(self) -> bool:
+        """Whether Flower's server answers."""
+        try:
+            response = await self._server.get("/health", timeout=5.0)
+        except self._httpx.HTTPError:
+            return False
+        return bool(response.status_code == 200)
+
+    def report(self) -> str:
+        """The counters for Prometheus, with what the folder says about nodes and the run."""
+        gauges = {
+            "connections": len(self._open),
+            "strangers": self._strangers.total(),
+            "waiting_nodes": self._waiting,
+            "in_flight_bytes": self._budget.total,
+        }
+        return self.counts.text(gauges) + metrics.describe_folder(self._federation)
 
 
-_GIVEN_BACK = {b"content-type", b"content-length"}
+def _start(writer: asyncio.StreamWriter, status: int, headers: dict[str, str], *, stays: bool) -> None:
+    lines = [f"HTTP/1.1 {status} {'OK' if status == 200 else 'Refused'}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [] if stays else ["connection: close"]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
 
 
-async def _start(send: Send, response: Any) -> None:
-    given = [(name.lower(), value) for name, value in response.headers.raw if name.lower() in _GIVEN_BACK]
-    await send({"type": "http.response.start", "status": response.status_code, "headers": given})
-
-
-async def _answer(send: Send, status: int, text: str) -> None:
-    """An answer in the form in which Flower's nodes look for a reason."""
+async def _answer(visitor: Visitor, status: int, text: str) -> None:
+    """An answer in the form in which Flower's nodes look for a reason; the connection ends with it."""
     body = json.dumps({"code": status, "detail": text}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": [*headers, (b"connection", b"close")]})
-    await send({"type": "http.response.body", "body": body})
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    _start(visitor.writer, status, headers, stays=False)
+    visitor.writer.write(body)
+    with suppress(OSError, TimeoutError):
+        async with asyncio.timeout(1.0):  # closed on unread bytes, TCP would take the answer back
+            await visitor.writer.drain()
+            for _ in range(16):
+                if not await visitor.reader.read(2**16):
+                    break
 
 
-def _lateness(headers: dict[bytes, bytes]) -> float:
-    """By how many seconds the time that a node has signed is behind ours; 0 where it does not say."""
-    try:
-        signed = datetime.datetime.fromisoformat(headers[b"flwr-timestamp"].decode("ascii"))
-        return (datetime.datetime.now(datetime.UTC) - signed).total_seconds()
-    except (KeyError, ValueError, TypeError):
-        return 0.0
-
-
-def _peer(scope: Scope) -> str:
-    return str((scope.get("client") or ("someone",))[0])
-
-
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)  # noqa: T201  the server reads it
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """The socket that nodes connect to."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=256)
+
+
+async def _run(federation: FederationFolder) -> None:
+    gateway, settings = Gateway(federation), federation.settings
+    serving = asyncio.ensure_future(gateway.serve(listen(settings.listen, settings.port)))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, serving.cancel)
+    async with metrics.served(settings.metrics_port, gateway.healthy, gateway.report):
+        with suppress(asyncio.CancelledError):
+            await serving
 
 
 def main() -> None:
     """Serve until a signal comes: ``python -m unskew.federation.gateway DIR``."""
-    uvicorn = require_extra("uvicorn", "flower")
-    federation = read_federation(Path(sys.argv[1]))
-    settings = uvicorn.Config(
-        Gateway(federation),
-        host=federation.settings.listen,
-        port=federation.settings.port,
-        ssl_certfile=str(federation.certificate),
-        ssl_keyfile=str(federation.key),
-        lifespan="off",
-        access_log=False,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-    )
-    uvicorn.Server(settings).run()
+    import resource  # not on Windows
+
+    os.umask(0o077)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    asyncio.run(_run(read_federation(Path(sys.argv[1]))))
 
 
 if __name__ == "__main__":

@@ -40,14 +40,15 @@ def free_port() -> int:
         return int(trial.getsockname()[1])
 
 
-def free_pair() -> int:
-    """A port of loopback that nobody uses now, and the next one neither."""
+def free_ports() -> int:
+    """A port of loopback that nobody uses now, and the next two neither."""
     for _ in range(100):
         first = free_port()
-        with socket.socket() as trial, suppress(OSError, OverflowError):
-            trial.bind(("127.0.0.1", first + 1))
+        with socket.socket() as second, socket.socket() as third, suppress(OSError, OverflowError):
+            second.bind(("127.0.0.1", first + 1))
+            third.bind(("127.0.0.1", first + 2))
             return first
-    raise UserError("no two free ports beside each other were found on 127.0.0.1")
+    raise UserError("no three free ports in a row were found on 127.0.0.1")
 
 
 def host_and_port(address: str) -> tuple[str, int]:

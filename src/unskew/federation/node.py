@@ -3,8 +3,8 @@
 import hashlib
 import os
 import re
+import secrets
 import stat
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from pathlib import Path
 
 from unskew.core.child import Child
 from unskew.core.errors import UserError
-from unskew.core.files import read_content, write_again
+from unskew.core.files import read_content, write_again, write_whole
 from unskew.federation import flower, network
-from unskew.federation.folder import NodeFolder
+from unskew.federation.folder import NodeFolder, check_secret, make_private
 from unskew.federation.gateway import CLOCK, NOT_REGISTERED
-from unskew.federation.processes import ProcessGroup, claim
+from unskew.federation.processes import PATIENCE, ProcessGroup, claim
 
 SERVICE = "unskew.engines.flower.node_service"
 READY_SECONDS = 600.0  # that reading the data may take
@@ -51,6 +51,7 @@ def attend(node: NodeFolder, say: Say, part: str = "both") -> None:
     """Run a node, or one of its two parts, until an interrupt comes."""
     if part != "service":
         _check_key(node)
+    make_private(node.logs, *([node.flower_home] if part != "service" else [node.state]))
     mark = node_mark(node, part)
     claim(mark, f"node {node.settings.name} of {node.path}", say)
     with ProcessGroup(mark, node.logs, node.path) as group:
@@ -64,6 +65,8 @@ class _Node:
         self._node, self._group, self._say = node, group, say
         self._service: Child | None = None
         self._supernode: Child | None = None
+        self._superexec: Child | None = None
+        self._given: tuple[float, ...] = ()  # when the files that the SuperNode was started with were written
         self._ready = self._connected = False
         self._doubt = self._lost = False  # whether the server may be unreachable; whether it is, and that was reported
         self._restarts = 0
@@ -83,17 +86,33 @@ class _Node:
             if self._service is not None and self._service.code is not None:
                 self._count_restart(self._service)
                 self._start_service()
-            if self._supernode is not None and self._supernode.code is not None:
+            if self._supernode is None:
+                continue
+            if self._superexec is not None and self._superexec.code is not None:
+                self._count_restart(self._superexec)
+                self._start_superexec()
+            if self._supernode.code is not None:
                 self._handle_end(self._supernode)
                 self._wait_for_server()
                 self._start_supernode()
+            elif self._files() != self._given:
+                self._say("the key or the authority of this node has changed; connecting anew")
+                self._stop_supernode()
+                self._wait_for_server()
+                self._start_supernode()
+
+    def _files(self) -> tuple[float, ...]:
+        try:
+            return tuple(path.stat().st_mtime for path in (self._node.key, self._node.authority))
+        except OSError:  # one of them is being written
+            return self._given
 
     def _start_service(self) -> None:
         node = self._node
         if not node.service_settings.exists():
             raise UserError(f"{node.service_settings} is missing; give the node data: unskew federation node --data …")
         self._ready = False
-        command = [sys.executable, "-m", SERVICE, str(node.service_settings)]
+        command = flower.python(SERVICE, str(node.service_settings))
         child = self._group.start("service", command, flower.environment(node.flower_home), self._hear_service)
         self._service = child
         end = time.monotonic() + READY_SECONDS
@@ -125,10 +144,25 @@ class _Node:
 
     def _start_supernode(self) -> None:
         node, self._connected = self._node, False
+        self._stop_supernode()
         close_last_session(node)
-        command = flower.supernode(node, port=network.free_port(), socket=socket_path(node))
+        write_whole(node.secret, secrets.token_bytes(32), secret=True)
+        self._given, self._port = self._files(), network.free_port()
+        command = flower.supernode(node, port=self._port, socket=socket_path(node))
         environment = flower.node_environment(node.flower_home)
         self._supernode = self._group.start("supernode", command, environment, self._hear_supernode)
+        self._start_superexec()
+
+    def _start_superexec(self) -> None:
+        """What starts a ClientApp for each message; it retries until the SuperNode listens."""
+        command = flower.superexec(self._port, self._node.secret, None)
+        self._superexec = self._group.start("superexec", command, flower.node_environment(self._node.flower_home))
+
+    def _stop_supernode(self) -> None:
+        for child in (self._superexec, self._supernode):
+            if child is not None:
+                child.terminate()
+                child.end(PATIENCE)
 
     def _hear_supernode(self, line: str) -> None:
         if (found := _NODE_ID.search(line)) and not self._connected:
@@ -224,6 +258,7 @@ def _check_key(node: NodeFolder) -> None:
     ):
         if not path.exists():
             raise UserError(f"{path} is missing; {remedy}")
+    check_secret(node.key)
     network.host_and_port(node.settings.server)
     socket_path(node)
     flower.program("flower-supernode")

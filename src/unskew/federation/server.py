@@ -1,17 +1,15 @@
 """The server of a federation: run it, submit runs to it, ask for its status, stop it."""
 
 import re
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from unskew.core.child import Child, Log
 from unskew.core.errors import UserError
-from unskew.core.files import read_content, read_json, write_whole
+from unskew.core.files import read_content, write_whole
 from unskew.core.units import counted
 from unskew.federation import flower, network
 from unskew.federation.folder import (
@@ -19,16 +17,20 @@ from unskew.federation.folder import (
     NODE,
     RUN_CONFIG,
     FederationFolder,
+    check_secret,
+    forget,
+    make_private,
     read_federation,
     read_node,
     refresh,
+    renew_secrets,
     toml,
 )
+from unskew.federation.metrics import GONE_SECONDS, RunProgress, last_run, last_seen
 from unskew.federation.node import PARTS, node_mark
 from unskew.federation.processes import ProcessGroup, claim, end_all, marked
 
 START_SECONDS = 90.0  # that a program may take until it listens
-GONE_SECONDS = 75.0  # of silence, after which a node counts as offline: its heartbeat comes every 30
 MAX_RESTARTS = 5
 
 Say = Callable[[str], None]
@@ -47,9 +49,17 @@ def serve(federation: FederationFolder, say: Say) -> None:
     settings = federation.settings
     network.check_free(settings.listen, settings.port, f"port in {FEDERATION}")
     network.check_free("127.0.0.1", settings.control_port, f"control_port in {FEDERATION}")
+    if settings.metrics_port:
+        network.check_free("127.0.0.1", settings.metrics_port, f"metrics_port in {FEDERATION}")
+    make_private(federation.path / "server", federation.authority.parent, federation.logs)
+    forget(federation)
+    renew_secrets(federation)
     refresh(federation)
-    with ProcessGroup(mark, federation.logs, federation.path) as group:
-        _Server(federation, group, say).run()
+    try:
+        with ProcessGroup(mark, federation.logs, federation.path) as group:
+            _Server(federation, group, say).run()
+    finally:
+        forget(federation)
 
 
 class _Server:
@@ -57,49 +67,54 @@ class _Server:
 
     def __init__(self, federation: FederationFolder, group: ProcessGroup, say: Say) -> None:
         self._federation, self._group, self._say = federation, group, say
-        self._registered: set[str] = set()
+        self._keys: dict[str, float] = {}  # the key files that Flower knows, by name, with the time of their writing
         self._present: set[str] = set()
         self._restarts = 0
 
     def run(self) -> None:
         """Start, then watch; never returns."""
-        link, gateway = self._start_link(), None
+        starts = [self._start_link, self._start_exec, self._start_gateway]
+        programs = [start() for start in starts[:2]]
         self._register()
-        gateway = self._start_gateway()
+        programs.append(starts[2]())
         settings = self._federation.settings
         self._say(f"ready: nodes connect to {settings.host}:{settings.port}; {self._describe_keys()}")
         while True:
             time.sleep(1.0)
-            if link.code is not None:
-                self._count_restart(link)
-                link = self._start_link()
-            if gateway.code is not None:
-                self._count_restart(gateway)
-                gateway = self._start_gateway()
+            for number, start in enumerate(starts):
+                if programs[number].code is not None:
+                    self._count_restart(programs[number])
+                    programs[number] = start()
             self._register()
             self._report_nodes()
 
     def _start_link(self) -> Child:
         federation = self._federation
         child = self._group.start("superlink", flower.superlink(federation), flower.server_environment(federation))
-        self._wait(child, federation.settings.control_port)
+        self._wait(child, federation.settings.control_port, federation.local_authority)
+        flower.check_locked(federation)
         return child
+
+    def _start_exec(self) -> Child:
+        federation = self._federation
+        command = flower.superexec(federation.settings.control_port, federation.secret, federation.local_authority)
+        return self._group.start("superexec", command, flower.server_environment(federation))
 
     def _start_gateway(self) -> Child:
         federation = self._federation
-        command = [sys.executable, "-m", "unskew.federation.gateway", str(federation.path)]
+        command = flower.python("unskew.federation.gateway", str(federation.path))
         child = self._group.start("gateway", command, flower.environment(federation.flower_home), self._say)
-        self._wait(child, federation.settings.port)
+        self._wait(child, federation.settings.port, federation.authority)
         return child
 
-    def _wait(self, child: Child, port: int) -> None:
+    def _wait(self, child: Child, port: int, authority: Path) -> None:
         """Until it listens."""
         end = time.monotonic() + START_SECONDS
         while True:
             if child.code is not None:
                 raise UserError(f"{child.name} ended while starting; {child.log.path} ends with:\n{child.log_end()}")
             try:
-                network.greet(f"127.0.0.1:{port}", self._federation.authority)
+                network.greet(f"127.0.0.1:{port}", authority)
             except network.NotReached:
                 if time.monotonic() > end:
                     raise UserError(
@@ -116,16 +131,17 @@ class _Server:
         self._say(f"{child.name} ended with {child.exit_reason()}; restarting it; if a run was in progress, resume it")
 
     def _register(self) -> None:
-        """Register the keys that are new in the folder with Flower."""
-        new = {name: key for name, key in self._federation.public_keys().items() if name not in self._registered}
-        if not new:
+        """Make Flower know the keys in the folder, whenever one is new or another one than before."""
+        there = {}
+        for name, file in self._federation.public_keys().items():
+            with suppress(OSError):  # taken away just now
+                there[name] = file.stat().st_mtime
+        if not {name for name, written in there.items() if self._keys.get(name) != written}:
+            self._keys = there
             return
-        with ThreadPoolExecutor(4) as pool:
-            answers = pool.map(lambda item: flower.register(self._federation, *item), new.items())
-        for name, trouble in zip(new, answers, strict=True):
-            self._registered.add(name)
-            if trouble:
-                self._say(f"node {name} cannot join: {trouble}")
+        for name, trouble in flower.register_keys(self._federation).items():
+            self._say(f"node {name} cannot join: {trouble}" if name else trouble)
+        self._keys = there
 
     def _report_nodes(self) -> None:
         now = {name for name, when in last_seen(self._federation).items() if time.time() - when < GONE_SECONDS}
@@ -136,16 +152,8 @@ class _Server:
         self._present = now
 
     def _describe_keys(self) -> str:
-        count = len(self._registered)
+        count = len(self._keys)
         return f"{counted(count, 'key')} registered" if count else "no keys are registered: every node will be refused"
-
-
-def last_seen(federation: FederationFolder) -> dict[str, float]:
-    """When each node was last heard of, as seconds since 1970."""
-    if not federation.seen.exists():
-        return {}
-    values = read_json(federation.seen)
-    return {name: float(when) for name, when in values.items() if isinstance(when, int | float)}
 
 
 def _check(federation: FederationFolder, say: Say) -> None:
@@ -154,6 +162,9 @@ def _check(federation: FederationFolder, say: Say) -> None:
     for path in (federation.authority, federation.certificate, federation.key):
         if not path.exists():
             raise UserError(f"{path} is missing; make it with: unskew federation init {federation.path} --renew")
+    for path in (federation.key, federation.authority_key):
+        if path.exists():
+            check_secret(path)
     left = network.days_left(read_content(federation.certificate) or b"", str(federation.certificate))
     if left < 0:
         raise UserError(f"{federation.certificate} has expired; run: unskew federation init {federation.path} --renew")
@@ -186,16 +197,15 @@ def submit(
         "out": str(out.absolute()),
         "resume": resume,
     }
-    file = federation.path / "server" / "run-config.toml"
-    write_whole(file, toml(config, "What the last run was submitted with.").encode())
-    _check_end(federation, _follow(federation, file, say), out)
+    write_whole(federation.run_config, toml(config, "What the last run was submitted with.").encode())
+    _check_end(federation, _follow(federation, federation.run_config, say), out)
 
 
 def check_running(federation: FederationFolder) -> None:
     """Refuse to continue if no server of this federation answers on this machine."""
     try:
-        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
-    except network.NotReached as error:
+        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.local_authority)
+    except (network.NotReached, UserError) as error:
         start = f"start it with: unskew federation server {federation.path}"
         raise UserError(f"the server of {federation.path} is not running on this machine; {start}") from error
 
@@ -278,6 +288,7 @@ class Status:
     certificate_days: float
     nodes: tuple[NodeStatus, ...]
     runs: tuple[tuple[str, str, float], ...]  # number, status, seconds
+    run: RunProgress | None  # that was submitted last, as its directory has it
 
 
 def status(federation: FederationFolder) -> Status:
@@ -295,6 +306,7 @@ def status(federation: FederationFolder) -> Status:
         certificate_days=network.days_left(content, str(federation.certificate)),
         nodes=nodes,
         runs=tuple(_parse_run(values) for values in flower.runs(federation)) if answers else (),
+        run=last_run(federation),
     )
 
 
@@ -331,7 +343,7 @@ def _marks(folder: Path) -> list[str]:
 
 def _answers(federation: FederationFolder) -> bool:
     try:
-        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.authority)
+        network.greet(f"127.0.0.1:{federation.settings.control_port}", federation.local_authority)
     except (network.NotReached, UserError):
         return False
     return True

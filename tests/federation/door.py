@@ -1,0 +1,131 @@
+"""A real gateway on loopback before a stand-in for Flower's server, and callers that write each byte themselves."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from datetime import UTC, datetime, timedelta
+
+import httpx
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+
+from unskew.federation.folder import initialise, renew_secrets
+from unskew.federation.gateway import Gateway, Limits, listen
+from unskew.federation.network import public_pem
+
+ASK, PUSH, JOIN = "/v1/fleet/pull-messages", "/v1/fleet/push-object", "/v1/fleet/activate-node"
+
+
+class Flower:
+    """A server that counts what reaches it and answers with what it is told."""
+
+    def __init__(self):
+        self.requests, self.answers, self.trouble = [], [], None
+
+    async def __call__(self, request):
+        content = await request.aread()
+        if self.trouble:
+            raise self.trouble
+        self.requests.append((request.url.path, dict(request.headers), content))
+        body = self.answers.pop(0) if self.answers else b""
+
+        async def stream():
+            yield body
+
+        headers = {"content-type": "application/protobuf", "content-length": str(len(body)), "server": "x"}
+        return httpx.Response(200, content=stream(), headers=headers)
+
+
+class Door:
+    """The gateway of a federation of nodes ``a`` and ``b``, serving in a thread of its own."""
+
+    def __init__(self, path, nodes=("a", "b"), **limits):
+        self.federation = initialise(path, nodes=list(nodes)).federation
+        renew_secrets(self.federation)
+        self.lines, self.flower, self._ready = [], Flower(), threading.Event()
+        self._limits = Limits(**limits)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
+
+    async def _serve(self):
+        self.gateway = Gateway(self.federation, self._limits, self.lines.append)
+        await self.gateway._server.aclose()
+        headers = self.gateway._server.headers
+        transport = httpx.MockTransport(self.flower)
+        self.gateway._server = httpx.AsyncClient(base_url="https://flower", transport=transport, headers=headers)
+        with listen("127.0.0.1", 0) as listener:
+            self.port = listener.getsockname()[1]
+            self._loop, self._task = asyncio.get_running_loop(), asyncio.ensure_future(self.gateway.serve(listener))
+            self._ready.set()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def connect(self, seconds=20.0):
+        trust = ssl.create_default_context(cafile=str(self.federation.authority))
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=seconds)
+        return trust.wrap_socket(plain, server_hostname="127.0.0.1")
+
+    def key(self, node):
+        return load_ssh_private_key((self.federation.node(node) / "node.key").read_bytes(), None)
+
+    def signed(self, node="a", *, seconds=0.0, signer=None, text=None):
+        """The headers by which a node proves who it is."""
+        text = text or (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat(timespec="microseconds")
+        signature = (signer or self.key(node)).sign(text.encode(), ec.ECDSA(hashes.SHA256()))
+        pem = public_pem(self.federation.public_keys()[node])
+        return {
+            "flwr-public-key": base64.b64encode(pem).decode(),
+            "flwr-timestamp": text,
+            "flwr-signature": base64.b64encode(signature).decode(),
+        }
+
+    def call(self, path=PUSH, body=b"hello", headers=None, *, method="POST", size=None, line=None, more=()):
+        """One request over a connection of its own, or the one given; status and content."""
+        headers = self.signed() if headers is None else headers
+        first = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body) if size is None else size}\r\n"
+        fields = "".join(f"{name}: {value}\r\n" for name, value in [*headers.items(), *more])
+        return self.send(f"{first}{fields}\r\n".encode("latin-1") + body, line)
+
+    def send(self, content, line=None):
+        """These bytes, and what comes back: status (0 for nothing) and content."""
+        own = line or self.connect()
+        try:
+            with contextlib.suppress(OSError):
+                own.sendall(content)
+            return answer(own)
+        finally:
+            if line is None:
+                own.close()
+
+
+def answer(line):
+    """The next answer on a connection."""
+    content = b""
+    try:
+        while b"\r\n\r\n" not in content:
+            if not (part := line.recv(65536)):
+                return 0, b""
+            content += part
+        head, _, body = content.partition(b"\r\n\r\n")
+        fields = dict(each.split(": ", 1) for each in head.decode().split("\r\n")[1:])
+        while len(body) < int(fields.get("content-length", 0)):
+            if not (part := line.recv(65536)):
+                return 0, b""
+            body += part
+    except OSError:
+        return 0, b""
+    return int(head.split()[1]), body
+
+
+def reason(answered):
+    return json.loads(answered[1])["detail"]

@@ -1,0 +1,168 @@
+"""Flower's own port and Flower's apps: what the server opens to whom, and which code a node runs."""
+
+import asyncio
+import io
+import os
+import warnings
+import zipfile
+from urllib.parse import unquote
+
+import httpx
+import pytest
+from fastapi.routing import iter_route_contexts
+from flwr.cli.build import build_fab_from_disk
+from flwr.superlink.main import create_app
+
+from unskew.federation.flower import Guard, WrongApp, check_app
+from unskew.federation.folder import GATEWAY_HEADER, initialise, renew_secrets, token
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture(scope="module")
+def link():
+    """Flower's complete server, guarded as ours is."""
+    app = create_app()
+    app.state.superexec_auth_secret = SECRET
+    app.add_middleware(Guard, secret=SECRET)
+    return app
+
+
+def ask(app, requests):
+    """The status of each (method, path, headers)."""
+
+    async def run():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="https://127.0.0.1") as client:
+            given = {"content-type": "application/protobuf", "accept": "application/protobuf"}
+            return [
+                (await client.request(method, path, headers={**given, **headers})).status_code
+                for method, path, headers in requests
+            ]
+
+    return asyncio.run(run())
+
+
+def routes_of(app):
+    return sorted(
+        {(method, each.route.path) for each in iter_route_contexts(app.routes) for method in each.route.methods or ()}
+    )
+
+
+def test_without_a_token_every_route_of_flowers_is_closed_but_health(link):
+    routes = routes_of(link)
+    assert ("POST", "/v1/control/start-run") in routes
+    assert len(routes) > 70
+    answers = ask(link, [(method, path, {}) for method, path in routes])
+    opened = {route: status for route, status in zip(routes, answers, strict=True) if status not in (401, 403)}
+    assert opened == {("GET", "/health"): 200, ("HEAD", "/health"): 200}
+
+
+def test_each_token_opens_its_own_routes_alone(link):
+    operator = {"authorization": f"Bearer {token(SECRET, 'operator')}"}
+    gateway = {GATEWAY_HEADER: token(SECRET, "gateway")}
+    control, fleet = "/v1/control/list-nodes", "/v1/fleet/pull-messages"
+    shown = [operator, gateway, {"authorization": "Bearer "}, {"authorization": f"Bearer {SECRET.decode()}"}]
+    assert ask(link, [("POST", control, headers) for headers in shown]) == [200, 401, 401, 401]
+    assert ask(link, [("POST", fleet, headers) for headers in (operator, {GATEWAY_HEADER: ""})]) == [401, 401]
+    twice = httpx.Headers([("authorization", operator["authorization"])] * 2)
+    assert ask(link, [("POST", control, twice)]) == [401]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/fleet/../control/list-nodes",
+        "/v1/fleet/..%2fcontrol/list-nodes",
+        "/v1//control/list-nodes",
+        "//v1/control/list-nodes",
+        "/V1/control/list-nodes",
+        "/v1/%63ontrol/list-nodes",
+        "/v1/control/list-nodes/",
+        "/openapi.json",
+        "/docs",
+    ],
+)
+def test_the_gateways_token_opens_no_operators_route_in_any_spelling(link, path):
+    async def run():
+        answers = []
+
+        async def send(message):
+            answers.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        headers = [(GATEWAY_HEADER.encode(), token(SECRET, "gateway").encode())]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": unquote(path),
+            "raw_path": path.encode(),
+            "headers": headers,
+            "query_string": b"",
+            "scheme": "https",
+            "server": ("127.0.0.1", 1),
+        }
+        await link(scope, receive, send)
+        return answers[0]["status"]
+
+    assert asyncio.run(run()) in (401, 404)
+
+
+@pytest.fixture
+def app(tmp_path):
+    return initialise(tmp_path / "fed").federation.app
+
+
+def packed(app):
+    """The app as Flower sends it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of a library that Flower uses
+        return build_fab_from_disk(app)
+
+
+def test_a_node_runs_the_app_that_our_own_server_sends(app):
+    check_app(packed(app))
+
+
+def test_a_node_runs_no_other_app(app):
+    client = (app / "unskew_node" / "client_app.py").read_text()
+    project = (app / "pyproject.toml").read_text()
+    attacks = [
+        ("client_app.py is another one", "unskew_node/client_app.py", client + "\nimport os\n"),
+        ("__init__.py is another one", "unskew_node/__init__.py", "import os\n"),
+        ("other files", "unskew_node/socket.py", "import os\n"),
+        ("starts with another", "pyproject.toml", project.replace("client_app:app", "server_app:app")),
+    ]
+    for words, name, content in attacks:
+        before = (app / name).read_bytes() if (app / name).exists() else None
+        (app / name).write_text(content)
+        with pytest.raises(WrongApp, match=words):
+            check_app(packed(app))
+        (app / name).unlink() if before is None else (app / name).write_bytes(before)
+    check_app(packed(app))
+
+
+def test_an_app_that_is_no_archive_or_a_bomb_is_refused(app):
+    with pytest.raises(WrongApp, match="cannot be read"):
+        check_app(b"PK\x03\x04 and then nothing")
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("README.md", b"\0" * 50_000_000)
+    with pytest.raises(WrongApp, match="too large"):
+        check_app(bomb.getvalue())
+    twice = io.BytesIO(packed(app))
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(twice, "a") as archive:
+        archive.writestr("unskew_node/client_app.py", b"import os")
+    with pytest.raises(WrongApp, match="other files"):
+        check_app(twice.getvalue())
+
+
+def test_what_flower_and_its_command_need_to_know_is_this_users_alone(tmp_path):
+    federation = initialise(tmp_path / "fed", nodes=["a"]).federation
+    renew_secrets(federation)
+    for file in (federation.secret, federation.local_key, federation.flower_home / "credentials.yaml"):
+        assert file.stat().st_mode & 0o077 == 0, file
+    for folder in ("ca", "server", "server/local", "nodes", "nodes/a"):
+        assert os.stat(federation.path / folder).st_mode & 0o077 == 0, folder
