@@ -403,7 +403,8 @@ def test_while_a_run_is_on_a_question_is_kept_open_until_there_is_a_message(door
     assert len({content for _, _, content in door.flower.requests}) == 1
 
 
-def test_a_node_that_leaves_gets_no_message(door):
+def test_a_node_that_leaves_gets_no_message(door, monkeypatch):
+    monkeypatch.setattr(module, "_SHORTEST", 2.0)
     door.flower.answers = [b"first", b"", b"lost"]
     door.call(ASK)
     with door.connect() as line:
@@ -411,7 +412,8 @@ def test_a_node_that_leaves_gets_no_message(door):
         line.sendall(f"POST {ASK} HTTP/1.1\r\ncontent-length: 0\r\n{proof}\r\n".encode())
         while len(door.flower.requests) < 2:
             time.sleep(0.005)
-    time.sleep(1.0)
+    while door.gateway._waiting:
+        time.sleep(0.01)
     assert door.flower.answers == [b"lost"]
 
 
