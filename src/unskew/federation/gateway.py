@@ -296,6 +296,11 @@ class Visitor:
     writer: asyncio.StreamWriter
     name: str | None = None  # of the node, once it has proved its key
 
+    @property
+    def gone(self) -> bool:
+        """Whether it has left, in whichever way."""
+        return self.reader.at_eof() or self.reader.exception() is not None or self.writer.transport.is_closing()
+
 
 class Gateway:
     """The server that stands before Flower's.
@@ -523,7 +528,7 @@ class Gateway:
                 if now > end or now > self._last_message + _A_RUN_IS_ON:
                     break
                 await self._next_look()
-                if visitor.reader.at_eof():
+                if visitor.gone:
                     return False
             if response.status_code == 200 and response.content:
                 self._last_message = now
