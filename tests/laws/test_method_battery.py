@@ -38,6 +38,7 @@ POOLED = [
     "feddyn + balanced + moon + rounded",
     "fednova + fedadam + fedvc(16) + fedeccr + available + absent",
     "centralised + prototypes",
+    "trimmed + fedprox",
     "private-updates(sampling=fixed) + secure(updates=true)",
 ]
 
@@ -58,7 +59,7 @@ def test_loop_and_pool_agree_on_every_method(text):
 
 
 def test_every_method_that_changes_what_clients_do_is_tried_in_the_pool():
-    server_alone = {"fedyogi", "fedadagrad"}  # fedadam's code
+    server_alone = {"fedyogi", "fedadagrad", "median", "bounded"}  # the code of fedadam and trimmed
     tried = {word for text in POOLED for word in candidate(text).words}
     assert tried | server_alone == {text.partition("(")[0] for text in TRAINING} | {"secure"}  # with updates=true
 

@@ -25,11 +25,12 @@ from unskew.methods.margins import balanced, fedlc, fedrs
 from unskew.methods.moon import moon
 from unskew.methods.protections import private, private_updates, rounded, secure, withhold
 from unskew.methods.prototypes import fedeccr, prototypes
+from unskew.methods.robust import bounded, median, trimmed
 from unskew.methods.scaffold import scaffold
 from unskew.round.algorithm import AFTER_TRAINING, Algorithm, Method, Named, claimed_slots, compose
 
 CLIENTS = (fedavg, fedprox, moon, clsprox, clsnorm, prototypes, fedlc, fedrs, balanced, fedir, fedvc, available, absent)
-SERVER = (scaffold, fednova, feddyn, fedavgm, fedadam, fedyogi, fedadagrad, centralised)
+SERVER = (scaffold, fednova, feddyn, fedavgm, fedadam, fedyogi, fedadagrad, trimmed, median, bounded, centralised)
 AFTER = (fedeccr, withhold, secure, private, private_updates, rounded)
 METHODS: dict[str, Callable[..., Method]] = {  # a Finisher is a method too
     **{function.__name__: function for function in (*CLIENTS, *SERVER)},
@@ -195,4 +196,4 @@ def _choose_group(slots: set[str]) -> MethodGroup:
         return calibration
     if (slots and slots <= PROTECTIONS) or "mechanism" in slots:
         return privacy
-    return server if slots == {"server"} else training
+    return server if slots in ({"server"}, {"exchange", "aggregate"}) else training

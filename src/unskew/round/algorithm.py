@@ -155,11 +155,14 @@ def compose(methods: Sequence[Named], base: Algorithm) -> Algorithm:
                     both = f"{other} and {named.name} both put {name!r} in the {slot} slot"
                     raise UserError(f"{both}; rename one of them")
         algorithm = replace(changed, claims=(*algorithm.claims, *changed.claims))
+    slot, uncovered = "exchange", getattr(algorithm.exchange, "uncovered", "")
     if algorithm.mechanism is not None:
-        for statistic in algorithm.statistics:
-            if statistic.measure is not None or statistic.survey is not None:
-                other = owner.get(f"statistics/{statistic.name}", statistic.name)
-                both = f"{owner.get('mechanism', 'private updates')} and {other}"
-                sent = f"clients would send {statistic.name} along with their updates, and no noise covers it"
-                raise UserError(f"{both}: {sent}; leave one of them out")
+        slot, uncovered = "mechanism", "no noise covers it"
+    for statistic in algorithm.statistics if uncovered else ():
+        if statistic.measure is not None or statistic.survey is not None:
+            other = owner.get(f"statistics/{statistic.name}", statistic.name)
+            raise UserError(
+                f"{owner.get(slot, slot)} and {other}: clients would send {statistic.name} along with their updates, "
+                f"and {uncovered}; leave one of them out"
+            )
     return algorithm
