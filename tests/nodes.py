@@ -4,10 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
+
 from unskew import engines, models
 from unskew.core import tensors
 from unskew.core.key import Key
-from unskew.core.types import Local
+from unskew.core.types import Local, Visit
 from unskew.data.partition import partition_examples
 from unskew.data.population import Population
 from unskew.data.sources import load
@@ -17,9 +19,9 @@ from unskew.engines.flower.exchange import InProcess
 from unskew.engines.flower.messages import RunAgreement, seal, unseal
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
 from unskew.methods import parse_method
-from unskew.round import driver
+from unskew.round import driver, statistics
 from unskew.round.client import Train
-from unskew.round.jobs import add
+from unskew.round.jobs import add, encode_job
 from unskew.runs.federated import FederatedRequest, run_federated
 
 PARTITION, SEED = "dirichlet(alpha=0.3)", 3
@@ -98,3 +100,46 @@ def reply_with(reply, change):
     fields, came = unseal(reply)
     change(fields, came)
     return seal(fields, came)
+
+
+RUN = "ab" * 16
+VISIT = Visit(1, 435.0)
+TRAIN = encode_job(Train(1))
+
+
+def without_slot(fields):
+    return {name: value for name, value in fields.items() if name != "slot"}
+
+
+class Asking:
+    """A server's side for one node: numbers its messages."""
+
+    def __init__(self, node, method="fedavg"):
+        self.node, self.method, self.number = node, method, 0
+        images = load("digits", None)
+        self.agreement = RunAgreement(RUN, blueprint_of(method), images.classes, images.mean, images.std, {"node-1": 1})
+
+    def ask(self, kind, sent=(), **fields):
+        self.number += 1
+        header = {"kind": kind, "run": RUN, "number": self.number, **fields}
+        return unseal(self.node.answer(seal(header, list(sent))))
+
+    def agree(self):
+        header, _ = self.ask("agree", agreement=self.agreement.to_json())
+        assert header["kind"] == "agreed", header
+        return self
+
+    def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
+        shared = statistics.build_shared(first_state(self.method)) if shared is None else shared
+        plain = [msgspec.to_builtins(each) for each in visits]
+        plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
+        asked = {
+            "agreement": self.agreement.digest, "job": job, "seed": 0, "key": ["round", 1],
+            "visits": plain, "keep": [], **fields,
+        }  # fmt: skip
+        return self.ask("job", shared.items(), **asked)
+
+
+def refused(header):
+    assert header["kind"] == "refused"
+    return header["reason"]

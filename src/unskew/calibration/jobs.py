@@ -1,10 +1,12 @@
 """The jobs of calibration: class statistics of a client's features, and evaluation with a calibrated classifier."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from unskew.calibration.classifier import load_calibrated
 from unskew.calibration.finisher import StatisticsRequest
@@ -19,6 +21,7 @@ from unskew.round.client import IMAGES_AT_ONCE, ClientSide
 from unskew.round.evaluation import score_images
 from unskew.round.jobs import register
 
+Relabel = Callable[[Tensor, Tensor], Tensor]  # features, labels -> the number of the part
 WORDS = "statistics"  # the name of the words, laid out by a ``Layout``
 
 
@@ -53,19 +56,36 @@ class FixedPointMoments(msgspec.Struct, frozen=True, tag="fixed-point-moments"):
 
 
 def client_statistics(side: ClientSide, shared: Tensors, visit: Visit, request: StatisticsRequest) -> ClassStatistics:
-    """The class statistics of the client's features under the server's model."""
+    """The class statistics of the client's features under the server's model.
+
+    Classes with too few examples are left out, and where classes have parts, parts with too few.
+    """
     side.load(shared, training=False)
     centres = shared.get("centres")
     encoder, width = request.encoder(side.network, side.train.shape)
     examples = side.population.examples(visit.client).astype(np.int64)
-    enough = side.counts(visit.client).numpy()[side.labels[examples]] >= request.min_count
+    least = request.min_count
+    enough = side.counts(visit.client).numpy()[side.labels[examples]] >= least
     index = torch.from_numpy(examples[enough])
     classes = side.network.classifier.out_features * request.components
+    relabel = None if centres is None else by_part(centres)
+    if relabel is not None and least > 1:
+        index = _in_large_parts(side, encoder, index, relabel, least)
     if len(index):
         batches = (side.train.batch(some) for some in torch.split(index, IMAGES_AT_ONCE))
-        relabel = None if centres is None else by_part(centres)
         return ClassStatistics.measure(encoder, batches, classes, form=request.form, relabel=relabel)
     return ClassStatistics.empty(classes, width, request.form)
+
+
+def _in_large_parts(side: ClientSide, encoder: nn.Module, index: Tensor, relabel: Relabel, least: int) -> Tensor:
+    """Of these examples, those whose part of their class has at least so many of them."""
+    parts = list[Tensor]()
+    with torch.no_grad():
+        for some in torch.split(index, IMAGES_AT_ONCE):
+            images, labels = side.train.batch(some)
+            parts.append(relabel(encoder(images), labels.cpu()))
+    part = torch.cat(parts) if parts else index
+    return index[torch.bincount(part)[part] >= least] if len(part) else index
 
 
 @register

@@ -1,9 +1,11 @@
 """``unskew federation``: a real federation on Flower, from its certificates to its runs."""
 
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +16,7 @@ from unskew.console.progress import PlainConsole
 from unskew.console.study import report
 from unskew.core.child import Child
 from unskew.core.errors import UserError
-from unskew.core.files import write_whole
+from unskew.core.files import read_content, read_json, write_whole
 from unskew.core.units import counted, format_duration
 from unskew.data import partition_files
 from unskew.data.population import emd
@@ -189,9 +191,18 @@ def node(
     part: Annotated[
         str, typer.Option(help="both | service, which has the data | supernode, which has the connection.")
     ] = PARTS[0],
+    write_policy: Annotated[
+        bool, typer.Option("--write-policy", help="Write policy.toml with the defaults, explained, and end.")
+    ] = False,
+    check_policy: Annotated[
+        bool, typer.Option("--check-policy", help="Check policy.toml, print what differs from the defaults, and end.")
+    ] = False,
 ) -> None:
     """Run a node until Ctrl-C: it trains on its own data, which never leave it."""
     target = read_node(folder)
+    if write_policy or check_policy:
+        _policy(target.path, write=write_policy)
+        return
     given = {**options, "client": client, "plugins": plugin}
     if any(value is not None for value in given.values()):
         if "data" not in options:
@@ -260,6 +271,49 @@ def status(folder: Folder = Path()) -> None:
         )
     for number, state, seconds in now.runs:
         out.print(f"run {number}: {state}, {format_duration(seconds)}", soft_wrap=True)
+
+
+@federation_app.command()
+def audit(
+    place: Annotated[Path, typer.Argument(metavar="DIR|RECEIPT", help="A node's folder, or a receipt to verify.")],
+    key: Annotated[Path | None, typer.Option(metavar="NAME.pub", help="The node's registered key.")] = None,
+    receipt: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a signed receipt.")] = None,
+) -> None:
+    """Report what left a node, sign a receipt for it, or verify one."""
+    from unskew.engines.flower import audit as audits
+
+    if place.is_dir():
+        if key is not None:
+            raise UserError("--key is for a receipt; a node's folder has its own key")
+        target = read_node(place)
+        made = audits.make_receipt(target.state / audits.AUDIT, target.settings.name, target.key)
+        if receipt is not None:
+            write_whole(receipt, json.dumps(made, indent=1).encode())
+    else:
+        if key is None or receipt is not None:
+            raise UserError(f"give the node's registered key: unskew federation audit {place} --key NAME.pub")
+        made = read_json(place)
+        audits.verify_receipt(made, read_content(key, 2**16) or b"")
+        out.print(f"signed with {key}, and not changed since", soft_wrap=True)
+    for line in audits.receipt_lines(made):
+        out.print(line, soft_wrap=True)
+
+
+def _policy(folder: Path, *, write: bool) -> None:
+    from unskew.engines.flower.policy import POLICY, Policy, commented, read_policy
+
+    file = folder / POLICY
+    if write:
+        if file.exists():
+            raise UserError(f"{file} exists; remove it first, or check it with --check-policy")
+        write_whole(file, commented().encode())
+        out.print(f"written to {file}; change it, then check it with --check-policy", soft_wrap=True)
+        return
+    found, default = read_policy(file), Policy()
+    for each in fields(Policy):
+        if (value := getattr(found, each.name)) != getattr(default, each.name):
+            out.print(f"{each.name}: {value}", soft_wrap=True)
+    out.print(f"{file} is a policy; a node that runs takes it when it is started again", soft_wrap=True)
 
 
 @federation_app.command()

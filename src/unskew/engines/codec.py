@@ -22,6 +22,7 @@ from unskew.core.types import Tensors
 MAX_HEADER = 16 * 2**20  # bytes
 MAX_BODY = 8 * 2**30  # bytes, where nobody knows how many to expect
 MAX_NAME = 300  # characters
+MAX_TENSORS = 20_000  # in one message; the largest networks have a few thousand
 TYPES = ("float64", "float32", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
 DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in TYPES}
 
@@ -29,7 +30,14 @@ Entry = tuple[str, str, tuple[int, ...]]  # name, type, shape
 
 
 class BadMessage(Exception):
-    """A message that is not what it should be; the text says what is wrong with it."""
+    """A message that is not what it should be; the text says what is wrong with it.
+
+    ``logged`` is what a log may have: the same, without the sender's own words.
+    """
+
+    def __init__(self, reason: str, logged: str | None = None) -> None:
+        super().__init__(reason)
+        self.logged = logged or reason
 
 
 @dataclass(frozen=True)
@@ -101,6 +109,8 @@ def decode(envelope: Envelope, most: int = MAX_BODY) -> tuple[dict[str, Any], li
         entries = msgspec.convert(header.pop("tensors", None), list[Entry])
     except msgspec.ValidationError as error:
         raise BadMessage(f"its tensors are not described by name, type and shape: {error}") from error
+    if len(entries) > MAX_TENSORS:
+        raise BadMessage(f"it has {len(entries):,} tensors, {MAX_TENSORS:,} are the most")
     for name, dtype, shape in entries:
         if dtype not in DTYPES or len(name) > MAX_NAME or len(shape) > 16 or not all(0 <= n <= MAX_BODY for n in shape):
             raise BadMessage("a tensor is not described by its name, type and shape")

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from federation import federation
 from unskew.core.types import Visit
 from unskew.engines.blueprint import build
+from unskew.engines.codec import BadMessage
 from unskew.engines.flower.messages import MODEL, PLAIN, SINGLE, WireContext, compact, factor_of, restore
 from unskew.round import statistics
 from unskew.round.client import Train
@@ -93,5 +94,5 @@ def test_a_running_count_of_batches_goes_as_a_whole_number():
     ],
 )
 def test_a_form_that_cannot_be_is_refused(form, sent, wrong):
-    with pytest.raises(ValueError, match=wrong):
+    with pytest.raises(BadMessage, match=wrong):
         restore("delta/params/w", form, sent, WireContext({"params/w": torch.zeros(2)}, 1.0))

@@ -13,56 +13,29 @@ import numpy as np
 import pytest
 import torch
 
-from nodes import blueprint_of, first_state, loop_over, make_node, slice_of_digits, train_round
+from nodes import (
+    RUN,
+    VISIT,
+    Asking,
+    first_state,
+    loop_over,
+    make_node,
+    refused,
+    slice_of_digits,
+    train_round,
+    without_slot,
+)
 from unskew.core import tensors
 from unskew.core.errors import UserError
 from unskew.core.types import Visit
 from unskew.data.sources import load
 from unskew.engines.codec import Envelope
-from unskew.engines.flower.messages import RunAgreement, WireContext, restore, seal, unseal
+from unskew.engines.flower.messages import WireContext, restore, seal, unseal
 from unskew.engines.flower.node import Node, NodeMemory, NodeSource, open_secret, read_node_data
 from unskew.round import statistics
-from unskew.round.client import Train
 from unskew.round.client_memory import MemoryFormat, whole_model
 from unskew.round.evaluation import Evaluate
 from unskew.round.jobs import encode_job
-
-RUN = "ab" * 16
-VISIT = Visit(1, 435.0)
-TRAIN = encode_job(Train(1))
-
-
-def without_slot(fields):
-    return {name: value for name, value in fields.items() if name != "slot"}
-
-
-class Asking:
-    """A server's side for one node: numbers its messages."""
-
-    def __init__(self, node, method="fedavg"):
-        self.node, self.method, self.number = node, method, 0
-        images = load("digits", None)
-        self.agreement = RunAgreement(RUN, blueprint_of(method), images.classes, images.mean, images.std, {"node-1": 1})
-
-    def ask(self, kind, sent=(), **fields):
-        self.number += 1
-        header = {"kind": kind, "run": RUN, "number": self.number, **fields}
-        return unseal(self.node.answer(seal(header, list(sent))))
-
-    def agree(self):
-        header, _ = self.ask("agree", agreement=self.agreement.to_json())
-        assert header["kind"] == "agreed", header
-        return self
-
-    def job(self, job=TRAIN, visits=(VISIT,), shared=None, **fields):
-        shared = statistics.build_shared(first_state(self.method)) if shared is None else shared
-        plain = [msgspec.to_builtins(each) for each in visits]
-        plain = [without_slot(each) if isinstance(each, dict) else each for each in plain]
-        asked = {
-            "agreement": self.agreement.digest, "job": job, "seed": 0, "key": ["round", 1],
-            "visits": plain, "keep": [], **fields,
-        }  # fmt: skip
-        return self.ask("job", shared.items(), **asked)
 
 
 @pytest.fixture
@@ -80,11 +53,6 @@ def nested(depth):
     for _ in range(depth):
         job = {"type": "rounded", "inner": job, "members": 4}
     return job
-
-
-def refused(header):
-    assert header["kind"] == "refused"
-    return header["reason"]
 
 
 def test_a_job_gives_what_one_process_gives(asking):

@@ -46,12 +46,13 @@ from unskew.engines.flower.messages import (
     read_field,
     restore,
     seal,
+    shown,
     unseal,
 )
 from unskew.engines.flower.node import TICKET
 from unskew.engines.flower.promises import Purpose, name_of
 from unskew.privacy.secure_sum import CHECK, Masked, SecureJob, describe, expected_extra
-from unskew.round.client import ClientSide
+from unskew.round.client import NUMBERS, ClientSide
 from unskew.round.jobs import encode_job
 
 
@@ -234,7 +235,10 @@ class Post:
                     raise BadMessage("it answers another message")
                 yield Delivery(letter, header, tensors)
             except BadMessage as error:
-                yield Delivery(letter, {}, problem=f"its reply is refused: {error}", bad=True)
+                yield Delivery(letter, {}, problem=f"its reply is refused: {error.logged}", bad=True)
+            except Exception as error:  # noqa: BLE001  whatever a reply brings about costs its sender alone
+                reason = f"its reply cannot be read ({type(error).__name__})"
+                yield Delivery(letter, {}, problem=reason, bad=True)
         given_up, self._given_up = self._given_up, []
         yield from given_up
         now = self.exchange.now()
@@ -319,9 +323,6 @@ def _lasting_name(job: Job) -> str:
     return describe(msgspec.structs.replace(job, round=0) if hasattr(job, "round") else job)  # type: ignore[type-var]
 
 
-MAX_REASON = 2000  # characters that are shown of why a visit failed
-
-
 @dataclass(frozen=True)
 class ClientLimits:
     """What the server knows of a visit's client beforehand."""
@@ -352,7 +353,7 @@ def read_results(
         if not isinstance(values, dict):
             raise BadMessage("a result is not an object")
         if (read_field(values, "client", int), read_field(values, "repeat", int)) != (visit.client, visit.repeat):
-            raise BadMessage(f"it answers for client {values['client']}, where client {visit.client} was asked")
+            raise BadMessage(f"it answers for another visit, where client {visit.client} was asked")
         if "failure" in values:
             read.append(LeftOut(shown(read_field(values, "failure", str))))
             continue
@@ -363,8 +364,10 @@ def read_results(
             raise BadMessage("its tensors do not fit its description of them")
         try:
             read.append(_read_one(values, mine, forms, visit, known, shared, shapes))
-        except (BadMessage, ValueError) as error:
-            read.append(LeftOut(f"its result is refused: {error}"))
+        except BadMessage as error:
+            read.append(LeftOut(f"its result is refused: {error.logged}"))
+        except Exception as error:  # noqa: BLE001  whatever a result brings about costs its sender alone
+            read.append(LeftOut(f"its result cannot be read ({type(error).__name__})"))
     if start != len(sent):
         raise BadMessage("it has more tensors than results")
     return read
@@ -398,8 +401,11 @@ def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> 
     """Refuse tensors of other names, types or shapes than the job has; where they are unknown, another model's."""
     if expected is not None:
         if list(values) != list(expected):
-            names = sorted(set(values) ^ set(expected))
-            raise BadMessage(f"its tensors are not those of the job: {', '.join(names)[:200] or 'their order differs'}")
+            names, more = sorted(set(expected) - set(values)), len(set(values) - set(expected))
+            missing = [f"without {', '.join(names)[:200]}"] if names else []
+            unasked = [f"{more} that nobody asked for"] if more else []
+            reason = ", ".join([*missing, *unasked]) or "their order differs"
+            raise BadMessage(f"its tensors are not those of the job: {reason}")
         for name, (dtype, shape) in expected.items():
             found = str(values[name].dtype).removeprefix("torch."), tuple(values[name].shape)
             if found != (dtype, shape):
@@ -408,13 +414,15 @@ def _check_shapes(values: Tensors, expected: Shapes | None, shared: Tensors) -> 
     for name, value in values.items():
         model = shared.get(name.removeprefix("delta/")) if name.startswith("delta/") else None
         if model is not None and model.shape != value.shape:
-            raise BadMessage(f"{name[:60]} has shape {list(value.shape)}; {list(model.shape)} is expected")
+            raise BadMessage(f"{name} has shape {list(value.shape)}; {list(model.shape)} is expected")
 
 
 def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
     """Refuse impossible numbers: another weight than was asked for, more examples than the client has."""
     if any(not value.is_floating_point() for value in sums.values()):
         return  # words of a secure sum, or rounded
+    if any(sums[name].numel() != 1 for name in NUMBERS if name in sums):
+        raise BadMessage("a number that every reply has is a tensor in this one")
     if "weight" in sums and float(sums["weight"]) != visit.weight:
         raise BadMessage(f"it weighs {float(sums['weight']):g}, {visit.weight:g} was asked for")
     if "metric/visits" in sums and float(sums["metric/visits"]) != 1:
@@ -426,11 +434,6 @@ def check_numbers(sums: Sums, visit: Visit, facts: ClientLimits) -> None:
         total, right = sums["metric/total"], sums["metric/right"]
         if float(total.sum()) > facts.test or bool((right > total).any()) or bool((right < 0).any()):
             raise BadMessage(f"it has other numbers of test images than its {facts.test:,}")
-
-
-def shown(reason: object) -> str:
-    """What a node says, as a log may have it: not long, and without control characters."""
-    return "".join(c if c.isprintable() else " " for c in str(reason)[:MAX_REASON])
 
 
 LOOK = 2.0  # seconds between looks at who is connected
@@ -553,7 +556,10 @@ class Session:
                 self._describe(node, Description.from_json(answer.header.get("description")))
             elif kind == "agree":
                 self._agreed[node] = read_field(answer.header, "agreement", str)
-        except (BadMessage, ValueError) as error:
+        except BadMessage as error:
+            self.leave_out(node, error.logged)
+            return error.logged
+        except ValueError as error:
             self.leave_out(node, str(error))
             return str(error)
         return None
@@ -715,7 +721,9 @@ class FederatedEngine:
             raise UserError("centralised trains on all examples in one place; in a federation there is no such place")
         work = _Work(job, shared, asked, key, Body.of(shared.items()), set(range(len(asked))))
         self._until_answered(work)
+        self._leave_out_odd_layouts(work)
         self._until_enough(work)
+        self._leave_out_odd_layouts(work)
         for index, visit in enumerate(asked):
             result = work.results.pop(index)
             if isinstance(result, LeftOut):
@@ -769,6 +777,21 @@ class FederatedEngine:
                 f"round {Purpose.of(work.job).round}: only {work.counted} of the {least} replies that it needs came "
                 f"within {self._session.rules.wait:,.0f} seconds of waiting; start the nodes again and resume the run"
             )
+
+    def _leave_out_odd_layouts(self, work: _Work) -> None:
+        """Sums that cannot be added to the others' do not count. Where nobody knows the layout, the most common does.
+
+        Of two that are as common, the one of the client with the lowest number counts.
+        """
+        layouts = defaultdict[str, list[int]](list)
+        for place, result in sorted(work.results.items()):
+            if isinstance(result, Reply) and isinstance(result.sums, PackedSums):
+                layouts[repr(result.sums.layout)].append(place)
+        if len(layouts) < 2:
+            return
+        common = max(layouts.values(), key=len)
+        odd = [place for places in layouts.values() if places is not common for place in places]
+        self._fail(work, odd, LeftOut("its sums have other names or shapes than those of the other clients"))
 
     def _needed(self, work: _Work) -> int:
         """How many replies are waited for. A secure sum can do without some from its second exchange on."""
@@ -851,7 +874,7 @@ class FederatedEngine:
                 [self._expected(work, place) for place in places],
             )  # fmt: skip
         except BadMessage as error:
-            self._fail(work, places, LeftOut(f"its reply is refused: {error}"))
+            self._fail(work, places, LeftOut(f"its reply is refused: {error.logged}"))
             return
         for place, member, result, values in zip(places, members, results, answer.header["results"], strict=True):
             work.results[place] = result

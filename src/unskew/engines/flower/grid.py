@@ -12,8 +12,8 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from unskew.engines.codec import Envelope
-from unskew.engines.flower.engine import shown
 from unskew.engines.flower.exchange import Presence, Response
+from unskew.engines.flower.messages import shown
 
 KIND = "query.unskew"  # what our ClientApp answers to
 RECORD = "unskew"

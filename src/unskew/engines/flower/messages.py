@@ -42,9 +42,10 @@ def read_header(envelope: Envelope) -> dict[str, Any]:
     """The header alone, if it is one of this protocol."""
     header = decode_header(envelope)
     if (spoken := header.pop("protocol", None)) != PROTOCOL:
+        other = spoken if spoken is None or type(spoken) is int else "unknown"
         raise BadMessage(
-            f"it speaks protocol {str(spoken)[:20]}, this side {PROTOCOL}; install the same version of unskew on "
-            "the server and all nodes"
+            f"it speaks protocol {other}, this side {PROTOCOL}; install the same version of unskew on the server and "
+            "all nodes"
         )
     return header
 
@@ -62,13 +63,17 @@ def read_field(header: Mapping[str, Any], name: str, kind: type | tuple[type, ..
 
 
 MAX_TEXT = 200  # characters of a name
+MAX_SHOWN = 500  # characters of the other side's words
 MAX_CLASSES = 10**6
+MAX_CLIENTS = 10**6  # numbers of clients are below this: tables have a row for each number
+MAX_EXAMPLES = 5 * 10**7  # of all clients of a node: the server lists them
 
 Text = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
-Count = Annotated[int, Meta(ge=0, lt=2**40)]
-Number = Annotated[int, Meta(ge=0, lt=2**31)]  # of a client
+Count = Annotated[int, Meta(ge=0, le=MAX_EXAMPLES)]
+Number = Annotated[int, Meta(ge=0, lt=MAX_CLIENTS)]  # of a client
 Side = Annotated[int, Meta(gt=0, le=2**16)]  # of an image
-Deviation = Annotated[float, Meta(gt=0, le=1e6)]
+Mean = Annotated[float, Meta(ge=-100, le=100)]  # of pixels, which are from 0 to 1
+Deviation = Annotated[float, Meta(ge=1e-9, le=100)]
 Run = Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
 
 
@@ -91,7 +96,7 @@ class Description:
     clients: Annotated[tuple[ClientFacts, ...], Meta(min_length=1, max_length=100_000)]
     classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
     shape: tuple[Side, Side, Side]  # of its images, as they are
-    mean: tuple[float, ...]
+    mean: tuple[Mean, ...]
     std: tuple[Deviation, ...]
     augment: bool  # whether crops and flips leave a picture's class alone
     augmentation: Text  # which crops suit its images
@@ -110,6 +115,8 @@ class Description:
         _require_names("texts", {found.node, found.version, found.augmentation})
         if not len(found.mean) == len(found.std) == found.shape[0]:
             raise BadMessage("its normalisation does not fit its images")
+        if sum(client.examples for client in found.clients) > MAX_EXAMPLES:
+            raise BadMessage(f"its clients have more than {MAX_EXAMPLES:,} examples together")
         return found
 
 
@@ -129,6 +136,15 @@ class RunAgreement:
         """Plain texts and numbers."""
         fields = {name: getattr(self, name) for name in ("run", "classes", "mean", "std", "views")}
         return {**fields, "numbers": dict(self.numbers), "blueprint": self.blueprint.to_json()}
+
+    @property
+    def promise(self) -> str:
+        """A name for what stays the same during a run, whatever the server is restarted with."""
+        blueprint = {
+            name: value for name, value in self.blueprint.to_json().items() if name not in ("device", "stored")
+        }
+        kept = {**self.to_json(), "blueprint": blueprint, "views": 0}
+        return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
     @property
     def digest(self) -> str:
@@ -154,7 +170,7 @@ class _SentAgreement:
     run: Run
     blueprint: dict[str, Any]
     classes: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_CLASSES)]
-    mean: tuple[float, ...]
+    mean: tuple[Mean, ...]
     std: tuple[Deviation, ...]
     numbers: Annotated[dict[str, Number], Meta(min_length=1)]
     views: Annotated[int, Meta(ge=0, le=81)]
@@ -171,6 +187,11 @@ def text(values: Mapping[str, Any], name: str, most: int = MAX_TEXT) -> str:
     if not 0 < len(value) <= most or not value.isprintable():
         raise BadMessage(f"its field {name!r} should be a printable text of at most {most} characters")
     return str(value)
+
+
+def shown(words: object) -> str:
+    """The other side's words, as a log may have them: not long, and without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(words)[:MAX_SHOWN])
 
 
 def _convert(values: Any, kind: Any, what: str) -> Any:
@@ -197,7 +218,7 @@ def _blueprint(values: dict[str, Any]) -> Blueprint:
             raise ValueError("its classes or its number type are not possible")
         return blueprint
     except (TypeError, ValueError, KeyError) as error:
-        raise BadMessage(f"its blueprint cannot be read: {error}") from error
+        raise BadMessage(f"its blueprint cannot be read: {error}", "its blueprint cannot be read") from error
 
 
 REMEMBERED = 1000
@@ -255,14 +276,14 @@ def compact(sums: Mapping[str, Tensor], context: WireContext) -> list[tuple[str,
 
 
 def restore(name: str, form: str, sent: Tensor, context: WireContext) -> Tensor:
-    """The sum that was sent in this form. Raises ValueError where it cannot have been."""
+    """The sum that was sent in this form. Raises BadMessage where it cannot have been."""
     if form == PLAIN and sent.dtype in (torch.float64, torch.int64):
         return sent
     if form == SINGLE and sent.dtype == torch.float32:
         return sent.double()
     if form == MODEL:
         return _from_model(name, sent, context)
-    raise ValueError(f"{name}: {sent.dtype} is not the type of a form {form[:20]!r}")
+    raise BadMessage(f"{sent.dtype} is not the type of a form {form[:20]!r}")
 
 
 def factor_of(sums: Mapping[str, Tensor], weight: float) -> float:
@@ -303,7 +324,7 @@ def _as_model(name: str, value: Tensor, context: WireContext) -> Tensor | None:
 def _from_model(name: str, sent: Tensor, context: WireContext) -> Tensor:
     old = context.shared.get(name.removeprefix(DELTA))
     if old is None or old.shape != sent.shape or old.dtype != sent.dtype:
-        raise ValueError(f"{name}: it is not like the tensor that was sent")
+        raise BadMessage("a tensor of its update is not like the tensor that was sent")
     delta = torch.sub(old.double(), sent.double()).mul_(context.weight)
     factor = _update_factor(name, context)
     return delta if factor == 1 else delta.mul_(factor)

@@ -10,6 +10,7 @@ import threading
 import time
 import zlib
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -23,13 +24,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from unskew.calibration.jobs import FixedPointMoments, Moments
 from unskew.core import tensors
 from unskew.core.errors import Ended, StorageFailure, UserError
 from unskew.core.files import clear_parts, read_content, write_whole
 from unskew.core.key import Key
 from unskew.core.limits import cache_folder
 from unskew.core.machine import neutral, physical_memory
-from unskew.core.plugins import Plugin, find_plugins, guard_plugins
+from unskew.core.plugins import guard_plugins, parse_plugin
 from unskew.core.types import Failure, ImageSet, Job, Split, Tensors, Visit, Visited
 from unskew.data.batches import AUTO, check_visit, choose_augmentation
 from unskew.data.partition import partition_examples
@@ -38,8 +40,9 @@ from unskew.data.population import Population
 from unskew.data.sources import load
 from unskew.data.store import cache_of
 from unskew.engines.blueprint import FROZEN, Blueprint, build, dataset, pixels
-from unskew.engines.codec import MAX_BODY, BadMessage, Envelope, by_name
+from unskew.engines.codec import BadMessage, Envelope, by_name
 from unskew.engines.features import Frozen, images_sha256, stored_bytes, stored_features
+from unskew.engines.flower.audit import AUDIT, SPENT, AuditLog, EpsilonBook, announce, describe_reply
 from unskew.engines.flower.messages import (
     ClientFacts,
     Description,
@@ -51,10 +54,13 @@ from unskew.engines.flower.messages import (
     read_field,
     run_of,
     seal,
+    shown,
     text,
     unseal,
 )
+from unskew.engines.flower.policy import MEGABYTE, Policy
 from unskew.engines.flower.promises import Purpose, check_masked, name_of
+from unskew.privacy.secure_sum import Masked, SecureJob
 from unskew.privacy.sessions import Sessions
 from unskew.round.client import ClientSide, plan_ahead
 from unskew.round.client_memory import MemoryFormat
@@ -213,7 +219,7 @@ class NodeMemory:
     """The files of one run, in a folder of their own."""
 
     def __init__(self, folder: Path, layout: MemoryFormat) -> None:
-        self._folder, self._format = folder, layout
+        self._folder, self._format, self.bytes = folder, layout, layout.bytes
         self._clients: dict[int, int] = {}  # by the number of the file that a visit will write
         self.lost: list[int] = []  # clients whose memory was not there, since it was last looked at
         with suppress(OSError):
@@ -350,17 +356,20 @@ class NodeRun:
 
     def __init__(
         self, agreement: RunAgreement, data: NodeData, frozen: Tensors, folder: Path, *, own: NodeSecret, device: str,
-        plugins: tuple[str, ...] = (),
+        policy: Policy,
     ) -> None:  # fmt: skip
-        self.agreement = agreement
-        self._plugins = plugins
-        local = agreement.blueprint.local
-        for what in (agreement.blueprint.method, agreement.blueprint.model, local.schedule, local.optimizer):
-            check_plugins(what, plugins)
-        held, blueprint = data.fitted(agreement), replace(agreement.blueprint, device=device)
+        self.agreement, self._policy = agreement, policy
+        blueprint = agreement.blueprint
+        policy.check_texts(blueprint)
+        policy.check_size(blueprint, data.images.shape)
+        policy.check_protection(blueprint.algorithm())
+        size = sum(value.nbytes for value in frozen.values())
+        if (frozen and blueprint.layers is None) or size > policy.max_model * MEGABYTE:
+            raise BadMessage("it sends a frozen part that the network does not have")
+        held, blueprint = data.fitted(agreement), replace(blueprint, device=device)
         images = held.images
         if blueprint.stored:
-            blueprint, images = _stored(blueprint, held, frozen, agreement.views)
+            blueprint, images = _stored(blueprint, held, frozen, agreement.views, policy.max_disk * MEGABYTE)
         side = build(blueprint, dataset(images, held.population) | tensors.prefixed(frozen, FROZEN))
         self._memory = None
         if side.algorithm.remember:
@@ -374,9 +383,9 @@ class NodeRun:
         try:
             job = decode_job(read_field(header, "job", dict))
         except ValueError as error:
-            raise BadMessage(f"its job cannot be read: {str(error)[:300]}") from error
+            raise BadMessage(f"its job cannot be read: {str(error)[:300]}", "its job cannot be read") from error
         for name in plugins_of(job):
-            check_plugins(name, self._plugins)
+            self._policy.check_plugin(parse_plugin(name, "job"))
         check_masked(job, self.side.algorithm)
         path = read_field(header, "key", list)
         if not all(type(part) in (int, str) for part in path):
@@ -391,20 +400,28 @@ class NodeRun:
         if not all(isinstance(ticket, str) and len(ticket) <= MAX_TICKET for ticket in keep):
             raise BadMessage("its tickets are not texts")
         key = Key(read_field(header, "seed", int), tuple(path))
+        sizes = {visit.client: len(self.side.population.examples(visit.client)) for visit in checked}
+        self._policy.check_job(job, self.side.algorithm, checked, sizes)
         return Asked(job, key, checked, tuple(keep))
 
-    def check_shared(self, shared: Tensors) -> None:
-        """Refuse a model that is not this network's, and any number that is not finite."""
+    def kept_bytes(self, asked: Asked) -> int:
+        """What the clients will keep of these visits on disk."""
+        return 0 if self._memory is None else self._memory.bytes * sum(visit.keep for visit in asked.visits)
+
+    def check_shared(self, job: Job, shared: Tensors) -> None:
+        """Refuse a model that is not this network's, numbers that are not finite, statistics that are too fine."""
         model = {name: value for name, value in shared.items() if name.startswith(("params/", "buffers/"))}
         if model and model.keys() != self.side.weights.keys():
-            odd = sorted(model.keys() ^ self.side.weights.keys())
-            raise BadMessage(f"its model is not the network that was agreed on: {odd[0]}")
+            reason, odd = "its model is not the network that was agreed on", model.keys() ^ self.side.weights.keys()
+            raise BadMessage(f"{reason}: {min(odd)}", reason)
         for name, value in model.items():
             own = self.side.weights[name]
             if value.shape != own.shape or value.dtype != own.dtype:
                 raise BadMessage(f"its model has another {name}: {value.dtype} {list(value.shape)}")
         if not tensors.finite({name: value for name, value in shared.items() if value.is_floating_point()}):
             raise BadMessage("its tensors hold NaN or infinity")
+        if model:  # the exchanges around a masked sum come without one
+            self._policy.check_statistics(job, self.side, shared)
 
     def work(self, asked: Asked, shared: Tensors) -> list[Answered]:
         """Do the job for each visit."""
@@ -463,32 +480,33 @@ class NodeRun:
         return Visit(client, weight, take, repeat, ticket, read_field(values, "keep", bool), parcel=content)
 
 
-def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int) -> tuple[Blueprint, ImageSet]:
+def _stored(blueprint: Blueprint, held: Fitted, frozen: Tensors, views: int, most: int) -> tuple[Blueprint, ImageSet]:
     """The frozen part's output instead of the images, computed once; where it is too large, the images."""
     network = blueprint.whole()
     tensors.overwrite_some(network, frozen)
     parts = pixels(blueprint, dataset(held.images, held.population))
     part = Frozen(blueprint, network, parts, images_sha256(held.images), views)
-    if stored_bytes(held.images, part.cut.shape, views) > physical_memory() / MEMORY_SHARE:
+    size, cache = stored_bytes(held.images, part.cut.shape, views), cache_folder()
+    if size > physical_memory() / MEMORY_SHARE or size + sum(map(_disk_bytes, cache.glob("features-*"))) > most:
         return replace(blueprint, stored=False), held.images
-    return blueprint, stored_features(part, held.images, cache_folder(), silent)
+    return blueprint, stored_features(part, held.images, cache, silent)
 
 
-def check_plugins(what: str, allowed: tuple[str, ...]) -> None:
-    """Refuse code that the server names and the node's settings do not: importing it would run it here."""
-    for plugin in find_plugins(what):
-        check_plugin(plugin, allowed)
+def _disk_bytes(folder: Path) -> int:
+    """What a folder's files take on disk; those that go meanwhile take nothing."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += 512 * os.lstat(os.path.join(place, name)).st_blocks
+    return total
 
 
-def check_plugin(plugin: Plugin, allowed: tuple[str, ...]) -> None:
-    """As ``check_plugins``, when it is about to be imported."""
-    if str(plugin) not in allowed:
-        raise BadMessage(
-            f"{plugin} is code that this node has not allowed; whoever runs the node may add it to its plugins"
-        )
-
-
-AGREEMENT = "agreement.bin"
+AGREEMENT, PROMISE = "agreement.bin", "promise"
+OPEN_RUNS = 4  # that are kept in memory; the others are opened again from their files
+ENDED_RUNS = 256  # whose message numbers are remembered
+REASONS = 200  # that are counted apart
+LOGGED = 20  # refusals in a minute that are logged one by one
 ABANDONED = 60 * 24 * 3600.0  # seconds
 KINDS = ("describe", "agree", "job", "refuse", "finish")
 Say = Callable[[str], None]
@@ -499,49 +517,73 @@ class Node:
 
     def __init__(
         self, data: NodeData, folder: Path, *, device: str = "cpu", plugins: tuple[str, ...] = (),
-        say: Say = lambda line: None, most: int = MAX_BODY,
+        say: Say = lambda line: None, most: int | None = None, policy: Policy | None = None,
     ) -> None:  # fmt: skip
-        self.data, self._folder, self._device, self._plugins = data, folder, device, plugins
-        self._say, self._most = say, most
-        self._runs: dict[str, NodeRun] = {}
+        policy = policy or Policy()
+        self.policy = replace(policy, plugins={**dict.fromkeys(plugins, ""), **policy.plugins})
+        self.data, self._folder, self._device = data, folder, device
+        self._say, self._most = say, most or self.policy.max_message * MEGABYTE
+        self.refusals = Refusals(say)
+        self._runs: dict[str, NodeRun] = {}  # the last ones that were asked for
         self._secrets: dict[str, NodeSecret] = {}  # by run
         self._seen: dict[str, Seen] = {}
         self._lock = threading.Lock()
+        self._audit = AuditLog(folder / AUDIT)
+        self._spent = EpsilonBook(folder / SPENT, self.policy.max_epsilon)
+        self._described = False  # whether the log has what the node says of itself
         _forget_abandoned(folder / "runs")
 
     def answer(self, envelope: Envelope) -> Envelope:
         """The reply to a message; never raises for what the message says."""
         # one thread: a second one would only wait at every small tensor
-        with self._lock, neutral(), guard_plugins(lambda plugin: check_plugin(plugin, self._plugins)):
+        with self._lock, neutral(), guard_plugins(self.policy.check_plugin):
             about: dict[str, Any] = {"kind": "refused", "node": self.data.name}
             try:
                 header, tensors = unseal(envelope, self._most)
                 kind = read_field(header, "kind", str)
                 about |= {"run": run_of(header), "number": read_field(header, "number", int)}
                 if kind not in KINDS:
-                    raise BadMessage(f"it asks for {kind[:20]!r}; there are: {', '.join(KINDS)}")
+                    there = f"there are: {', '.join(KINDS)}"
+                    raise BadMessage(f"it asks for {kind[:20]!r}; {there}", f"it asks for nothing known; {there}")
                 self._numbers(about["run"]).take(about["number"])
                 return getattr(self, f"_{kind}")(header, by_name(tensors), about)  # type: ignore[no-any-return]
-            except (BadMessage, UserError) as error:
-                reason = str(error)
             except Ended:
                 raise
+            except BadMessage as error:
+                reason, logged = str(error), error.logged
+            except UserError as error:
+                reason, logged = str(error), "it does not fit this node"
             except BaseException as error:  # noqa: BLE001  whatever a message brings about, the node goes on
-                reason = f"{type(error).__name__}: {error}"
-            self._say(f"refused a message: {reason}")
+                reason, logged = f"{type(error).__name__}: {error}", f"it raises {type(error).__name__}"
+            self.refusals.count(logged)
             return seal(about | {"reason": reason})
 
     def _describe(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
-        return seal(about | {"kind": "described", "description": self.data.described().to_json()})
+        reply = seal(about | {"kind": "described", "description": self.data.described().to_json()})
+        if not self._described:  # it says the same every time
+            self._audit.append({"run": about["run"], "job": "describe", **describe_reply(reply, ())})
+            self._described = True
+        return reply
 
     def _agree(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         agreement = RunAgreement.from_json(header.get("agreement"))
         if agreement.run != about["run"]:
             raise BadMessage("its agreement is of another run")
-        self._runs[agreement.run] = self._open(agreement, tensors)
-        whole = seal({"agreement": agreement.to_json()}, tensors.items())
-        write_whole(self._place(agreement.run) / AGREEMENT, whole.to_bytes())
-        self._say(f"run {agreement.run[:8]}: agreed on {agreement.blueprint.method}, {agreement.blueprint.model}")
+        place, promise = self._place(agreement.run), agreement.promise.encode()
+        if (before := read_content(place / PROMISE, 100)) not in (None, promise):
+            raise BadMessage("this run was agreed on otherwise; what was agreed on stays until the run ends")
+        if before is None and len(list((self._folder / "runs").glob(f"*/{AGREEMENT}"))) >= self.policy.max_runs:
+            raise BadMessage(f"this node takes part in {self.policy.max_runs} runs that were not finished")
+        run = self._open(agreement, tensors)
+        whole = seal({"agreement": agreement.to_json()}, tensors.items()).to_bytes()
+        self._check_disk(len(whole))
+        write_whole(place / PROMISE, promise)
+        write_whole(place / AGREEMENT, whole)
+        if before is None:
+            asked = shown(f"{agreement.blueprint.method}, {agreement.blueprint.model}")
+            self._say(f"run {agreement.run[:8]}: agreed on {asked}")
+            for line in announce(run.side, self.policy.jobs):
+                self._say(f"run {agreement.run[:8]}: will leave this node: {line}")
         return seal(about | {"kind": "agreed", "agreement": agreement.digest})
 
     def _job(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
@@ -549,16 +591,39 @@ class Node:
         if run is None or run.agreement.digest != read_field(header, "agreement", str):
             return seal(about | {"kind": "unknown", "reason": "this node does not know what was agreed on"})
         asked = run.asked(header)
-        run.check_shared(tensors)
+        run.check_shared(asked.job, tensors)
+        self._check_disk(run.kept_bytes(asked))
+        epsilon = self._spend(about["run"], run, asked.job)
         results = run.work(asked, tensors)
         failed = [each.fields["failure"] for each in results if "failure" in each.fields]
         self._say(
             f"run {about['run'][:8]}, round {Purpose.of(asked.job).round}: {name_of(asked.job)} for "
             f"{', '.join(f'client {visit.client}' for visit in asked.visits[:5])}"
-            + (f"; failed: {failed[0]}" if failed else "")
+            + (f"; failed: {shown(failed[0])}" if failed else "")
         )
         sent = [pair for each in results for pair in each.tensors]
-        return seal(about | {"kind": "done", "results": [dict(each.fields) for each in results]}, sent)
+        reply = seal(about | {"kind": "done", "results": [dict(each.fields) for each in results]}, sent)
+        self._audit.append({
+            "run": about["run"], "job": str(type(asked.job).__struct_config__.tag),  # type: ignore[attr-defined]
+            "work": name_of(asked.job), "round": Purpose.of(asked.job).round,
+            "clients": [visit.client for visit in asked.visits],
+            "members": len(asked.job.members) if isinstance(asked.job, SecureJob) else None,
+            "epsilon": epsilon, **describe_reply(reply, sent),
+        })  # fmt: skip
+        return reply
+
+    def _spend(self, run: str, there: NodeRun, job: Job) -> float | None:
+        """Count what the reply gives away; the run's ε so far, None where none is promised or nothing is given."""
+        purpose, algorithm = Purpose.of(job), there.side.algorithm
+        released = not isinstance(job, SecureJob) or isinstance(job, Masked)
+        statistics = isinstance(purpose.work, Moments | FixedPointMoments)
+        if not released or not (purpose.trains or statistics):
+            return None
+        return self._spent.spend(run, algorithm.private, algorithm.mechanism, trains=purpose.trains)
+
+    def _check_disk(self, more: int) -> None:
+        if more and _disk_bytes(self._folder) + more > self.policy.max_disk * MEGABYTE:
+            raise BadMessage(f"this node keeps as much as it may for its runs, {self.policy.max_disk:,} MB")
 
     def _refuse(self, header: Mapping[str, Any], tensors: Tensors, about: dict[str, Any]) -> Envelope:
         self._say(f"the server leaves this node out: {text(header, 'reason', 2000)}")
@@ -582,25 +647,64 @@ class Node:
             if content is None:
                 return None
             header, tensors = unseal(Envelope.from_bytes(content), self._most)
-            self._runs[name] = self._open(RunAgreement.from_json(header.get("agreement")), by_name(tensors))
+            return self._open(RunAgreement.from_json(header.get("agreement")), by_name(tensors))
         return self._runs[name]
 
     def _open(self, agreement: RunAgreement, frozen: Tensors) -> NodeRun:
         place = self._place(agreement.run)
         if agreement.run not in self._secrets:
             self._secrets[agreement.run] = open_secret(place)
-        return NodeRun(
+        run = NodeRun(
             agreement, self.data, frozen, place, own=self._secrets[agreement.run], device=self._device,
-            plugins=self._plugins,
+            policy=self.policy,
         )  # fmt: skip
+        self._runs.pop(agreement.run, None)
+        self._runs[agreement.run] = run
+        for name in list(self._runs)[:-OPEN_RUNS]:
+            del self._runs[name]
+            self._secrets.pop(name).sessions.close()
+        return run
 
     def _numbers(self, run: str) -> Seen:
         if run not in self._seen:
+            if not self._place(run).exists():
+                self._forget_ended()
             self._seen[run] = Seen(self._place(run) / "seen.json")
+            for name in list(self._seen)[:-ENDED_RUNS]:
+                del self._seen[name]
         return self._seen[run]
+
+    def _forget_ended(self) -> None:
+        """Make room for another run's numbers: remove the oldest of those that ended or never began."""
+        with suppress(OSError):
+            ended = [place for place in (self._folder / "runs").iterdir() if not (place / AGREEMENT).exists()]
+            for place in sorted(ended, key=lambda each: each.stat().st_mtime)[: max(0, len(ended) - ENDED_RUNS + 1)]:
+                rmtree(place, ignore_errors=True)
 
     def _place(self, run: str) -> Path:
         return self._folder / "runs" / run
+
+
+class Refusals:
+    """Messages that were refused: counted by reason, logged one by one as long as there are few."""
+
+    def __init__(self, say: Say) -> None:
+        self.counts: Counter[str] = Counter()
+        self._say, self._minute, self._logged, self._silent = say, 0.0, 0, 0
+
+    def count(self, reason: str) -> None:
+        """Count a refusal, for a reason in our own words."""
+        self.counts[reason if reason in self.counts or len(self.counts) < REASONS else "others"] += 1
+        now = time.monotonic()
+        if now - self._minute >= 60:
+            if self._silent:
+                self._say(f"refused {self._silent:,} more messages, {self.counts.total():,} so far")
+            self._minute, self._logged, self._silent = now, 0, 0
+        if self._logged < LOGGED:
+            self._logged += 1
+            self._say(f"refused message {self.counts.total():,}: {reason}")
+        else:
+            self._silent += 1
 
 
 def _forget_abandoned(runs: Path) -> None:

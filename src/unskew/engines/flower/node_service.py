@@ -22,12 +22,13 @@ from unskew.core.machine import ready_device
 from unskew.engines.blueprint import keep_freed_memory
 from unskew.engines.codec import MAX_BODY, MAX_HEADER, Envelope
 from unskew.engines.flower.node import Node, NodeSource, read_node_data
+from unskew.engines.flower.policy import MEGABYTE, POLICY, Policy, read_policy
 
 LENGTH = 8  # bytes of a length in front of a part, as in client_app
 CHUNK = 2**20
 PATIENCE = 60.0  # seconds that a line may be silent while a message is coming
 
-TEXTS = ("name", "data", "data_dir", "partition", "device", "folder", "socket")
+TEXTS = ("name", "data", "data_dir", "partition", "device", "folder", "socket", "policy")
 NAMES = (*TEXTS, "client", "clients", "seed", "plugins")
 
 
@@ -41,6 +42,7 @@ class NodeSettings:
     socket: Path
     device: str = "cpu"
     plugins: tuple[str, ...] = ()
+    policy: Path | None = None  # None: policy.toml beside the folder, where there is one
 
 
 def read_settings(file: Path) -> NodeSettings:
@@ -68,15 +70,25 @@ def read_settings(file: Path) -> NodeSettings:
     if not isinstance(plugins, list) or not all(isinstance(each, str) for each in plugins):
         raise UserError(f"{file}: plugins must be a list of texts")
     place = Path(values.get("socket") or folder / "node.sock")
-    return NodeSettings(values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins))
+    policy = Path(values["policy"]) if values.get("policy") else None
+    return NodeSettings(values["name"], source, folder, place, values.get("device") or "cpu", tuple(plugins), policy)
+
+
+def own_policy(settings: NodeSettings) -> Policy:
+    """The policy that the owner wrote; the default where there is none."""
+    beside = settings.folder.absolute().parent / POLICY
+    if settings.policy is None and not beside.exists():
+        return Policy()
+    return read_policy(settings.policy or beside)
 
 
 def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
     """Answer one message after another until the process is ended."""
     keep_freed_memory()
     ready_device(settings.device)
+    policy = own_policy(settings)
     data = read_node_data(settings.name, settings.source)
-    node = Node(data, settings.folder, device=settings.device, plugins=settings.plugins, say=say)
+    node = Node(data, settings.folder, device=settings.device, plugins=settings.plugins, say=say, policy=policy)
     with listening(settings.socket) as line:
         facts = data.described()
         say(
@@ -87,16 +99,23 @@ def serve(settings: NodeSettings, say: Callable[[str], None]) -> None:
             connection, _ = line.accept()
             with connection, suppress(ConnectionError, TimeoutError):
                 connection.settimeout(PATIENCE)
-                answer_one(connection, node.answer)
+                try:
+                    answer_one(connection, node.answer, policy.max_message * MEGABYTE)
+                except Oversized as error:
+                    node.refusals.count(str(error))
 
 
-def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope]) -> None:
+class Oversized(ConnectionError):
+    """A message that announces more bytes than the policy allows; none of them is read."""
+
+
+def answer_one(connection: socket.socket, answer: Callable[[Envelope], Envelope], most: int = MAX_BODY) -> None:
     """One message and its answer over a connection; too large a message is cut off."""
     parts = []
-    for most in (MAX_HEADER, MAX_BODY):
+    for limit in (MAX_HEADER, most):
         size = int.from_bytes(_exactly(connection, LENGTH), "little")
-        if size > most:
-            raise ConnectionError(f"a part of {size:,} bytes")
+        if size > limit:
+            raise Oversized(f"oversized: it announces {size:,} bytes, {limit:,} are the most")
         parts.append(_exactly(connection, size))
     reply = answer(Envelope(*parts))
     for part in (reply.header, reply.body):
@@ -127,13 +146,12 @@ def listening(place: Path) -> socket.socket:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    content = bytearray(size)
-    view, done = memoryview(content), 0
-    while done < size:
-        count = connection.recv_into(view[done : done + CHUNK])
-        if not count:
+    content = bytearray()  # grows with what arrives: an announced size allocates nothing
+    while len(content) < size:
+        piece = connection.recv(min(CHUNK, size - len(content)))
+        if not piece:
             raise ConnectionError("the line was closed in the middle of a message")
-        done += count
+        content += piece
     return bytes(content)
 
 

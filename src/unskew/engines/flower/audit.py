@@ -1,0 +1,228 @@
+"""What left a node: announced before the first round, logged line by line, summed up in a signed receipt.
+
+The log is JSON lines. Every line has the hash of the line before it, so a receipt, which signs the last hash, shows
+whether a line was changed or removed since. An entry is on disk before what it describes leaves.
+"""
+
+import hashlib
+import json
+import math
+import os
+from base64 import b64decode, b64encode
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unskew.calibration.finisher import StatisticsRequest
+from unskew.core.errors import UserError
+from unskew.core.files import json_lines, json_object, read_content, write_whole
+from unskew.core.plugins import require_extra
+from unskew.core.types import Mechanism, PrivacyBudget
+from unskew.core.units import counted, format_bytes
+from unskew.engines.codec import BadMessage, Envelope
+from unskew.privacy.secure_sum import SecureUpdates
+from unskew.round.client import ClientSide
+
+AUDIT, SPENT = "audit.jsonl", "epsilon.json"
+FIRST = "0" * 64  # the hash before the first line
+MAX_LINE = 2**24  # bytes
+
+
+class AuditLog:
+    """The file of what left, which only grows."""
+
+    def __init__(self, file: Path) -> None:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._file).st_size
+        start = max(0, size - MAX_LINE)
+        lines = os.pread(self._file, size - start, start).split(b"\n")
+        if lines[-1]:  # a line that a crash cut short: what it describes has not left
+            os.ftruncate(self._file, size - len(lines[-1]))
+        self._last = _hash(lines[-2]) if len(lines) > 1 else FIRST
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Write an entry, with the time and the hash of the one before it."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, **entry, "previous": self._last}, separators=(",", ":")).encode()
+        before = os.fstat(self._file).st_size
+        try:
+            if os.write(self._file, line + b"\n") != len(line) + 1:
+                raise OSError("No space left for the whole line")
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, before)
+            raise UserError(f"{AUDIT} cannot be written, so nothing leaves: {error.strerror or error}") from error
+        self._last = _hash(line)
+
+
+def describe_reply(reply: Envelope, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Any]:
+    """What leaves in a reply: names, types and shapes, bytes, SHA-256 over header and body."""
+    sums = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors]
+    digest = hashlib.sha256(reply.header + reply.body).hexdigest()
+    return {"sums": sums, "bytes": len(reply), "sha256": digest}
+
+
+class EpsilonBook:
+    """What the node's runs have spent: rounds and releases of each, with the ε that they come to."""
+
+    def __init__(self, file: Path, most: float | None) -> None:
+        self._file, self._most = file, most
+        content = read_content(file, 2**24)
+        self._runs: dict[str, dict[str, float]] = {} if content is None else json_object(content, file)
+
+    def spend(
+        self, run: str, budget: PrivacyBudget | None, mechanism: Mechanism | None, *, trains: bool
+    ) -> float | None:
+        """Count one more round, or one more release of statistics; the run's ε so far, None where none is promised.
+
+        Refused where all runs together would spend more than the owner allows. ε of a node's own rounds counts no luck
+        of a draw: it took part in all of them. Runs and releases are added up, which is an upper bound.
+        """
+        now = dict(self._runs.get(run, {"rounds": 0, "releases": 0, "epsilon": 0.0}))
+        now["rounds" if trains else "releases"] += 1
+        covered = mechanism is not None if trains else budget is not None
+        epsilon = 0.0
+        if covered and now["rounds"]:
+            found = None if mechanism is None else mechanism.epsilon(int(now["rounds"]), 1, 1)
+            covered, epsilon = found is not None, found or 0.0
+        if not covered:
+            if self._most is not None:
+                what = "an update" if trains else "statistics"
+                raise BadMessage(f"it asks for {what} without noise; this node has a budget of ε = {self._most:g}")
+            return None
+        now["epsilon"] = epsilon + (now["releases"] * budget.epsilon if budget is not None else 0.0)
+        spent = now["epsilon"] + sum(values["epsilon"] for name, values in self._runs.items() if name != run)
+        if self._most is not None and spent > self._most:
+            raise BadMessage(f"this node's budget is spent: all runs would come to ε = {spent:.3g} of {self._most:g}")
+        runs = {**self._runs, run: now}
+        write_whole(self._file, json.dumps(runs, indent=1).encode(), secret=True)  # before what it counts leaves
+        self._runs = runs
+        return float(now["epsilon"])
+
+
+def announce(side: ClientSide, jobs: Sequence[str]) -> list[str]:
+    """What a run will make leave the node, in plain English."""
+    algorithm, masked = side.algorithm, isinstance(side.algorithm.exchange, SecureUpdates)
+    where = "masked: the server sees only the sum over clients" if masked else "not masked: the server sees it"
+    lines = []
+    if "train" in jobs:
+        size = sum(value.nbytes for value in side.weights.values())
+        count = sum(value.numel() for value in side.weights.values())
+        lines.append(
+            f"each round, an update of the model: {count:,} numbers, {format_bytes(size)}, and its loss; {where}"
+        )
+        if names := [each.name for each in algorithm.statistics if each.measure is not None]:
+            lines.append(f"each round, what the method measures: {', '.join(names)}; {where}")
+        if algorithm.mechanism is not None:
+            lines.append(f"updates are clipped, and their sum gets noise, with δ = {algorithm.mechanism.delta:g}")
+    if "survey" in jobs and (names := [each.name for each in algorithm.statistics if each.survey is not None]):
+        lines.append(f"once, before the first round, a survey: {', '.join(names)} (per class); {where}")
+    if "evaluate" in jobs and any(len(rows) for rows in side.own_tests.values()):
+        lines.append(
+            f"accuracy: how many test images of each class there are and how many are right, and the loss; {where}"
+        )
+    for each in algorithm.finish if "moments" in jobs else ():
+        if not isinstance(each.needs, StatisticsRequest):
+            continue
+        needs, classes = each.needs, side.network.classifier.out_features
+        width = needs.encoder(side.network, side.train.shape)[1]
+        shapes = needs.form.shapes(classes * needs.components, width).values()
+        size = 8 * (classes * needs.components + sum(map(math.prod, shapes)))
+        least = "all classes that it holds"
+        if algorithm.withhold:
+            least = f"without classes of fewer than {algorithm.withhold} examples"
+        elif algorithm.secure is None:
+            least += ", one with a single example included (withhold(5) would leave it out)"
+        private = f"; noise on the sum, ε = {algorithm.private.epsilon:g}" if algorithm.private else "; no noise"
+        sums = "masked" if algorithm.secure else "not masked"
+        lines.append(
+            f"for {each.text}, class statistics ({needs.form}, {width} features), up to {format_bytes(size)}, {least}; "
+            f"{sums}{private}"
+        )
+    return lines
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+# Receipts
+
+
+def read_audit(file: Path) -> list[dict[str, Any]]:
+    """The lines of a log; refused where one was changed or taken out."""
+    content = read_content(file)
+    if content is None:
+        raise UserError(f"{file}: nothing has left this node yet")
+    last, rows = FIRST, json_lines(content, file)
+    for number, (line, row) in enumerate(zip(content.split(b"\n"), rows, strict=False), 1):
+        if row.get("previous") != last:
+            raise UserError(f"{file}: line {number} does not follow line {number - 1}; the log was changed")
+        last = _hash(line)
+    return rows
+
+
+def make_receipt(file: Path, node: str, key_file: Path) -> dict[str, Any]:
+    """What left the node, run by run, signed with its registered key."""
+    rows, content = read_audit(file), read_content(file) or b""
+    runs = []
+    for run in dict.fromkeys(row.get("run") for row in rows):
+        mine = [row for row in rows if row.get("run") == run]
+        spent = [row["epsilon"] for row in mine if row.get("epsilon") is not None]
+        runs.append({
+            "run": run, "from": mine[0]["time"], "to": mine[-1]["time"],
+            "jobs": dict(Counter(str(row["job"]) for row in mine)),
+            "rounds": max((int(row.get("round") or 0) for row in mine), default=0),
+            "bytes": sum(int(row["bytes"]) for row in mine),
+            "masked": all(row.get("members") for row in mine if row["job"] != "describe"),
+            "epsilon": max(spent, default=None),
+        })  # fmt: skip
+    receipt = {
+        "node": node, "made": datetime.now(UTC).isoformat(timespec="seconds"), "lines": len(rows),
+        "last": _hash(content.split(b"\n")[len(rows) - 1]) if rows else FIRST, "runs": runs,
+    }  # fmt: skip
+    ec, hashes, serialization = _cryptography()
+    key = serialization.load_ssh_private_key(key_file.read_bytes(), None)
+    signature = key.sign(_signed(receipt), ec.ECDSA(hashes.SHA384()))
+    return {**receipt, "signature": b64encode(signature).decode()}
+
+
+def verify_receipt(receipt: Mapping[str, Any], public: bytes) -> None:
+    """Refuse a receipt that was not signed with this key, or was changed since."""
+    ec, hashes, serialization = _cryptography()
+    invalid = require_extra("cryptography.exceptions", "flower").InvalidSignature
+    values = {name: value for name, value in receipt.items() if name != "signature"}
+    try:
+        signature = b64decode(str(receipt.get("signature", "")), validate=True)
+        serialization.load_ssh_public_key(public).verify(signature, _signed(values), ec.ECDSA(hashes.SHA384()))
+    except (ValueError, TypeError, AttributeError, invalid) as error:
+        raise UserError("the receipt is not signed with this key, or was changed since") from error
+
+
+def receipt_lines(receipt: Mapping[str, Any]) -> list[str]:
+    """A receipt in plain English."""
+    lines = [f"node {receipt['node']}: {counted(int(receipt['lines']), 'message')} left, as of {receipt['made']}"]
+    for run in receipt["runs"]:
+        jobs = ", ".join(f"{count} × {job}" for job, count in run["jobs"].items())
+        noise = "no ε promised" if run["epsilon"] is None else f"ε = {run['epsilon']:.3g} so far"
+        masked = "all masked" if run["masked"] else "not all masked"
+        lines.append(
+            f"run {str(run['run'])[:8]}, {run['from'][:16]} to {run['to'][:16]} UTC: {jobs}; "
+            f"{format_bytes(run['bytes'])}, {masked}, {noise}"
+        )
+    return lines
+
+
+def _signed(receipt: Mapping[str, Any]) -> bytes:
+    return b"unskew receipt 1 " + json.dumps(receipt, sort_keys=True).encode()
+
+
+def _cryptography() -> tuple[Any, Any, Any]:
+    parts = ("asymmetric.ec", "hashes", "serialization")
+    ec, hashes, serialization = (require_extra(f"cryptography.hazmat.primitives.{name}", "flower") for name in parts)
+    return ec, hashes, serialization

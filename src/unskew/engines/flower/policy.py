@@ -1,0 +1,332 @@
+"""A node's policy: what its owner allows, whatever the server says.
+
+The owner writes it as TOML; ``commented`` gives the defaults with an explanation of each key. A node checks a run when
+it is agreed on, before anything of it is imported or allocated, and every job before it is done.
+"""
+
+import math
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+from msgspec import Meta
+from torch import Tensor
+
+from unskew import methods, models
+from unskew.calibration import CALIBRATIONS
+from unskew.calibration.finisher import StatisticsRequest
+from unskew.calibration.jobs import FixedPointMoments, Moments
+from unskew.core import text
+from unskew.core.errors import UserError, brief, nearest
+from unskew.core.files import read_content, record_from
+from unskew.core.plugins import Plugin, find_plugins, parse_plugin, plugin_sha256
+from unskew.core.types import Job, Tensors, Visit
+from unskew.core.units import counted, format_bytes
+from unskew.engines.blueprint import Blueprint
+from unskew.engines.codec import BadMessage
+from unskew.engines.flower.promises import Purpose, name_of
+from unskew.models.any_module import bind_factory
+from unskew.privacy.agreement import MIN_CLIENTS
+from unskew.privacy.secure_sum import SecureJob, SecureUpdates
+from unskew.round.algorithm import Algorithm
+from unskew.round.client import ClientSide
+
+POLICY = "policy.toml"
+PROTECTIONS = ("secure", "private", "private-updates", "withhold")  # always allowed: they only take away
+TRAINING = tuple(name for name in methods.METHODS if name not in (*CALIBRATIONS, *PROTECTIONS, "centralised"))
+JOBS = ("train", "survey", "evaluate", "moments", "evaluate-calibrated")
+MEGABYTE = 10**6
+MAX_SIDE = 2048  # pixels of an image that a network takes
+
+COMMENTS = {
+    "methods": "Methods of training. Protections (secure, private, private-updates, withhold) are always allowed.",
+    "calibrations": "Calibrations after the last round.",
+    "networks": "Networks.",
+    "jobs": "What clients do: train; survey, once before the first round; evaluate, on the node's own test images;\n"
+    "moments, the class statistics of a calibration; evaluate-calibrated.",
+    "secure": 'What must be masked: "statistics" of calibrations; "updates" and everything else that a round sends.',
+    "private": 'What must get noise for differential privacy, with release=true: "statistics", "updates".',
+    "max_epsilon": "The ε that all runs together may spend. What gets no noise is then refused. Not set: no limit.",
+    "min_clients": "The fewest clients in a masked sum.",
+    "min_class": "The fewest examples of a class in statistics. Above 1, runs need withhold(N) with this N or more.\n"
+    "The mean of one example is its features, from which a picture can be reconstructed: 5 is a good choice.",
+    "min_part": "The same where a class is divided into parts, as by ccvr(components=2).",
+    "min_update": "The fewest examples that an update is made of, where the server asks for a few of a client's.",
+    "max_components": "Parts of a class in statistics.",
+    "max_layers": "Linear layers behind the features of statistics.",
+    "max_expand": "Random features in statistics.",
+    "max_statistics": "Size of a client's statistics, in MB.",
+    "max_message": "Size of a message, in MB.",
+    "max_model": "Size of a network, in MB.",
+    "max_disk": "What all runs together may keep in the node's folder, in MB.",
+    "max_runs": "Runs that were begun and not finished.",
+    "plugins": 'Code from outside unskew, with the SHA-256 of its file, or "" for any content:\n'
+    '"package.module:function" = "9f86d0…"',
+}
+
+Covered = Literal["statistics", "updates"]
+Size = Annotated[int, Meta(ge=1, le=10**7)]  # in megabytes
+Least = Annotated[int, Meta(ge=1, le=10**9)]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a node takes part in; ``COMMENTS`` explains each key."""
+
+    methods: tuple[str, ...] = TRAINING
+    calibrations: tuple[str, ...] = tuple(name for name in CALIBRATIONS if name != "oracle")
+    networks: tuple[str, ...] = (*models.NETWORKS, *models.PUBLIC)
+    jobs: tuple[str, ...] = JOBS
+    secure: tuple[Covered, ...] = ()
+    private: tuple[Covered, ...] = ()
+    max_epsilon: Annotated[float, Meta(gt=0)] | None = None
+    min_clients: Annotated[int, Meta(ge=MIN_CLIENTS)] = MIN_CLIENTS
+    min_class: Least = 1
+    min_part: Least = 5
+    min_update: Least = 16
+    max_components: Least = 8
+    max_layers: Least = 3
+    max_expand: Annotated[int, Meta(ge=0)] = 4096
+    max_statistics: Size = 1000
+    max_message: Size = 1000
+    max_model: Size = 1000
+    max_disk: Size = 20_000
+    max_runs: Least = 64
+    plugins: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse names that do not exist."""
+        for key, known in (
+            ("methods", TRAINING), ("calibrations", CALIBRATIONS), ("networks", (*models.NETWORKS, *models.PUBLIC)),
+            ("jobs", (*JOBS, "call")),
+        ):  # fmt: skip
+            for name in getattr(self, key):
+                if name not in known:
+                    raise UserError(f"{key}: {brief(name)} is not one; {nearest(name, known)}")
+        for name, digest in self.plugins.items():
+            parse_plugin(name)
+            if digest and not (len(digest) == 64 and set(digest) <= set("0123456789abcdef")):
+                raise UserError(f'plugins: {name} needs the SHA-256 of its file, 64 digits, or ""')
+
+    # When a run is agreed on
+
+    def check_plugin(self, plugin: Plugin) -> None:
+        """Refuse code that the owner has not allowed, or that has changed since."""
+        allowed = self.plugins.get(str(plugin))
+        if allowed is None:
+            raise BadMessage(
+                f"{plugin} is code that this node has not allowed; whoever runs the node may add it to its plugins",
+                "it names code that this node has not allowed",
+            )
+        if allowed and plugin_sha256(plugin) != allowed:
+            raise BadMessage(f"{plugin} is allowed with another file than this node has: its SHA-256 differs")
+
+    def check_texts(self, blueprint: Blueprint) -> None:
+        """Refuse methods, calibrations, networks and code that the owner has not allowed. Nothing is imported."""
+        local = blueprint.local
+        for source in (blueprint.method, blueprint.model, local.schedule, local.optimizer):
+            if len(source) > text.MAX_TEXT:
+                raise BadMessage("a text of its blueprint is too long")
+            for plugin in find_plugins(source):
+                self.check_plugin(plugin)
+        for call in text.parse_calls(blueprint.method, "method"):
+            kind, allowed = "method", (*self.methods, *PROTECTIONS)
+            if call.name in CALIBRATIONS:
+                kind, allowed = "calibration", self.calibrations
+            if call.name == "available" and (call.values or "file" in call.knobs):
+                raise BadMessage("available reads a file, which a server cannot choose on a node")
+            self._require(kind, call.name, allowed, methods.METHODS)
+        name = text.parse_calls(blueprint.model, "model")[0].name
+        self._require("network", name, self.networks, (*models.NETWORKS, *models.PUBLIC))
+
+    def check_size(self, blueprint: Blueprint, images: tuple[int, int, int]) -> None:
+        """Refuse a network that is too large, before it is made."""
+        channels, *sides = blueprint.shape
+        if channels != images[0] or max(sides) > max(MAX_SIDE, *images[1:]):
+            raise BadMessage(f"its network takes images of {list(blueprint.shape)}; this node's are {list(images)}")
+        if ":" in blueprint.model:
+            return  # the owner's own code
+        call = text.parse_calls(blueprint.model, "model")[0]
+        if call.name not in {**models.NETWORKS, **models.PUBLIC}:
+            return  # refused by name later
+        with torch.device("meta"):  # shapes without memory
+            if call.name in models.NETWORKS:
+                made: torch.nn.Module = models.NETWORKS[call.name](blueprint.shape, blueprint.classes)
+            else:
+                made = text.apply(
+                    call, bind_factory(models.PUBLIC[call.name], blueprint.shape, blueprint.classes), "model"
+                )
+        size = sum(value.numel() * value.element_size() for value in made.state_dict().values())
+        if size > self.max_model * MEGABYTE:
+            raise BadMessage(f"its network takes {format_bytes(size)}, {self.max_model:,} MB are the most here")
+
+    def check_protection(self, algorithm: Algorithm) -> None:
+        """Refuse a method without the protection that the owner requires, before the first round."""
+        masked = isinstance(algorithm.exchange, SecureUpdates)
+        if "updates" in self.secure and not masked:
+            raise BadMessage("this node takes part in masked rounds only; add secure(updates=true) to the method")
+        if "updates" in self.private and (algorithm.mechanism is None or algorithm.mechanism.repeatable):
+            raise BadMessage(
+                "this node sends updates under noise only; add private-updates(release=true) to the method"
+            )
+        if not algorithm.finish:
+            return
+        if "statistics" in self.secure and algorithm.secure is None:
+            raise BadMessage("this node masks the statistics of calibrations; add secure to the method")
+        if "statistics" in self.private and not (algorithm.private and algorithm.private.release):
+            raise BadMessage("this node sends statistics for a noisy sum only; add private(release=true) to the method")
+        for each in algorithm.finish:
+            if isinstance(each.needs, StatisticsRequest):
+                self._check_request(each.needs, algorithm.withhold, algorithm)
+
+    # Before a job is done
+
+    def check_job(self, job: Job, algorithm: Algorithm, visits: Iterable[Visit], sizes: Mapping[int, int]) -> None:
+        """Refuse a job that the owner has not allowed, or without the protection that was agreed on."""
+        purpose, name = Purpose.of(job), name_of(job)
+        if name.removeprefix("fixed-point-") not in (*self.jobs, *(("call",) if self.plugins else ())):
+            raise BadMessage(f"the job {name} is not allowed on this node")
+        statistics = isinstance(purpose.work, Moments | FixedPointMoments)
+        covered: Covered = "statistics" if statistics else "updates"
+        if not isinstance(job, SecureJob) and covered in self.secure:
+            raise BadMessage(f"it asks for {name} without masks; this node requires them")
+        if statistics and "statistics" in self.private and not (algorithm.private and algorithm.private.release):
+            raise BadMessage("it asks for statistics without noise; this node requires private(release=true)")
+        if isinstance(job, SecureJob):
+            self._check_sum(job)
+        for visit in visits:
+            if visit.take is not None and visit.take < min(self.min_update, sizes[visit.client]):
+                raise BadMessage(
+                    f"it asks for an update of {counted(visit.take, 'example')}; {self.min_update} are the fewest here"
+                )
+
+    def check_statistics(self, job: Job, side: ClientSide, shared: Tensors) -> None:
+        """Refuse statistics that are larger or finer than the owner allows, or than was agreed on."""
+        work = Purpose.of(job).work
+        if not isinstance(work, Moments | FixedPointMoments):
+            return
+        request = read_request(work.request)
+        self._check_request(request, request.min_count, side.algorithm)
+        agreed = [each.needs for each in side.algorithm.finish if isinstance(each.needs, StatisticsRequest)]
+        if request.components > max((needs.components for needs in agreed), default=1):
+            raise BadMessage(f"it asks for {request.components} parts of each class, which was not agreed on")
+        if request.min_count < side.algorithm.withhold:
+            raise BadMessage(
+                f"it asks for classes of {counted(request.min_count, 'example')}; withhold({side.algorithm.withhold}) "
+                "was agreed on"
+            )
+        if (budget := side.algorithm.private) is not None and not 0 < request.clip <= budget.clip:
+            raise BadMessage(f"it clips features to {request.clip:g}; {budget.clip:g} was agreed on")
+        side.load(shared, training=False)
+        width, classes = request.encoder(side.network, side.train.shape)[1], side.network.classifier.out_features
+        size = 8 * request.components * classes
+        size += 8 * sum(math.prod(shape) for shape in request.form.shapes(classes * request.components, width).values())
+        if size > self.max_statistics * MEGABYTE:
+            raise BadMessage(f"its statistics take {format_bytes(size)}, {self.max_statistics:,} MB are the most here")
+        centres: Tensor | None = shared.get("centres")
+        expected = (classes, request.components, width)
+        if (centres is None) != (request.components == 1) or (centres is not None and centres.shape != expected):
+            raise BadMessage(f"its centres do not fit {counted(request.components, 'part')} of each class")
+        if isinstance(work, FixedPointMoments) and (work.classes, work.width) != (classes * request.components, width):
+            raise BadMessage("its words are laid out for other classes or features than the network has")
+
+    def _check_request(self, request: StatisticsRequest, withhold: int, algorithm: Algorithm) -> None:
+        for name, value, most in (
+            ("parts of a class", request.components, self.max_components),
+            ("layers behind the features", request.layers, self.max_layers),
+            ("random features", request.expand, self.max_expand),
+        ):
+            if value > most:
+                raise BadMessage(f"its statistics have {value:,} {name}; {most:,} are the most here")
+        least = self.min_part if request.components > 1 else self.min_class
+        if least > 1 and withhold < least:
+            of = "part of a class" if request.components > 1 else "class"
+            raise BadMessage(
+                f"this node sends statistics of {least} or more examples of a {of}; add withhold({least}) to the method"
+            )
+
+    def _check_sum(self, job: SecureJob) -> None:
+        flags = getattr(job, "answered", None) or getattr(job, "sharing", None) or [True] * len(job.members)
+        clients = {client for (client, _), flag in zip(job.members, flags, strict=False) if flag}
+        if len(clients) < self.min_clients > MIN_CLIENTS:  # a secure sum refuses fewer than that by itself
+            raise BadMessage(f"a sum over {counted(len(clients), 'client')}; {self.min_clients} are the fewest here")
+
+    def _require(self, kind: str, name: str, allowed: Iterable[str], known: Iterable[str]) -> None:
+        if ":" in name or name in allowed:
+            return
+        if name in known:
+            raise BadMessage(f"the {kind} {name} is not allowed on this node; whoever runs it may add it to its policy")
+        raise BadMessage(f"no {kind} is called {brief(name)}", f"it names a {kind} that does not exist")
+
+
+@dataclass(frozen=True)
+class _PlainRequest:
+    """A ``StatisticsRequest`` as a job carries it, with what each field may be."""
+
+    form: Annotated[str, Meta(max_length=100)]
+    layers: Annotated[int, Meta(ge=1, le=1000)]
+    expand: Annotated[int, Meta(ge=0, le=10**6)]
+    components: Annotated[int, Meta(ge=1, le=10**6)]
+    min_count: Annotated[int, Meta(ge=0, le=10**9)]
+    clip: Annotated[float, Meta(ge=0, le=1e38)]
+
+
+def read_request(values: Any) -> StatisticsRequest:
+    """A job's request, checked."""
+    try:
+        plain = record_from(_PlainRequest, values)
+        return StatisticsRequest.from_plain({each.name: getattr(plain, each.name) for each in fields(plain)})
+    except (ValueError, UserError) as error:
+        raise BadMessage(f"its request cannot be read: {error}", "its request cannot be read") from error
+
+
+def read_policy(file: Path) -> Policy:
+    """The policy in a file; one message for a mistake in it."""
+    content = read_content(file, 2**20)
+    if content is None:
+        raise UserError(f"there is no policy {file}; unskew federation node DIR --write-policy writes one")
+    try:
+        values = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise UserError(f"{file} is not TOML: {error}") from error
+    known = [each.name for each in fields(Policy)]
+    if unknown := [name for name in values if name not in known]:
+        raise UserError(f"{file}: there is no key {brief(unknown[0])}; {nearest(unknown[0], known)}")
+    try:
+        return record_from(Policy, values)
+    except (ValueError, UserError) as error:
+        raise UserError(f"{file}: {error}") from error
+
+
+def commented(policy: Policy | None = None) -> str:
+    """The policy as a file, each key with its comment."""
+    chosen, lines = (
+        policy or Policy(),
+        ["# What this node takes part in, whatever the server asks. A key left out has its default."],
+    )
+    for each in fields(Policy):
+        lines += ["", *(f"# {line}" for line in COMMENTS[each.name].split("\n"))]
+        value = getattr(chosen, each.name)
+        if each.name == "plugins":
+            lines += ["[plugins]", *(f"{_toml(name)} = {_toml(digest)}" for name, digest in value.items())]
+        elif value is None:
+            lines.append(f"# {each.name} = 8.0")
+        else:
+            lines.append(f"{each.name} = {_toml(value)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        lines, line = [], ""
+        for item in map(_toml, value):
+            if len(line) + len(item) > 100:
+                lines.append(line)
+                line = ""
+            line += f"{item}, "
+        return f"[{(chr(10) + '    ').join([*lines, line]).rstrip(', ')}]"
+    return msgspec.json.encode(value).decode()

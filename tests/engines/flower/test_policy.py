@@ -1,0 +1,354 @@
+"""A node decides what it runs: its owner's policy holds, whatever the server asks."""
+
+import hashlib
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nodes import VISIT, Asking, exchange_of, federated, first_state, make_node, make_nodes, refused
+from unskew.calibration.covariances import Diagonal, Full, Shared
+from unskew.calibration.finisher import StatisticsRequest
+from unskew.calibration.jobs import FixedPointMoments, Moments
+from unskew.core.errors import UserError
+from unskew.core.types import Visit
+from unskew.engines.flower.policy import Policy, commented, read_policy
+from unskew.privacy.secure_sum import MaskKeys
+from unskew.round import statistics
+from unskew.round.client import Train
+from unskew.round.evaluation import Evaluate
+from unskew.round.jobs import encode_job
+
+MOMENTS = encode_job(Moments(StatisticsRequest(form=Diagonal()).to_plain()))
+
+
+def moments(**changes):
+    return encode_job(Moments(StatisticsRequest(**{"form": Diagonal(), **changes}).to_plain()))
+
+
+def asking_of(tmp_path, method="fedavg", **policy):
+    said = []
+    asking = Asking(make_node(tmp_path, 1, policy=Policy(**policy), say=said.append), method)
+    asking.said = said
+    return asking
+
+
+def agree(asking, **changes):
+    blueprint = replace(asking.agreement.blueprint, **changes)
+    agreement = replace(asking.agreement, blueprint=blueprint)
+    return asking.ask("agree", agreement=agreement.to_json())[0]
+
+
+# The file
+
+
+def test_the_commented_defaults_are_the_defaults(tmp_path):
+    file = tmp_path / "policy.toml"
+    file.write_text(commented())
+    assert read_policy(file) == Policy()
+    strict = Policy(methods=("fedavg",), secure=("updates",), max_epsilon=3.5, plugins={"a.b:c": "0" * 64})
+    file.write_text(commented(strict).replace("# max_epsilon = 8.0", "max_epsilon = 3.5"))
+    assert read_policy(file) == strict
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("method = ['fedavg']", "there is no key 'method'; did you mean 'methods'?"),
+        ("methods = ['fedavgg']", "methods: 'fedavgg' is not one; did you mean 'fedavg'?"),
+        ("networks = ['resnet']", "networks: 'resnet' is not one"),
+        ("secure = ['everything']", "secure"),
+        ("secure = true", "secure: expected array, got bool"),
+        ("min_clients = 2", "min_clients: expected int >= 3"),
+        ("max_epsilon = 0", "max_epsilon"),
+        ("max_message = 'much'", "max_message: expected int, got str"),
+        ("[plugins]\n'os' = ''", "it is not of the form"),
+        ("[plugins]\n'a:b' = 'abc'", "plugins: a:b needs the SHA-256"),
+        ("methods = [", "is not TOML"),
+    ],
+)
+def test_a_mistake_in_a_policy_is_one_message(tmp_path, text, wrong):
+    file = tmp_path / "policy.toml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=re.escape(wrong)) as error:
+        read_policy(file)
+    assert str(error.value).startswith(str(file))
+    with pytest.raises(UserError, match="there is no policy"):
+        read_policy(tmp_path / "nowhere.toml")
+
+
+# What a run is
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "wrong"),
+    [
+        ({"methods": ("fedavg",)}, {"method": "scaffold"}, "the method scaffold is not allowed on this node"),
+        ({}, {"method": "centralised"}, "the method centralised is not allowed on this node"),
+        ({"calibrations": ("lda",)}, {"method": "fedavg + ccvr"}, "the calibration ccvr is not allowed"),
+        ({"networks": ("lenet-64",)}, {"model": "tiny-cnn"}, "the network tiny-cnn is not allowed"),
+        ({}, {"method": "available(file='/etc/passwd')"}, "available reads a file"),
+        ({"secure": ("updates",)}, {"method": "fedavg + secure"}, "add secure(updates=true) to the method"),
+        ({"secure": ("statistics",)}, {"method": "fedavg + lda"}, "add secure to the method"),
+        ({"private": ("updates",)}, {"method": "private-updates"}, "add private-updates(release=true)"),
+        ({"private": ("statistics",)}, {"method": "lda + private"}, "add private(release=true)"),
+        ({"min_class": 5}, {"method": "lda + withhold(4)"}, "add withhold(5) to the method"),
+        ({}, {"method": "ccvr(components=2)"}, "5 or more examples of a part of a class; add withhold(5)"),
+        ({}, {"method": "ccvr(components=20) + withhold(5)"}, "20 parts of a class; 8 are the most"),
+        ({}, {"method": "lda(layers=9)"}, "9 layers behind the features; 3 are the most"),
+        ({}, {"model": "resnet-18", "shape": (1, 8, 4000)}, "its network takes images of"),
+        ({"max_model": 1}, {"model": "resnet-18"}, "1 MB are the most here"),
+    ],
+)
+def test_a_run_that_the_owner_does_not_allow_is_refused_before_it_begins(tmp_path, policy, changes, wrong):
+    asking = asking_of(tmp_path, **policy)
+    assert wrong in refused(agree(asking, **changes))
+    assert agree(asking)["kind"] == "agreed" or policy.get("secure") or policy.get("networks") or policy.get("private")
+
+
+def test_a_network_that_does_not_fit_in_memory_is_refused_before_it_is_made(tmp_path):
+    """A million classes on lenet-64 are gigabytes of parameters; nothing of them is allocated."""
+    classes = tuple(map(str, range(500_000)))
+    asking = asking_of(tmp_path)
+    blueprint = replace(asking.agreement.blueprint, model="resnet-18", classes=len(classes))
+    header, _ = asking.ask("agree", agreement=replace(asking.agreement, blueprint=blueprint, classes=classes).to_json())
+    assert "1,000 MB are the most here" in refused(header)
+
+
+@pytest.mark.parametrize("number", [2**31 - 1, 10**6])
+def test_a_server_cannot_make_a_node_allocate_by_a_clients_number(tmp_path, number):
+    header, _ = (asking := asking_of(tmp_path)).ask(
+        "agree", agreement=replace(asking.agreement, numbers={"node-1": number}).to_json()
+    )
+    assert "its agreement cannot be read" in refused(header)
+
+
+def test_a_run_cannot_be_agreed_on_anew_without_its_masks(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + lda + secure").agree()
+    wrong = "this run was agreed on otherwise"
+    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    assert "without masks" in refused(asking.job(MOMENTS)[0])
+    asking.node = make_node(tmp_path, 1)  # a restart changes nothing, nor does the end of the run
+    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    asking.ask("finish")
+    assert wrong in refused(agree(asking, method="fedavg + lda"))
+    asking.agree()
+
+
+def test_a_plugin_is_allowed_with_the_content_that_it_had(tmp_path, monkeypatch):
+    file = tmp_path / "own_methods.py"
+    file.write_text("def plain(algorithm):\n    return algorithm\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    asking = asking_of(tmp_path, plugins={"own_methods:plain": hashlib.sha256(file.read_bytes()).hexdigest()})
+    content = file.read_text()
+    file.write_text(content.replace("plain", "more"))
+    assert "its SHA-256 differs" in refused(agree(asking, method="own_methods:plain"))
+    file.write_text(content)
+    assert agree(asking, method="own_methods:plain")["kind"] == "agreed"
+
+
+# What a job is
+
+
+def test_a_job_that_the_owner_does_not_allow_is_refused(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + lda", jobs=("train",)).agree()
+    assert "the job evaluate is not allowed on this node" in refused(asking.job(encode_job(Evaluate()))[0])
+    assert "the job moments is not allowed on this node" in refused(asking.job(MOMENTS)[0])
+    assert asking.job()[0]["kind"] == "done"
+
+
+def test_the_update_of_a_few_examples_is_refused(tmp_path):
+    asking = asking_of(tmp_path).agree()
+    for take in (1, 15):
+        assert "16 are the fewest here" in refused(asking.job(visits=[replace(VISIT, weight=1.0, take=take)])[0])
+    assert asking.job(visits=[replace(VISIT, weight=1.0, take=16)])[0]["kind"] == "done"
+
+
+def test_a_server_that_ignores_withhold_is_refused(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + lda + withhold(5)").agree()
+    assert "withhold(5) was agreed on" in refused(asking.job(moments(form=Shared(), min_count=0))[0])
+    assert "withhold(5) was agreed on" in refused(asking.job(moments(form=Shared(), min_count=4))[0])
+    assert asking.job(moments(form=Shared(), min_count=5))[0]["kind"] == "done"
+
+
+def test_a_server_cannot_make_parts_of_one_example(tmp_path):
+    """Centres that are chosen so that an example is alone in its part: the part stays at home."""
+    open_one = asking_of(tmp_path / "open", "fedavg + ccvr(components=2)", min_part=1).agree()
+    asking = asking_of(tmp_path, "fedavg + ccvr(components=2) + withhold(5)").agree()
+    shared = statistics.build_shared(first_state(asking.method))
+    whole = dict(asking.job(moments(min_count=5), shared=shared)[1])
+    means = whole["stat/moments/sums"] / whole["stat/moments/number"].clamp(min=1)[:, None]
+    centres = torch.stack([means.double(), 1.5 * means.double()], 1)  # the longest features of a class are alone
+    came = dict(open_one.job(moments(components=2), shared=shared | {"centres": centres})[1])
+    assert 1 <= float(came["stat/moments/number"][came["stat/moments/number"] > 0].min()) < 5
+    header, came = asking.job(moments(components=2, min_count=5), shared=shared | {"centres": centres})
+    counts = dict(came)["stat/moments/number"]
+    assert header["kind"] == "done"
+    assert float(counts[counts > 0].min()) >= 5
+    for job, more, wrong in (
+        (moments(components=2, min_count=0), {"centres": centres}, "5 or more examples of a part"),
+        (moments(components=3, min_count=5), {"centres": centres}, "3 parts of each class, which was not agreed on"),
+        (moments(components=2, min_count=5), {"centres": centres[:, :1]}, "its centres do not fit"),
+        (moments(components=1, min_count=5), {"centres": centres}, "its centres do not fit"),
+        (moments(components=2, min_count=5), {}, "its centres do not fit"),
+    ):
+        assert wrong in refused(asking.job(job, shared=shared | more)[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({"layers": 4}, "4 layers behind the features; 3 are the most"),
+        ({"expand": 10**6}, "1,000,000 random features; 4,096 are the most"),
+        ({"expand": 4096, "form": Full()}, "its statistics take 1.4 GB, 1,000 MB are the most here"),
+        ({"components": 10**5}, "100,000 parts of a class; 8 are the most"),
+        ({"layers": 0}, "its request cannot be read"),
+        ({"clip": -1.0}, "its request cannot be read"),
+        ({"min_count": -1}, "its request cannot be read"),
+    ],
+)
+def test_statistics_that_are_too_large_are_refused_before_they_are_measured(tmp_path, changes, wrong):
+    asking = asking_of(tmp_path, "fedavg + lda").agree()
+    assert wrong in refused(asking.job(moments(**changes))[0])
+
+
+def test_words_for_other_classes_than_the_network_has_are_refused(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + lda").agree()
+    words = FixedPointMoments(StatisticsRequest(form=Shared()).to_plain(), 10**9, 10**9, 24, 3)
+    assert "laid out for other classes" in refused(asking.job(encode_job(words))[0])
+
+
+def test_features_are_clipped_as_agreed_on(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + lda + private(clip=2)").agree()
+    for clip in (0.0, 3.0):
+        assert f"it clips features to {clip:g}; 2 was agreed on" in refused(asking.job(moments(clip=clip))[0])
+    assert asking.job(moments(clip=2.0))[0]["kind"] == "done"
+
+
+def test_what_must_be_masked_is_refused_unmasked_even_if_the_method_says_nothing(tmp_path):
+    asking = asking_of(tmp_path, "fedavg", secure=("statistics",)).agree()  # such as for --start lda
+    assert "it asks for moments without masks; this node requires them" in refused(asking.job(MOMENTS)[0])
+
+
+def test_a_masked_sum_has_as_many_clients_as_the_owner_requires(tmp_path):
+    asking = asking_of(tmp_path, "fedavg + secure(updates=true)", min_clients=5).agree()
+
+    def keys(count, **more):
+        members = tuple((client, 0) for client in range(count))
+        return encode_job(MaskKeys(bytes(31) + b"1", count, Train(1), members))
+
+    visit = Visit(1, 435.0)
+    assert "a sum over 4 clients; 5 are the fewest here" in refused(asking.job(keys(4), visits=[visit])[0])
+    header, _ = asking.job(keys(5), visits=[visit])
+    assert header["kind"] == "done"
+
+
+# ε
+
+
+def test_a_budget_is_kept_across_runs_and_restarts(tmp_path):
+    policy = {"max_epsilon": 5.0}
+    asking = asking_of(tmp_path, "fedavg + lda + private(epsilon=2, release=true)", **policy).agree()
+    job = moments(clip=10.0)
+    assert asking.job(job)[0]["kind"] == "done"
+    assert asking.job(job)[0]["kind"] == "done"
+    wrong = "this node's budget is spent: all runs would come to ε = 6 of 5"
+    assert wrong in refused(asking.job(job)[0])
+    asking.node = make_node(tmp_path, 1, policy=Policy(**policy))
+    assert wrong in refused(asking.job(job)[0])
+    assert "an update without noise; this node has a budget of ε = 5" in refused(asking.job()[0])
+
+
+def test_rounds_spend_what_the_accountant_says(tmp_path):
+    method = "private-updates(clip=1, noise=2, release=true)"
+    asking = asking_of(tmp_path, method, max_epsilon=3.0).agree()
+    visit = Visit(1, 1.0)
+    spent = []
+    while (header := asking.job(visits=[visit])[0])["kind"] == "done":
+        spent.append(header)
+        assert len(spent) < 20
+    assert "budget is spent" in header["reason"]
+    assert len(spent) == 1 or len(spent) == 2
+
+
+# What leaves, told beforehand
+
+
+def test_what_will_leave_is_told_before_the_first_round(tmp_path):
+    asking = asking_of(tmp_path, "scaffold + fedir + ccvr").agree()
+    said = "\n".join(asking.said)
+    assert (
+        "will leave this node: each round, an update of the model: 13,706 numbers, 54.8 kB, and its loss; not masked"
+        in said
+    )
+    assert "what the method measures: scaffold" in said
+    assert "once, before the first round, a survey" in said
+    assert "accuracy: how many test images of each class" in said
+    assert "for ccvr, class statistics (full, " in said
+    assert "one with a single example included" in said
+    assert "; not masked; no noise" in said
+    asking.said.clear()
+    asking.agree()
+    assert asking.said == []
+    other = asking_of(tmp_path / "b", "fedavg + lda + withhold(5) + secure(updates=true) + private(epsilon=2)").agree()
+    said = "\n".join(other.said)
+    assert "masked: the server sees only the sum over clients" in said
+    assert "without classes of fewer than 5 examples; masked; noise on the sum, ε = 2" in said
+
+
+# Disk
+
+
+def test_a_server_cannot_fill_the_disk_with_memories(tmp_path):
+    """It names every memory as one that a checkpoint needs; the node stops at the owner's limit."""
+    asking = asking_of(tmp_path, "scaffold", max_disk=1).agree()
+    tickets, reason = [], None
+    for _ in range(50):
+        header, _ = asking.job(visits=[replace(VISIT, keep=True)], keep=tickets)
+        if header["kind"] == "refused":
+            reason = header["reason"]
+            break
+        tickets.append(header["results"][0]["ticket"])
+    assert reason == "this node keeps as much as it may for its runs, 1 MB"
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.state")) < 10**6
+
+
+def test_a_server_cannot_begin_runs_without_end(tmp_path):
+    asking = asking_of(tmp_path, max_runs=3)
+    kinds = []
+    for number in range(5):
+        run = f"{number:032x}"
+        asking.agreement = replace(asking.agreement, run=run)
+        header, _ = asking.ask("agree", run=run, agreement=asking.agreement.to_json())
+        kinds.append(header["kind"])
+    assert kinds == ["agreed"] * 3 + ["refused"] * 2
+    assert "takes part in 3 runs that were not finished" in header["reason"]
+
+
+def test_messages_of_runs_that_never_begin_leave_a_bounded_trace(tmp_path, monkeypatch):
+    monkeypatch.setattr("unskew.engines.flower.node.ENDED_RUNS", 10)
+    asking = asking_of(tmp_path)
+    for number in range(50):
+        assert asking.ask("describe", run=f"{number:032x}")[0]["kind"] == "described"
+    assert len(list((tmp_path / "node-1" / "runs").iterdir())) <= 10
+    assert len(asking.node._seen) <= 10
+
+
+# A whole run under a strict policy
+
+
+def test_a_run_under_a_strict_policy_gives_the_bits_of_any_other(tmp_path):
+    strict = Policy(
+        methods=("fedavg",), calibrations=("lda",), networks=("tiny-cnn",), secure=("statistics", "updates"),
+        min_class=5,
+    )  # fmt: skip
+    nodes = {100 + number: make_node(tmp_path / "a", number, policy=strict) for number in range(3)}
+    method = "fedavg + lda + secure(updates=true) + withhold(5)"
+    (tmp_path / "b").mkdir()
+    ours = federated(tmp_path / "a", exchange_of(nodes), method=method, model="tiny-cnn")
+    theirs = federated(tmp_path / "b", exchange_of(make_nodes(tmp_path / "b")), method=method, model="tiny-cnn")
+    assert ours.weights_sha256 == theirs.weights_sha256
+    accuracy = {name: each.accuracy for name, each in ours.calibrations.items()}
+    assert accuracy == {name: each.accuracy for name, each in theirs.calibrations.items()}
+    assert len(accuracy) == 1
