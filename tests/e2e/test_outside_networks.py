@@ -22,7 +22,7 @@ SMALL = {"rounds": 2, "epochs": 1, "lr": 0.01, "clients": 3, "checkpoint_seconds
 def test_from_python_both_engines_give_the_same_bits_and_everything_follows(tmp_path, name, method):
     options = {**SMALL, "model": f"outside_models:{name}", "method": method, "during": "norms + drift"}
     result = unskew.run(out=tmp_path / "loop", engine="loop", **options)
-    pool = unskew.run(out=tmp_path / "pool", engine="pool", workers=2, **options)
+    pool = unskew.run(out=tmp_path / "pool", engine="pool", workers=1, **options)
     assert result.weights_sha256 == pool.weights_sha256
     unskew.calibrate_run(result.path, "ccvr(per_class=20)")
     found = unskew.analyse(result.path, "cka", "norms", "drift")

@@ -67,11 +67,11 @@ def test_a_table_behind_a_frozen_part_is_what_its_pixels_are_there(table, pretra
     assert one.calibrations["lda"].accuracy == other.calibrations["lda"].accuracy
 
 
-@pytest.mark.parametrize("options", [{}, {"train": "last(2)", "views": 2}])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.heavy), {"train": "last(2)", "views": 2}])
 def test_a_validation_part_of_photographs_is_the_same_in_loop_and_pool(table, pretrained, tmp_path, options):
     options = {"pretrained": pretrained / "model.safetensors", "validation": 0.25, **options}
     one = run(table, tmp_path / "loop", **options)
-    other = run(table, tmp_path / "pool", **options | {"engine": "pool", "workers": 2})
+    other = run(table, tmp_path / "pool", **options | {"engine": "pool", "workers": 1})
     assert one.weights_sha256 == other.weights_sha256
     assert (one.accuracy, one.evaluated_on) == (other.accuracy, "validation")
 

@@ -155,7 +155,7 @@ def test_recording_everything_changes_no_bit(finished, runs_of):
 )
 def test_a_pool_writes_down_what_the_loop_does_and_changes_no_bit(runs_of, method):
     loop = runs_of(method=method, during="norms + drift", per_round=3)
-    pool = runs_of(method=method, during="norms + drift", per_round=3, engine="pool", workers=2)
+    pool = runs_of(method=method, during="norms + drift", per_round=3, engine="pool", workers=1)
     assert result(pool)["weights_sha256"] == result(loop)["weights_sha256"]
     assert metrics(pool) == metrics(loop)
     assert (pool / "during.jsonl").read_bytes() == (loop / "during.jsonl").read_bytes()
