@@ -177,10 +177,8 @@ def calibrate(
         The calibration, such as ``"ccvr(per_class=500)"``.
     seed
         The same seed gives the same classifier.
-    timeout
-        Seconds to wait for replies.
-    min_replies
-        The fewest replies that are enough.
+    timeout, min_replies
+        As for ``gather``.
 
     Returns
     -------

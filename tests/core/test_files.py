@@ -1,12 +1,29 @@
 """Files are read by one reader: nothing but strict JSON of a sane size passes; a crash may cut a last line short."""
 
 import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from unskew.core.errors import UserError
-from unskew.core.files import MAX_DEPTH, json_lines, parse_json, read_content, read_json
+from unskew.core.files import (
+    FORGOTTEN_SECONDS,
+    MAX_DEPTH,
+    check_fields,
+    clear_parts,
+    is_part,
+    json_lines,
+    parse_json,
+    part_beside,
+    read_content,
+    read_json,
+    record_from,
+)
 
 
 @pytest.mark.parametrize(
@@ -91,3 +108,100 @@ def test_pipes_devices_and_large_files_are_not_read(tmp_path):
     assert read_content(tmp_path / "nothing") is None
     with pytest.raises(UserError, match="cannot be read"):
         read_content(tmp_path / "a\0b")
+
+
+@pytest.fixture
+def ended():
+    """The number of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def part_of(folder, process, machine=None):
+    own = part_beside(folder / "result.json").name
+    name = own.replace(f".{os.getpid()}.part", f".{process}.part")
+    file = folder / (name if machine is None else f"result.json.{machine}.{process}.part")
+    file.write_bytes(b"half")
+    return file
+
+
+def test_a_part_of_a_process_that_has_ended_goes_and_one_of_a_live_process_stays(tmp_path, ended):
+    dead, own, parent = part_of(tmp_path, ended), part_of(tmp_path, os.getpid()), part_of(tmp_path, os.getppid())
+    clear_parts(tmp_path, tmp_path / "nowhere")
+    assert not dead.exists()
+    assert own.exists()
+    assert parent.exists()
+
+
+def test_a_number_that_another_process_has_got_since_does_not_keep_a_part(tmp_path):
+    process = subprocess.Popen(["sleep", "60"])
+    try:
+        file = part_of(tmp_path, process.pid)
+        clear_parts(tmp_path)
+        assert file.exists()
+        os.utime(file, (time.time() - 3600,) * 2)  # before the process began
+        clear_parts(tmp_path)
+        assert not file.exists()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_another_machine_s_part_stays_for_a_day(tmp_path, ended):
+    file = part_of(tmp_path, ended, machine="elsewhere-7")
+    clear_parts(tmp_path)
+    assert file.exists()
+    os.utime(file, (time.time() - FORGOTTEN_SECONDS - 60,) * 2)
+    clear_parts(tmp_path)
+    assert not file.exists()
+
+
+def test_other_files_are_left_alone(tmp_path, ended):
+    names = ["a.part", f"a.{ended}.part.txt", "cifar-10.tar.gz.part", "part", f"{ended}.part"]
+    for name in names:
+        (tmp_path / name).touch()
+    clear_parts(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(names)
+    assert not any(map(is_part, names))
+    assert is_part(part_beside(tmp_path / "a").name)
+
+
+@dataclass(frozen=True)
+class Row:
+    count: int
+    share: float
+    name: str = "x"
+    best: float | None = None
+    more: dict[str, int] = field(default_factory=dict)
+
+
+def test_a_record_comes_from_its_fields():
+    assert record_from(Row, {"count": 1, "share": 2}) == Row(1, 2)
+    assert record_from(Row, {"count": 1, "share": 0.5, "best": None, "name": "y"}) == Row(1, 0.5, "y")
+    assert record_from(Row, {"count": 3, "share": 0.5, "more": {"a": 1}}) == Row(3, 0.5, more={"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "expected object, got array"),
+        (None, "expected object, got null"),
+        ({"share": 1.0}, "object missing required field count"),
+        ({"count": 1, "share": 1.0, "cuont": 2}, "unknown field 'cuont'"),
+        ({"count": 1.0, "share": 1.0}, "count: expected int, got float"),
+        ({"count": True, "share": 1.0}, "count: expected int, got bool"),
+        ({"count": 1, "share": "1"}, "share: expected float, got str"),
+        ({"count": 1, "share": 1.0, "best": "x"}, "best: expected float | null, got str"),
+        ({"count": 1, "share": 1.0, "more": {"a": "x"}}, "more[...]: expected int, got str"),
+    ],
+)
+def test_what_does_not_fit_is_named(values, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        record_from(Row, values)
+
+
+def test_fields_alone_may_be_fewer_and_more():
+    check_fields(Row, {"share": 1, "unknown": object()})
+    with pytest.raises(ValueError, match="count: expected int, got str"):
+        check_fields(Row, {"count": "one"})

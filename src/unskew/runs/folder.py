@@ -218,7 +218,8 @@ def _locked(file: Path, *, wait: bool) -> Iterator[None]:
         yield
 
 
-UNREADABLE = (  # everything that safetensors was seen to raise for files with a few bytes changed
+# Everything that safetensors was seen to raise for files with a few bytes changed
+UNREADABLE = (
     OSError,
     SafetensorError,
     KeyError,

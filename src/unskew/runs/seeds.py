@@ -156,16 +156,13 @@ class SeedRuns:
 
 @neutral()
 def run_seeds(
-    recipe: str | PathLike[str] | None = None,
-    *,
-    seeds: str | Iterable[int] | None = None,
-    out: str | PathLike[str] | None = None,
-    observe: Observer | None = None,
-    home: Path = Path(),
-    **options: Any,
+    recipe: str | PathLike[str] | None = None, *, observe: Observer | None = None, **options: Any
 ) -> SeedRuns:
-    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped."""
-    plan = plan_seeds(recipe, seeds=seeds, out=out, home=home, **options)
+    """Run one setting with several seeds: ``out/seed0``, ``out/seed1``, … Called again, it goes on where it stopped.
+
+    The options are those of ``plan_seeds``.
+    """
+    plan = plan_seeds(recipe, **options)
     return SeedRuns(plan.path, tuple(plan.complete(step, observe) for step in plan.steps))
 
 

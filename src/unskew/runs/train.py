@@ -47,17 +47,8 @@ class StopRun(Exception):
 
 
 PARTITION = "partition.npz"
-WORK = (  # the options that may change when a run is resumed
-    "on_failure",
-    "device",
-    "engine",
-    "workers",
-    "data_dir",
-    "cache_dir",
-    "cache_disk",
-    "cache_memory",
-    "baseline",
-)
+# The options that may change when a run is resumed
+WORK = ("on_failure", "device", "engine", "workers", "data_dir", "cache_dir", "cache_disk", "cache_memory", "baseline")
 
 
 @neutral()
