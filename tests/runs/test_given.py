@@ -152,7 +152,7 @@ def test_a_partition_is_an_array_or_a_partition():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (np.zeros(3, int), "3 client numbers for 1,438 training examples"),
+        (np.zeros(3, int), "3 client numbers for 1,438 examples"),
         (np.zeros(1438), "array of float64"),
         (np.zeros((1438, 1), int), "shape"),
         (np.full(1438, -1), "from 0 on"),

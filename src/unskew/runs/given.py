@@ -177,7 +177,7 @@ def _partition(value: Any) -> tuple[str, Any]:
 def _engine(value: Any) -> tuple[str, None]:
     if callable(value) and (name := importable(value)):
         return name, None
-    raise UserError(f"engine: give a name, or a function of a module that takes an EngineSetup; this is {value!r}")
+    raise UserError(f"engine: give a name, or a function that takes an EngineSetup, in a module; this is {value!r}")
 
 
 def _named(parts: Sequence[str | Callable[..., Any]]) -> list[Named]:
