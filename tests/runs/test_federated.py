@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import unskew
-from nodes import OPTIONS, PARTITION, exchange_of, federated, make_node, make_nodes
+from nodes import OPTIONS, PARTITION, exchange_of, federated, make_node, make_nodes, reply_with
 from unskew.analysis import analyse
 from unskew.core.errors import Missing, UserError
 from unskew.engines.flower.engine import Rules
@@ -393,3 +393,66 @@ def test_a_recipe_with_a_table_for_a_federation_runs_in_one_process_too(tmp_path
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('clients = 3\nrounds = 1\nepochs = 1\n[federation]\nclasses = ["a"]\n')
     assert unskew.run(recipe, out=tmp_path / "run").rounds == 1
+
+
+def test_clients_that_do_not_fit_do_not_count_as_joined(tmp_path):
+    nodes = {
+        1: node_with(tmp_path, "north", ["cat", "dog"]),
+        2: node_with(tmp_path, "south", ["cat", "dgo"], shape=(9, 9)),
+        3: node_with(tmp_path, "west", ["cat", "dgo"]),
+    }
+    chosen = {"data": "nodes", "clients": 3, "classes": ("cat", "dog")}
+    with pytest.raises(UserError, match=r"only 1 client joined.*3 are needed.*south is left out: its images are 9x9"):
+        federated(tmp_path, exchange_of(nodes), rules=Rules(min_replies=3, wait=30), **chosen)
+    assert not (tmp_path / "run").exists()
+
+
+def test_classes_that_differ_in_case_alone_are_refused_with_the_nodes_names(tmp_path):
+    nodes = {1: node_with(tmp_path, "north", ["Normal", "ill"]), 2: node_with(tmp_path, "south", ["normal"])}
+    with pytest.raises(UserError, match="node north has the class 'Normal', node south the class 'normal'"):
+        federated(tmp_path, exchange_of(nodes), data="nodes", clients=2)
+    both = ("Normal", "ill", "normal")
+    assert federated(tmp_path, exchange_of(nodes), data="nodes", clients=2, classes=both, rounds=1).clients == 2
+
+
+def test_a_node_that_joins_late_takes_part_where_all_do(tmp_path):
+    nodes = make_nodes(tmp_path)
+    late = nodes.pop(102)
+    exchange = exchange_of(nodes)
+
+    def observe(event):
+        if getattr(event, "round", None) == 1:
+            exchange.answers[102] = late.answer
+        exchange.pause(5)
+
+    result = federated(tmp_path, exchange, clients=None, rounds=4, observe=observe)
+    assert [row["clients"] for row in result.history] == [2, 2, 3, 3]
+
+
+def test_a_resumed_run_keeps_the_rules_that_it_began_with(tmp_path):
+    rules = Rules(deadline=50, min_replies=2, wait=40)
+    with pytest.raises(Stop):
+        federated(tmp_path, exchange_of(make_nodes(tmp_path)), rules=rules, observe=stop_after(1), rounds=3)
+    asked = {"out": str(tmp_path / "run"), "resume": True}
+    assert settings_of(asked).rules == rules
+    assert settings_of({**asked, "min-replies": 3}).rules == Rules(deadline=50, min_replies=3, wait=40)
+
+
+def test_more_replies_than_a_round_asks_for_are_refused(tmp_path):
+    with pytest.raises(UserError, match="min-replies is 3, and a round asks 2"):
+        federated(tmp_path, exchange_of(make_nodes(tmp_path)), rules=Rules(min_replies=3), per_round=2)
+
+
+def test_a_run_of_which_no_round_counted_fails(tmp_path):
+    exchange = exchange_of(make_nodes(tmp_path, 4))
+    exchange.between = lambda node, question, reply: (
+        reply_with(reply, _refuse_visits) if node > 101 and read_header(question)["kind"] == "job" else reply
+    )
+    with pytest.raises(UserError, match=r"no round counted.*a secure sum"):
+        federated(
+            tmp_path, exchange, clients=4, method="fedavg + secure(updates=true)", rules=Rules(wait=5, deadline=5)
+        )
+
+
+def _refuse_visits(fields, came):
+    fields.update(kind="refused", reason="no")

@@ -183,7 +183,7 @@ def assemble(
     mean, std = measure(train.images)
     notes = [*notes, *_empty_classes(np.concatenate([train.labels, tests[0].labels]), classes)]
     images = ImageSet(name, classes, train, tests[0], mean, std, users=users, notes=tuple(notes))
-    return check_image_set(images, where)
+    return check_image_set(images, where, fewest=1)  # a node of a federation may hold a single class
 
 
 def _empty_classes(labels: npt.NDArray[np.int64], classes: tuple[str, ...]) -> list[str]:
@@ -282,14 +282,16 @@ def image_set_from(value: Any, name: str = "your data") -> ImageSet:
     examples from ``users``: entries of a dict, attributes of a Dataset.
     """
     if isinstance(value, ImageSet):
-        return check_image_set(value, name)
-    if isinstance(value, Mapping):
-        return from_arrays(_arrays_of(value, name), name=name, where=name)
-    if isinstance(value, list | tuple) and value:
-        return _from_tuple(tuple(value), name)
-    if _is_dataset(value):
-        return _from_datasets((value,), name)
-    raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
+        images = value
+    elif isinstance(value, Mapping):
+        images = from_arrays(_arrays_of(value, name), name=name, where=name)
+    elif isinstance(value, list | tuple) and value:
+        images = _from_tuple(tuple(value), name)
+    elif _is_dataset(value):
+        images = _from_datasets((value,), name)
+    else:
+        raise UserError(f"{name} is {a_kind(value)}; give {FORMS}")
+    return check_image_set(images, name)
 
 
 def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
@@ -310,8 +312,8 @@ def load_from_function(name: str, data_dir: Path | None) -> ImageSet:
     return replace(image_set_from(value, f"data {name!r}"), name=name)
 
 
-def check_image_set(images: ImageSet, name: str) -> ImageSet:
-    """The set, if a federation can be trained on it."""
+def check_image_set(images: ImageSet, name: str, fewest: int = 2) -> ImageSet:
+    """The set, if a federation can be trained on it; ``fewest`` classes must have examples."""
     for part, split in (("train", images.train), ("test", images.test)):
         pixels, labels = split.images, split.labels
         held = isinstance(pixels, Photographs | np.ndarray)
@@ -325,7 +327,7 @@ def check_image_set(images: ImageSet, name: str) -> ImageSet:
     if images.train.images.shape[1:] != images.test.images.shape[1:]:
         shapes = [list(s.images.shape[1:]) for s in (images.train, images.test)]
         raise UserError(f"{name}: images are {shapes[0]} in train, {shapes[1]} in test; give one shape")
-    if len(images.classes) < 2 or len(np.unique(images.train.labels)) < 2:
+    if len(np.unique(images.train.labels)) < fewest:
         raise UserError(f"{name}: all training examples have the same class; a classifier needs two or more")
     channels = images.shape[0]
     if len(images.mean) != channels or len(images.std) != channels or not all(s > 0 for s in images.std):

@@ -75,6 +75,8 @@ def run_round(
 ) -> tuple[ServerState, Metrics]:  # fmt: skip
     """Sample, train, aggregate, update. ``rounds`` is how many there will be, for methods that follow a schedule.
 
+    ``per_round`` clients are sampled; 0: as many as there are now.
+
     ``watch`` names what is recorded of each visit; ``record`` is called with it.
     """
     began = perf_counter()
@@ -82,6 +84,7 @@ def run_round(
     here = key.fold("round", number)
     state, asked = survey(algorithm, engine, state, key) if number == 1 else (state, 0)
 
+    per_round = per_round or engine.roster.clients
     drawn = draw(algorithm, key, number, engine.roster, per_round)
     visits = drawn.visits
     if len({(visit.client, visit.repeat) for visit in visits}) < len(visits):

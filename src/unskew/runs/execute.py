@@ -260,7 +260,7 @@ class Execution:
             data=config.data,
             partition=config.partition,
             clients=prepared.partition.clients,
-            per_round=config.per_round or 0,
+            per_round=config.per_round or prepared.partition.clients,
             rounds=len(rows),
             seed=config.seed,
             engine=self.engine_name,

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Terms:
     augment: bool = False
     augmentation: str = "auto"
     clients: dict[str, flower.KnownClient] = field(default_factory=dict)
+    rules: dict[str, Any] = field(default_factory=dict)  # as in a recipe's table [federation]
 
 
 def terms_bytes(terms: Terms) -> bytes:
@@ -69,17 +70,18 @@ def read_terms(path: Path) -> Terms:
 
 def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[str, ...]) -> Terms:
     """The classes (those that were asked for, or all that a node has), the images' shape and their normalisation."""
-    if not nodes:
-        raise UserError("no node has described itself; look at the nodes' logs")
     shapes = [node.shape for node in nodes]
     shape = max(set(shapes), key=lambda each: (shapes.count(each), each))  # what most nodes have
     fitting = [node for node in nodes if node.shape == shape]
     if not classes and len({node.classes for node in fitting}) == 1:
         classes = fitting[0].classes  # in the nodes' own order
+    if not classes:
+        classes = tuple(sorted({name for node in fitting for name in node.classes}))
+        _refuse_look_alikes(classes, fitting)
     mean, std = _pool_pixels(fitting)
     return replace(
         terms,
-        classes=classes or tuple(sorted({name for node in fitting for name in node.classes})),
+        classes=classes,
         shape=shape,
         mean=mean,
         std=std,
@@ -88,17 +90,30 @@ def agree_on_terms(terms: Terms, nodes: Sequence[Description], classes: tuple[st
     )
 
 
+def _refuse_look_alikes(classes: Sequence[str], nodes: Sequence[Description]) -> None:
+    """Refuse classes that differ only in case, spaces or punctuation: nobody means both "Normal" and "normal"."""
+    seen: dict[str, str] = {}
+    for name in classes:
+        plain = "".join(filter(str.isalnum, name.casefold())) or name
+        if (other := seen.setdefault(plain, name)) != name:
+            first, second = (next(node.node for node in nodes if each in node.classes) for each in (other, name))
+            raise UserError(
+                f"node {first} has the class {other!r}, node {second} the class {name!r}; rename one of them, or list "
+                "both under classes in the recipe's table [federation] if they differ"
+            )
+
+
 def why_not(node: Description, terms: Terms) -> str | None:
     """Why a node's data do not fit what was agreed; None if they do."""
+    if node.shape != terms.shape:
+        return (
+            f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
+        )
     if unknown := [name for name in node.classes if name not in terms.classes]:
         return (
             f"it has the class {unknown[0]!r}, which is not among the {counted(len(terms.classes), 'class')} agreed on "
             f"({', '.join(terms.classes[:5])}{', …' if len(terms.classes) > 5 else ''}); rename it, or list it in the "
             "recipe"
-        )
-    if node.shape != terms.shape:
-        return (
-            f"its images are {_shape(node.shape)}, the others' are {_shape(terms.shape)}; scale them to the same size"
         )
     if not any(facts.examples for facts in node.clients):
         return "it has no training images"
@@ -176,7 +191,8 @@ def _relabel(own: ImageSet, classes: tuple[str, ...]) -> Split:
     return Split(own.test.images, table[own.test.labels], own.test.rows)
 
 
-TABLE_KEYS = ("deadline", "min-replies", "wait", "classes")  # of a recipe's table [federation]
+RULES = ("deadline", "min-replies", "wait")
+TABLE_KEYS = (*RULES, "classes")  # of a recipe's table [federation]
 BACK = 60.0  # seconds that a resumed run waits for the clients it began with; Flower's nodes come back within 20
 SETTLE = 3.0  # seconds without a new node after which a federation of unknown size begins
 
@@ -202,15 +218,20 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
     session = flower.Session(post, flower.Members(remembered=dict(terms.clients)), asked.rules, say)
     own = None if config.data == NODES else read_data(config)
     if before is None:
-        wanted = asked.classes or (own.classes if own else ())
+        clients, until = config.clients or 0, exchange.now() + asked.rules.wait
         session.hold_back()
-        _gather(session, config.clients or 0, asked.rules.wait)
+        _gather(session, clients, until, lambda: sum(len(said.clients) for said in session.described.values()))
+        wanted = asked.classes or (own.classes if own else ())
         terms = agree_on_terms(terms, [session.described[node] for node in sorted(session.described)], wanted)
+    else:  # those that were there when the run began: with fewer the bits would differ
+        clients = sum(not known.late for known in terms.clients.values())
+        until = exchange.now() + min(BACK, asked.rules.wait)
     session.fits = lambda node: why_not(node, terms)
     session.admit_described()
-    if before is not None:  # those that were there when the run began: with fewer the bits would differ
-        _gather(session, sum(not known.late for known in terms.clients.values()), min(BACK, asked.rules.wait))
-    terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1)
+    if clients or len(session.members.by_number) < asked.rules.min_replies:
+        _gather(session, clients, until, lambda: len(session.members.by_number))
+    rules = {name: getattr(asked.rules, name.replace("-", "_")) for name in RULES}
+    terms = replace(terms, clients=dict(session.members.remembered), starts=terms.starts + 1, rules=rules)
     session.members.begun = True
     prepared = _prepared(config, terms, own, session)
     if prepared.algorithm.mechanism is not None:
@@ -232,7 +253,10 @@ def run_federated(exchange: Transport, asked: FederatedRequest, observe: Observe
         session.joined = joined
         result = execute(prepared, path, observe)
         session.finish()
-        return result
+    if result.history and not any(row["clients"] for row in result.history):
+        reason = next((row["void"] for row in reversed(result.history) if row.get("void")), "no client took part")
+        raise UserError(f"no round counted, the model is as it was before training: {reason}")
+    return result
 
 
 def _config(asked: FederatedRequest) -> Config:
@@ -245,6 +269,11 @@ def _config(asked: FederatedRequest) -> Config:
         if read_sealed(asked.out, RESULT) is not None and not _uncalibrated(asked.out, config):
             raise UserError(f"{asked.out} is finished: it has a result.json")
     config = configs.checked(replace(config, on_failure="skip", partition=NODES, engine="auto"))
+    if config.per_round is not None and asked.rules.min_replies > config.per_round:
+        raise UserError(
+            f"min-replies is {asked.rules.min_replies}, and a round asks {config.per_round}; raise --per-round, or "
+            "lower min-replies"
+        )
     if config.validation:
         raise UserError("--validation holds out training images, which are at the nodes; leave it out")
     return config
@@ -256,33 +285,34 @@ def _uncalibrated(path: Path, config: Config) -> bool:
     return any(named(each, algorithm) not in made for each in algorithm.finish)
 
 
-def _gather(session: flower.Session, wanted: int, seconds: float) -> None:
-    """Wait until so many clients have described themselves; with 0, until no more join.
+def _gather(session: flower.Session, wanted: int, until: float, count: Callable[[], int]) -> None:
+    """Wait until there are so many clients; with 0, until no more join.
 
-    After ``seconds`` it continues with those that joined, if a round needs no more.
+    After ``until`` it continues with those that are there, if a round needs no more.
     """
-    exchange = session.post.exchange
-    began, changed, known = exchange.now(), exchange.now(), -1
-    least = max(1, session.rules.min_replies)
-    announced = False
-    while exchange.now() - began < (seconds if known >= least else session.rules.wait):
+    exchange, least = session.post.exchange, max(1, session.rules.min_replies)
+    began = changed = exchange.now()
+    last = began + session.rules.wait  # for the fewest that a round needs
+    known, announced = -1, False
+    while exchange.now() < (until if known >= least else max(until, last)):
         list(session.answers())
-        clients = sum(len(node.clients) for node in session.described.values())
-        if clients != known:
+        if (clients := count()) != known:
             known, changed = clients, exchange.now()
         settled = not session.post.waiting("describe") and exchange.now() - changed >= SETTLE
         if (wanted and clients >= wanted) or (not wanted and clients >= least and settled):
             return
         if not announced:
-            session.say(f"waiting for {counted(wanted or least, 'client')}, {seconds:,.0f} seconds at most")
+            session.say(f"waiting for {counted(wanted or least, 'client')}, {until - began:,.0f} seconds at most")
             announced = True
         exchange.pause(0.2)
+    waited = f"{exchange.now() - began:,.0f} seconds"
     if known < least:
+        reasons = "".join(f"; {line}" for line in session.notes if " is left out: " in line)
         raise UserError(
-            f"only {counted(max(known, 0), 'client')} joined within {session.rules.wait:,.0f} seconds, {least} are "
-            "needed; start more nodes, or give a longer wait"
+            f"only {counted(max(known, 0), 'client')} joined within {waited}, {least} are needed; start more nodes, or "
+            f"give a longer wait{reasons}"
         )
-    session.note(f"{known} of {wanted or known} clients joined within {seconds:,.0f} seconds; others may join later")
+    session.note(f"{known} of {wanted or known} clients joined within {waited}; others may join later")
 
 
 def _prepared(config: Config, terms: Terms, own: ImageSet | None, session: flower.Session) -> Prepared:
@@ -305,7 +335,10 @@ def settings_of(run_config: Mapping[str, Any]) -> FederatedRequest:
     if "out" not in given or not ("recipe" in given or "resume" in given):
         raise UserError("the run configuration needs recipe and out: absolute paths on the server's machine")
     recipe, out = Path(str(given.get("recipe", ""))), Path(str(given["out"]))
-    table = configs.federation_table(recipe) if recipe.is_file() else {}
+    if given.get("resume"):
+        table: Mapping[str, Any] = read_terms(out).rules
+    else:
+        table = configs.federation_table(recipe) if recipe.is_file() else {}
     if unknown := [name for name in table if name not in TABLE_KEYS]:
         raise UserError(f"{recipe}: [federation] has no {brief(unknown[0])}; {nearest(unknown[0], TABLE_KEYS)}")
     values = {**table, **given}

@@ -181,9 +181,11 @@ def prepare(
     images = given.data or read_data(config, say)
     config, images, blueprint, weights, notes = _plan_model(config, images, given, finished)
     parts = given.nodes.partition if given.nodes else make_partition(config, images.examples, kept, given)
-    per_round = config.per_round or (config.clients if given.nodes else None) or parts.clients
-    if per_round > parts.clients and not given.nodes:
-        raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
+    per_round = config.per_round
+    if not given.nodes:  # of a federation all take part, also those that join late
+        per_round = per_round or parts.clients
+        if per_round > parts.clients:
+            raise UserError(f"--per-round {per_round}: there are only {parts.clients} clients")
     augmented = config.augment and choose_augmentation(config.augmentation, images) != SHIFT
     config = replace(
         config,
